@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from laconic.nested.optim.m3 import M3
     from laconic.nested.titans.layer import Titans
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Decoder",

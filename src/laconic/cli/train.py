@@ -107,6 +107,7 @@ class TrainCommand:
 
     def train_run(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
         """Train one run to its end and return its result as JSON."""
+        from laconic.evaluation.validation import build_validation
         from laconic.experiment.build import build_experiment
         from laconic.experiment.optimizers import build_optimizer
         from laconic.experiment.run_init import init_run
@@ -122,7 +123,8 @@ class TrainCommand:
             )
             is_main = ranks.rank == 0
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
-                built = build_experiment(recipe, device, ranks, show)
+                built = build_experiment(recipe, device, show)
+                validate = build_validation(recipe, built.parts, built.method, device, ranks)
             for text in built.notes if is_main else ():
                 log_message(f"laconic: {text}")
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
@@ -134,7 +136,7 @@ class TrainCommand:
                     seed=recipe.seed,
                     model_io=built.checkpoint,
                     fingerprints=built.fingerprints,
-                    validate=built.validate,
+                    validate=validate,
                     report_progress=show,
                     ranks=ranks,
                     device=device,

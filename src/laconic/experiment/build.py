@@ -1,13 +1,12 @@
-"""Recipe -> everything a run needs: decoder, tokenizer, method, rows, validation, and how the model part is saved."""
+"""Build a training run from a recipe: decoder, tokenizer, method, rows, checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from laconic.config.recipe import Recipe
-from laconic.evaluation.validation import build_validation
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build_data import ProgressCallback, load_training_rows
 from laconic.experiment.build_model import ModelParts
@@ -15,41 +14,49 @@ from laconic.experiment.load_run import load_initial_decoder, recipe_fingerprint
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.interfaces import TrainingData
-from laconic.training.ranks import Ranks
-
-Validate = Callable[[int], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run before its first step. `bound` are the hashes that every step of it belongs to."""
+    """Everything that a training run needs.
+
+    Attributes:
+        recipe: The recipe.
+        parts: Decoder, tokenizer and trainable extras.
+        method: The method, on its device.
+        training_data: The training rows.
+        checkpoint: Writes and reads the model's files.
+        fingerprints: Hashes that every step of the run is bound to.
+        notes: Messages about the rows.
+    """
 
     recipe: Recipe
     parts: ModelParts
     method: nn.Module
     training_data: TrainingData
-    validate: Validate | None
     checkpoint: ModelCheckpoint
     fingerprints: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 
-def build_experiment(
-    recipe: Recipe, device: torch.device, ranks: Ranks | None = None, show: ProgressCallback | None = None
-) -> Experiment:
-    """Everything of a run. Raises `Usage` (2) for what does not go together, `BadInput` (66) for rows that are bad."""
+def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:
+    """Build a run from its recipe.
+
+    Raises:
+        UsageError: If settings do not fit together or the model.
+        InputError: If rows or a checkpoint are invalid.
+    """
     decoder, tokenizer = load_initial_decoder(recipe, device)
-    rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, show)
-    source = rows.source
-    build_nested.check_levels_trainable(recipe, source.max_length)
+    rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
+    data = rows.source
+    build_nested.check_levels_trainable(recipe, data.max_length)
     parts = build_model.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
-    method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(source)), source.max_length).to(device)
-    bound = {
+    method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
+    fingerprints = {
         "recipe": recipe_fingerprint(recipe),
-        "data": source.fingerprint,
+        "data": data.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
     }
-    check = build_validation(recipe, parts, method, device, ranks)
-    model = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
-    return Experiment(recipe, parts, method, source, check, model, bound, rows.notes)
+    checkpoint = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
+    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, rows.notes)

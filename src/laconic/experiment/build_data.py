@@ -1,4 +1,4 @@
-"""The rows of a recipe: those trained on, and those held out, each with the text it was made of."""
+"""Load the training and held-out rows of a recipe."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
@@ -27,13 +27,17 @@ from laconic.errors import CorruptArtifactError, InputError
 ProgressCallback = Callable[[str, int, int], None]
 SPLIT_NAMES = get_args(SplitName)
 SyntheticData = FactRecallDataset | MQARDataset | SelectiveCopyingDataset | FormalLanguageDataset
-HELD_OUT_EPOCH = 0  # seed of the order of generated problems held out: the same for every run
+HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every run
 
 
 class RowSet(NamedTuple):
-    """Rows as batches, as text, and how an answer to one is judged; `notes` say what was left out or cut.
+    """Rows of a split.
 
-    Documents are no questions: they have no examples, and nobody judges them.
+    Attributes:
+        source: The rows as batches.
+        examples: The rows as text; empty for documents and generated rows.
+        answer_matcher: Decides whether an answer is correct; None for documents.
+        notes: Messages about rows that were dropped or truncated.
     """
 
     source: ReasoningDataset | DigitsDataset | DocumentDataset | StatefulBatches | SyntheticData
@@ -43,85 +47,93 @@ class RowSet(NamedTuple):
 
 
 def load_training_rows(
-    recipe: Recipe, tokenizer: Tokenizer, context: int, show: ProgressCallback | None = None
+    recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressCallback | None = None
 ) -> RowSet:
-    """The rows trained on; `show` is told how far they are encoded.
+    """Load the training rows of a recipe.
 
-    Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere.
+    Args:
+        recipe: The recipe.
+        tokenizer: Its tokenizer.
+        context: Positions of the decoder.
+        progress: Called with a label, rows done and rows in total.
+
+    Raises:
+        InputError: If rows are invalid, or occur in validation or test.
     """
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
-        return of_documents(recipe, tokenizer, context, "train", show=show)
+        return load_documents_split(recipe, tokenizer, context, "train", progress=progress)
     if data.source == "digits":
         check_synthetic_tokenizer(tokenizer, build_digits_tokenizer(), "digits")
-        made = DigitsDataset(recipe.seed, data.digits, "train", drop_last=data.chain_steps == "drop_last")
-        check_row_lengths(made, recipe.latents.num_latents if recipe.latents else 0, context)
-        return RowSet(made, (), DIGIT)
-    read = reasoning_load.load_training_examples(data) if data.source == "catalog" else load_file_rows(data)
+        digits = DigitsDataset(recipe.seed, data.digits, "train", drop_last=data.chain_steps == "drop_last")
+        check_row_lengths(digits, recipe.latents.num_latents if recipe.latents else 0, context)
+        return RowSet(digits, (), DIGIT)
+    file = reasoning_load.load_training_examples(data) if data.source == "catalog" else load_file_rows(data)
     M = recipe.latents.num_latents if recipe.latents else 0
-    made = ReasoningDataset(
-        read.examples,
+    rows = ReasoningDataset(
+        file.examples,
         tokenizer,
         data,
         max_positions=context,
         num_latents=M,
         min_rows=recipe.train.batch_size,
-        progress=show,
+        progress=progress,
     )
-    return RowSet(made, made.examples, default_answer_matcher(data), (*read.notes, *made.counts.describe(M)))
+    return RowSet(rows, rows.examples, default_answer_matcher(data), (*file.notes, *rows.counts.describe(M)))
 
 
-def of_documents(
+def load_documents_split(
     recipe: Recipe,
     tokenizer: Tokenizer,
     context: int,
     part: SplitName,
-    count: int | None = None,
-    show: ProgressCallback | None = None,
+    max_rows: int | None = None,
+    progress: ProgressCallback | None = None,
 ) -> RowSet:
-    """Documents: those trained on, or `count` rows of those held out, whose segments are not drawn."""
-    data, train = recipe.data, part == "train"
+    """Load the documents of a split; held-out documents have fixed segment lengths."""
+    data, is_train = recipe.data, part == "train"
     if data.source != "text":
-        return RowSet(build_synthetic(data, tokenizer, recipe.seed if train else HELD_OUT_EPOCH, part, count), (), None)
-    found, ids, notes = encode_documents(recipe, tokenizer, part, show)
-    if recipe.train.stateful:
-        many = recipe.train.batch_size if train or recipe.validation is None else recipe.validation.batch_size
-        lanes = many if train else min(many, len(found))
-        made = StatefulBatches(found, ids, data.text.row_tokens, lanes, recipe.seed if train else HELD_OUT_EPOCH, count)
-    else:
-        how, room = segment_boundaries(recipe), max_segment_tokens(recipe, context)
-        least = recipe.train.batch_size if train else 1
-        whole = train and recipe.train.parallel == "fsdp"
-        made = DocumentDataset(
-            found,
-            ids,
-            how,
-            recipe.seed,
-            room,
-            fixed_segments=not train,
-            pad_to_row_tokens=whole,
-            max_rows=count,
-            min_rows=least,
+        return RowSet(
+            build_synthetic(data, tokenizer, recipe.seed if is_train else HELD_OUT_SEED, part, max_rows), (), None
         )
-    said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
-    return RowSet(made, (), None, (*notes, said))
+    documents, ids, notes = encode_documents(recipe, tokenizer, part, progress)
+    if recipe.train.stateful:
+        lanes = recipe.train.batch_size
+        if not is_train:
+            lanes = min(recipe.validation.batch_size if recipe.validation else lanes, len(documents))
+        seed = recipe.seed if is_train else HELD_OUT_SEED
+        rows = StatefulBatches(documents, ids, data.text.row_tokens, lanes, seed, max_rows)
+    else:
+        rows = DocumentDataset(
+            documents,
+            ids,
+            segment_config(recipe),
+            recipe.seed,
+            max_segment_tokens(recipe, context),
+            fixed_segments=not is_train,
+            pad_to_row_tokens=is_train and recipe.train.parallel == "fsdp",
+            max_rows=max_rows,
+            min_rows=recipe.train.batch_size if is_train else 1,
+        )
+    note = f"{len(documents):,} documents of {sum(map(len, ids)):,} tokens, {len(rows):,} rows"
+    return RowSet(rows, (), None, (*notes, note))
 
 
 def encode_documents(
-    recipe: Recipe, tokenizer: Tokenizer, part: SplitName, show: ProgressCallback | None = None
+    recipe: Recipe, tokenizer: Tokenizer, part: SplitName, progress: ProgressCallback | None = None
 ) -> tuple[list[Document], list[TokenArray], list[str]]:
-    """The documents of a part, each as ids, which drift where the recipe says so; and notes."""
-    found, notes = load_documents(recipe.data, part)
-    ids, every = tokenize_documents(found, tokenizer, show), recipe.data.text.vocabulary_drift_every
+    """Return the documents of a split, their token ids with vocabulary drift, and notes."""
+    documents, notes = load_documents(recipe.data, part)
+    ids, every = tokenize_documents(documents, tokenizer, progress), recipe.data.text.vocabulary_drift_every
     if every:
-        words = tokenizer.backend.get_vocab_size(with_added_tokens=False)
-        key = (recipe.seed if part == "train" else HELD_OUT_EPOCH, SPLIT_NAMES.index(part))
-        ids = [permute_vocabulary(each, every, words, (*key, d)) for d, each in enumerate(ids)]
-    return found, ids, notes
+        vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+        key = (recipe.seed if part == "train" else HELD_OUT_SEED, SPLIT_NAMES.index(part))
+        ids = [permute_vocabulary(document, every, vocab_size, (*key, d)) for d, document in enumerate(ids)]
+    return documents, ids, notes
 
 
-def segment_boundaries(recipe: Recipe) -> TextConfig:
-    """How documents are cut: a model that learns while it reads takes a row at once."""
+def segment_config(recipe: Recipe) -> TextConfig:
+    """Return how documents are cut; a nested model reads a row as one segment."""
     text = recipe.data.text
     if recipe.method != "hope":
         return text
@@ -136,101 +148,100 @@ def segment_boundaries(recipe: Recipe) -> TextConfig:
 
 
 def build_synthetic(
-    data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, count: int | None
+    data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, max_rows: int | None
 ) -> SyntheticData:
-    """Documents made by arithmetic, of a tokenizer of their own. Raises `Damaged` (76) for another."""
+    """Build the dataset of a synthetic task.
+
+    Raises:
+        CorruptArtifactError: If the tokenizer is not the task's own.
+    """
     if data.source == "mqar":
         check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "mqar documents")
-        return MQARDataset(seed, data.mqar, part, count)
+        return MQARDataset(seed, data.mqar, part, max_rows)
     if data.source == "copying":
         check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents to copy from")
-        return SelectiveCopyingDataset(seed, data.copying, part, count)
+        return SelectiveCopyingDataset(seed, data.copying, part, max_rows)
     if data.source == "formal_languages":
         check_synthetic_tokenizer(tokenizer, build_languages_tokenizer(), "strings")
-        return FormalLanguageDataset(seed, data.formal_languages, part, count)
+        return FormalLanguageDataset(seed, data.formal_languages, part, max_rows)
     check_synthetic_tokenizer(tokenizer, build_recall_tokenizer(), "recall documents")
-    return FactRecallDataset(seed, data.recall, part, count)
+    return FactRecallDataset(seed, data.recall, part, max_rows)
 
 
 def max_segment_tokens(recipe: Recipe, context: int) -> int:
-    """Positions that the longest memory, its successor's summaries, a trigger and a first token leave for a segment."""
-    how, text = recipe.compression, recipe.data.text
-    if how is None or how.summary_positions == "zero":
+    """Return the positions left for a segment beside the longest memory, new summaries, a trigger and bos."""
+    config, text = recipe.compression, recipe.data.text
+    if config is None or config.summary_positions == "zero":
         return context
-    return context - max_memory_slots(how, text.row_tokens // text.mean_segment_tokens - 1) - how.max_vectors - 2
+    slots = max_memory_slots(config, text.row_tokens // text.mean_segment_tokens - 1)
+    return context - slots - config.max_vectors - 2
 
 
-def max_memory_slots(how: CompressionConfig, segments: int) -> int:
-    """Vectors at most that so many segments have left in a memory."""
-    blocks = min(segments, 1) if how.memory_policy == "replace" else segments
-    return (how.max_memory_vectors or blocks * how.max_vectors) if blocks else 0
+def max_memory_slots(config: CompressionConfig, num_segments: int) -> int:
+    """Return the largest number of vectors in a memory after `num_segments`."""
+    blocks = min(num_segments, 1) if config.memory_policy == "replace" else num_segments
+    return (config.max_memory_vectors or blocks * config.max_vectors) if blocks else 0
 
 
 def load_file_rows(data: DataConfig) -> ExamplesFile:
-    """The rows of data.path, none of which is held out."""
+    """Load the rows of data.path and check that none is held out."""
     path = str(data.path)
-    kept: dict[SplitName, ExamplesFile] = {
+    held_out: dict[SplitName, ExamplesFile] = {
         part: load_held_out_file(data, part) for part in reasoning_load.HELD_OUT_PARTS if getattr(data, part)
     }
-    return reasoning_load.merge_training_files(data, {path: read_examples(path, data, data.max_train_rows)}, kept)
+    return reasoning_load.merge_training_files(data, {path: read_examples(path, data, data.max_train_rows)}, held_out)
 
 
 def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: str) -> None:
-    """Raises `Damaged` (76) for another tokenizer than that of generated rows, whose ids they are made of."""
-    ours = expected.fingerprint
-    if tokenizer.fingerprint != ours:
+    """Raise CorruptArtifactError unless the tokenizer is that of the generated rows, which are made of its ids."""
+    if tokenizer.fingerprint != expected.fingerprint:
         raise CorruptArtifactError(
-            f"generated {rows} need the tokenizer {ours}, this is {tokenizer.fingerprint}; take a file of rows"
+            f"generated {rows} need the tokenizer {expected.fingerprint}, not {tokenizer.fingerprint}; use a file of rows"
         )
 
 
-def check_row_lengths(source: DigitsDataset, thoughts: int, context: int) -> None:
-    """Raises `BadInput` (66) where a generated row, by its chain or with its thoughts, is longer than the context."""
-    row, thinking = source.batch([0], 0, 0), thoughts + 2 if thoughts else 0
-    need = row.question_ids.shape[1] + max(source.max_length, thinking) + row.answer_ids.shape[1]
-    if need > context:
+def check_row_lengths(data: DigitsDataset, num_latents: int, context: int) -> None:
+    """Raise InputError if a generated row, with its chain or its latents, exceeds the context."""
+    row, latents = data.batch([0], 0, 0), num_latents + 2 if num_latents else 0
+    length = row.question_ids.shape[1] + max(data.max_length, latents) + row.answer_ids.shape[1]
+    if length > context:
         raise InputError(
-            f"a row of {need} positions, the model has {context}; take fewer data.digits.num_operations or thoughts"
+            f"a row has {length} positions, the model {context}; lower data.digits.num_operations or latents.num_latents"
         )
 
 
 def load_held_out(
-    recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, count: int | None = None
+    recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, max_rows: int | None = None
 ) -> RowSet:
-    """The first rows of validation or test. Raises `BadInput` (66)."""
+    """Load the first rows of validation or test."""
     data = recipe.data
     if data.source in DOCUMENT_SOURCES:
-        return of_documents(recipe, tokenizer, context, part, count)
+        return load_documents_split(recipe, tokenizer, context, part, max_rows)
     if data.source == "digits":
-        made = DigitsDataset(HELD_OUT_EPOCH, data.digits, part, drop_last=data.chain_steps == "drop_last")
-        return RowSet(
-            made, generate_digit_examples(HELD_OUT_EPOCH, min(count or len(made), len(made)), data.digits, part), DIGIT
-        )
-    examples = (
-        reasoning_load.load_held_out(data, part, count)
-        if data.source == "catalog"
-        else load_held_out_file(data, part, count)
-    ).examples
+        digits = DigitsDataset(HELD_OUT_SEED, data.digits, part, drop_last=data.chain_steps == "drop_last")
+        num_rows = min(max_rows or len(digits), len(digits))
+        return RowSet(digits, generate_digit_examples(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
+    load = reasoning_load.load_held_out if data.source == "catalog" else load_held_out_file
     M = recipe.latents.num_latents if recipe.latents else 0
-    made = ReasoningDataset(examples, tokenizer, data, max_positions=context, num_latents=M)
-    return RowSet(made, made.examples, default_answer_matcher(data))
+    rows = ReasoningDataset(load(data, part, max_rows).examples, tokenizer, data, max_positions=context, num_latents=M)
+    return RowSet(rows, rows.examples, default_answer_matcher(data))
 
 
-def load_held_out_file(data: DataConfig, part: SplitName, count: int | None = None) -> ExamplesFile:
-    """The rows of data.valid or data.test."""
+def load_held_out_file(data: DataConfig, part: SplitName, max_rows: int | None = None) -> ExamplesFile:
+    """Load the rows of data.valid or data.test."""
     path = data.valid if part == "valid" else data.test
     if path is None:
-        raise InputError(f"data.{part}: absent; name the file of rows that are held out")
-    return read_examples(path, data, count)
+        raise InputError(f"data.{part}: missing; name a file of held-out rows")
+    return read_examples(path, data, max_rows)
 
 
 def default_answer_matcher(data: DataConfig) -> AnswerProtocol:
-    """How an answer of this kind of data is judged during training."""
+    """Return how answers are judged during training."""
     if data.source == "digits":
         return DIGIT
     return default_protocol(data.format, text_answers=True) if has_text_answers(data) else CODI
 
 
 def has_text_answers(data: DataConfig) -> bool:
-    """Whether answers are no numbers, but the whole text of one."""
+    """Return whether answers are texts rather than numbers."""
     return data.answer_type == "text" or (data.source == "catalog" and reasoning_load.get_answer_kind(data) != "number")

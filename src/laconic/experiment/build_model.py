@@ -1,4 +1,4 @@
-"""The decoder of a recipe, its tokenizer, its adapter and what is learned beside it: from the hub, a run, or new."""
+"""Build the decoder, tokenizer, adapter and trainable extras of a recipe."""
 
 import math
 from dataclasses import dataclass
@@ -41,9 +41,15 @@ TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=T
 
 @dataclass
 class ModelParts:
-    """What is trained and saved: the decoder, wrapped in place where there is an adapter, and what is learned beside.
+    """The modules that are trained and saved.
 
-    `base` is the fingerprint of the decoder before anything is put on it or trained.
+    Attributes:
+        decoder: The decoder, wrapped in place if there is an adapter.
+        tokenizer: Its tokenizer.
+        latents: Control vectors and projection of a latent reasoning method.
+        adapter: LoRA by peft.
+        base: Fingerprint of the decoder before training.
+        summary_parameters: Summary tokens, maps and heads of an AutoCompressor.
     """
 
     decoder: Decoder
@@ -55,38 +61,42 @@ class ModelParts:
 
     @property
     def extra_modules(self) -> dict[str, LatentThoughts | SummaryParameters]:
-        """What is learned beside the decoder, by the file of a step that holds it."""
-        found = {"thoughts.safetensors": self.latents, "summaries.safetensors": self.summary_parameters}
-        return {name: module for name, module in found.items() if module is not None}
+        """Trainable modules beside the decoder, by their file name in a step."""
+        modules = {"thoughts.safetensors": self.latents, "summaries.safetensors": self.summary_parameters}
+        return {name: module for name, module in modules.items() if module is not None}
 
 
 def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
-    """The tokenizer of a checkpoint or of a new decoder. Raises `BadInput` (66)."""
+    """Load the tokenizer of a checkpoint or a new decoder."""
     if model.tokenizer in TOKENIZERS_BY_NAME:
         return TOKENIZERS_BY_NAME[model.tokenizer]()
-    named = model.tokenizer or model.name
-    if named is None:
-        raise InputError("model.tokenizer: absent; name the folder that holds tokenizer.json")
-    return load_tokenizer(weights.find_checkpoint(named, model.revision))
+    name = model.tokenizer or model.name
+    if name is None:
+        raise InputError("model.tokenizer: missing; name the folder that holds tokenizer.json")
+    return load_tokenizer(weights.find_checkpoint(name, model.revision))
 
 
 def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
-    """The configuration and the tokenizer of a model on the hub. Raises `BadInput` (66)."""
+    """Download configuration and tokenizer of a model from the hub.
+
+    Raises:
+        InputError: If the hub does not provide them.
+    """
     from huggingface_hub import snapshot_download
 
-    asked = ["*config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json"]
+    patterns = ["*config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=asked, etag_timeout=5))
-    except Exception as error:  # the hub's client raises of many kinds
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, etag_timeout=5))
+    except Exception as error:  # the hub's client raises many types
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
-            f"{name}: the hub gives no configuration: {said}; "
-            "model.name=FOLDER takes one that holds config.json and tokenizer.json"
+            f"{name}: the hub provides no configuration: {message}; "
+            "set model.name to a folder with config.json and tokenizer.json"
         ) from None
 
 
 def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:
-    """The sizes of a new decoder for so many words."""
+    """Return the configuration of a new decoder."""
     D, H = model.hidden_size, model.num_attention_heads
     if D % H:
         raise UsageError(f"model.num_attention_heads {H} does not divide model.hidden_size {D}")
@@ -105,7 +115,7 @@ def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:
 
 
 def build_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
-    """A decoder of these sizes, drawn from the model's seed, or the run's."""
+    """Build a decoder with random weights from the model's seed, by default the run's."""
     model = recipe.model
     seed = recipe.seed if model.init_seed is None else model.init_seed
     if recipe.method == "hope":
@@ -118,7 +128,7 @@ def build_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
 
 @torch.no_grad()
 def init_fan_in(decoder: Decoder, model: ModelConfig, seed: int) -> None:
-    """Maps with std 1/sqrt(inputs), those that end a residual branch / sqrt(2 L); words and head as they are asked."""
+    """Initialise matrices with std 1/sqrt(fan_in), divided by sqrt(2 L) at the end of a residual branch."""
     names, L = decoder.weight_names, decoder.config.num_hidden_layers
     generator = torch.Generator().manual_seed(seed)
     for name, p in decoder.named_parameters():
@@ -136,7 +146,7 @@ def init_fan_in(decoder: Decoder, model: ModelConfig, seed: int) -> None:
 
 
 def build_random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
-    """A decoder of these sizes, drawn quickly where it is to be; what its numbers are means nothing."""
+    """Build a decoder with arbitrary weights quickly, directly on the device."""
     with torch.device("meta"):
         decoder = Decoder(config, seed=None)
     decoder.to_empty(device=device)
@@ -145,50 +155,48 @@ def build_random_decoder(config: DecoderConfig, device: torch.device) -> Decoder
     return decoder
 
 
-def add_lora(decoder: Decoder, settings: LoraConfig, seed: int) -> "PeftModel":
-    """LoRA by peft on the maps of the blocks; A is drawn from the seed, B is 0."""
-    from peft import LoraConfig
+def add_lora(decoder: Decoder, config: LoraConfig, seed: int) -> "PeftModel":
+    """Put LoRA by peft on the linear layers of the blocks; A is random, B is 0."""
+    from peft import LoraConfig as PeftLoraConfig
 
-    config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
+    peft_config = PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
         bias="none",
-        target_modules=attention_projection_names(decoder) if settings.target_modules == "attention" else "all-linear",
+        target_modules=attention_projection_names(decoder) if config.target_modules == "attention" else "all-linear",
     )
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        return experiment_lora.add_adapter(decoder, config)
+        return experiment_lora.add_adapter(decoder, peft_config)
 
 
 def attention_projection_names(decoder: Decoder) -> list[str]:
-    """The maps of attention: q, k, v and o, or GPT-2's two."""
+    """Return the names of attention's linear layers: q, k, v, o, or GPT-2's two."""
     names = WEIGHT_NAMES[decoder.config.family]
     return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
 
 
 def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:
-    """The control vectors and the map of a recipe, as they start; None where the method has none."""
-    how = recipe.latents
-    if how is None or "latents" in recipe.unused_tables:
+    """Build the initial control vectors and projection of a recipe; None if the method has none."""
+    config = recipe.latents
+    if config is None or "latents" in recipe.unused_tables:
         return None
-    given: dict[str, Any] = how.model_dump()
-    start = given["control_init"]
+    options: dict[str, Any] = config.model_dump()
+    start = config.control_init
     if start.startswith("copy:"):
         ids = tokenizer.encode(start.removeprefix("copy:"), add_special_tokens=False)
         if tokenizer.special_token_id("unk_token") in ids:
-            raise UsageError(
-                f'latents.control_init "{start}": the tokenizer has no word for a part of it; copy another text'
-            )
-        given["control_init"] = tuple(ids)
+            raise UsageError(f'latents.control_init "{start}": it contains unknown tokens; copy another text')
+        options["control_init"] = tuple(ids)
     elif start not in ("mean", "normal"):
         raise UsageError(f'latents.control_init "{start}": write mean, normal, or copy:TEXT')
-    given["num_iterations"] = given.pop("jacobi_iterations")
-    return LatentThoughts(decoder, **given, seed=recipe.seed)
+    options["num_iterations"] = options.pop("jacobi_iterations")
+    return LatentThoughts(decoder, **options, seed=recipe.seed)
 
 
 def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> SummaryParameters | None:
-    """Summary tokens, maps and heads of a recipe, as they start; None where the method has none."""
+    """Build the initial summary tokens, maps and heads of a recipe; None if the method has none."""
     if recipe.compression is None or "compression" in recipe.unused_tables:
         return None
     eos = tokenizer.special_token_id("eos_token")
@@ -199,65 +207,63 @@ def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Rec
     )
 
 
-def resolve_bos(reading: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:
-    """The settings with `bos` said: a sink where the tokenizer begins every text with one, else none."""
-    if reading.bos is not None:
-        return reading
+def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:
+    """Return the options with `bos` set: a sink if the tokenizer adds one to every text, else none."""
+    if config.bos is not None:
+        return config
     bos = tokenizer.special_token_id("bos_token")
-    begins = bos is not None and tokenizer.encode("a")[0] == bos
-    return reading.model_copy(update={"bos": "sink" if begins else "none"})
+    is_added = bos is not None and tokenizer.encode("a")[0] == bos
+    return config.model_copy(update={"bos": "sink" if is_added else "none"})
 
 
 def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> ModelParts:
-    """Adapter and all beside a decoder, at their start, and only what is to be trained asking for gradients."""
-    thoughts, summaries = (
-        build_latents(decoder, tokenizer, recipe),
-        build_summary_parameters(decoder, tokenizer, recipe),
-    )
+    """Build the initial adapter and extras of a decoder; only trainable parameters require gradients."""
+    latents = build_latents(decoder, tokenizer, recipe)
+    summary_parameters = build_summary_parameters(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.trainable == "full")
     lora = recipe.lora if recipe.train.trainable == "lora" else None
     adapter = add_lora(decoder, lora, recipe.seed) if lora else None
-    return ModelParts(decoder, tokenizer, thoughts, adapter, base, summaries)
+    return ModelParts(decoder, tokenizer, latents, adapter, base, summary_parameters)
 
 
 def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
-    """Sizes that do not go together, with both numbers, before a weight is read. Raises `Usage` (2)."""
-    limit, asked = config.max_position_embeddings, recipe.data.max_tokens or 0
-    count = recipe.latents.num_latents if recipe.latents else 0
-    if asked + count > limit:
+    """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
+    limit, row_tokens = config.max_position_embeddings, recipe.data.max_tokens or 0
+    num_latents = recipe.latents.num_latents if recipe.latents else 0
+    if row_tokens + num_latents > limit:
         raise UsageError(
-            f"data.max_tokens {asked} and latents.num_latents {count} are {asked + count} positions, "
+            f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} positions, "
             f"the model has {limit}; lower one of them"
         )
     check_segment_fits(recipe, limit, config)
     layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.kv_distillation.layers else ()
     if layers and max(layers) >= config.num_hidden_layers:
         raise UsageError(
-            f"kv_distillation.layers names layer {max(layers)}, the model has {config.num_hidden_layers}, from 0; "
-            "leave it out"
+            f"kv_distillation.layers names layer {max(layers)}, but the model has layers 0 to "
+            f"{config.num_hidden_layers - 1}; remove it"
         )
 
 
 def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
-    """Raises `Usage` (2) where a segment of a row, with the longest memory that can stand before it, does not fit."""
-    how, task, text = recipe.compression, recipe.data.recall, recipe.data.text
+    """Raise UsageError if a segment with the longest memory before it exceeds the context."""
+    compression, task, text = recipe.compression, recipe.data.recall, recipe.data.text
     if (
         recipe.method == "lm"
         and recipe.data.source == "text"
         and text.segments_per_window * text.mean_segment_tokens > limit
     ):
         raise UsageError(
-            f"data.text.segments_per_window {text.segments_per_window} of {text.mean_segment_tokens} tokens: plain text is read at once, and the model has "
+            f"data.text.segments_per_window {text.segments_per_window} of {text.mean_segment_tokens} tokens: a window is read at once, but the model has "
             f"{limit} positions; lower one of them"
         )
     if recipe.method == "hope" and recipe.data.source == "text" and text.row_tokens > limit:
         raise UsageError(
-            f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, and the model has {limit} positions; "
+            f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, but the model has {limit} positions; "
             "lower it"
         )
-    if how is None or recipe.method != "autocompressor":
+    if compression is None or recipe.method != "autocompressor":
         return
-    lead = int(how.bos in ("sink", "first"))
+    prefix_length = int(compression.bos in ("sink", "first"))
     if recipe.data.source == "recall":
         lengths, n = (task.segment_tokens, 2 * task.num_queries), task.num_segments + 1
     else:
@@ -266,21 +272,19 @@ def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> Non
             text.row_tokens // text.mean_segment_tokens,
         )
     for length in lengths:
-        check_fits(config, how, lead, length, max_memory_slots(how, n - 1))
+        check_fits(config, compression, prefix_length, length, max_memory_slots(compression, n - 1))
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
-    """Raises `BadInput` (66) for a tokenizer of more words than the decoder has; tokens added to it may be unused."""
-    own = tokenizer.backend.get_vocab_size(with_added_tokens=False)
-    ends = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.special_token_id(name)) is not None]
-    if (asked := max(own, *ends, 0)) > config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {asked} words, the model {config.vocab_size}; take the one it was made with"
-        )
+    """Raise InputError if the tokenizer has more tokens than the decoder; added tokens may be unused."""
+    base = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+    special = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.special_token_id(name)) is not None]
+    if (needed := max(base, *special, 0)) > config.vocab_size:
+        raise InputError(f"the tokenizer has {needed} tokens, the model {config.vocab_size}; use the model's own")
 
 
 def load_decoder_config(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
-    """The decoder's sizes, without its weights."""
+    """Return the decoder's configuration without reading its weights."""
     if folder is not None:
         return build_nested.read_decoder_config(folder)
     config = build_config(recipe.model, tokenizer.vocab_size)

@@ -1,4 +1,4 @@
-"""Decoders whose layers learn while they read, as a recipe says: new, on a donor's weights, or as they were made."""
+"""Build the nested models of a recipe: new, from a pretrained donor, or as saved."""
 
 import math
 from dataclasses import replace
@@ -19,25 +19,25 @@ from laconic.storage.strict_json import read_json
 
 
 def nested_options(recipe: Recipe) -> tuple[MixerConfig, CMSConfig]:
-    """What a recipe of method hope says of memories and levels."""
+    """Return mixer and CMS tables of a recipe, by default empty ones."""
     return recipe.mixer or MixerConfig(), recipe.cms or CMSConfig()
 
 
 def read_saved_config(folder: Path | None) -> HopeConfig | None:
-    """What a folder holds, where that learns while it reads."""
+    """Return the configuration of a saved nested model, or None for another folder."""
     if folder is None or read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
         return None
     return HopeConfig.from_folder(folder)
 
 
 def read_decoder_config(folder: Path) -> DecoderConfig:
-    """A decoder's sizes as a folder has them, of either kind."""
+    """Return the decoder configuration of a folder with a nested or plain model."""
     shape = read_saved_config(folder)
     return DecoderConfig.from_folder(folder) if shape is None else shape.decoder
 
 
 def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
-    """The sizes of a new model: without attention it has no heads and no bound on its positions."""
+    """Return the sizes of a new model; without attention it has no heads and no limit of positions."""
     memory, D = nested_options(recipe)[0], config.hidden_size
     if memory.kind == "attention":
         return config
@@ -50,7 +50,7 @@ def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
 
 
 def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
-    """What a recipe makes of a decoder's sizes: a donor's levels as `cms.donor_layout` says, else all in every layer."""
+    """Return the nested configuration: a donor's levels by `cms.donor_layout`, else all levels in every layer."""
     memory, levels = nested_options(recipe)
     heads, L = (memory.num_heads, memory.head_dim, memory.chunk_size), config.num_hidden_layers
     if not donor:
@@ -62,12 +62,12 @@ def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> 
 
 
 def model_class(shape: HopeConfig) -> type[Hope]:
-    """The class of a model: with attention or without."""
+    """Return the model class, with or without attention."""
     return HopeAttention if shape.memory is None else Hope
 
 
 def build_nested_model(recipe: Recipe, config: DecoderConfig, seed: int) -> Hope:
-    """A model of these sizes, drawn from the seed."""
+    """Build a model with random weights."""
     shape = build_hope_config(recipe, config, donor=False)
     model = model_class(shape)(shape, seed)
     if recipe.model.init == "fan_in":
@@ -76,8 +76,8 @@ def build_nested_model(recipe: Recipe, config: DecoderConfig, seed: int) -> Hope
 
 
 @torch.no_grad()
-def init_nested_weights(model: Hope, how: ModelConfig, seed: int) -> None:
-    """As `models.draw` has it; what a memory is made of stays as the memory draws it."""
+def init_nested_weights(model: Hope, config: ModelConfig, seed: int) -> None:
+    """Initialise as `build_model.init_fan_in`; parameters of memories keep their own initialisation."""
     names, L = model.weight_names, model.config.num_hidden_layers
     generator = torch.Generator().manual_seed(seed)
     maps, ends = model.hope_config.mlp_projections, (names.o.rpartition(".")[2], model.hope_config.mlp_projections[-1])
@@ -88,24 +88,23 @@ def init_nested_weights(model: Hope, how: ModelConfig, seed: int) -> None:
             continue
         std = p.shape[1] ** -0.5
         if module == names.token_embedding:
-            std = how.embedding_init_std
+            std = config.embedding_init_std
         elif module == names.head:
-            std = how.head_init_std
+            std = config.head_init_std
         elif last in ends:
             std /= math.sqrt(2 * L)
         p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
 
 
 def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
-    """The decoder that a run begins with: of method hope one that learns, or a donor whose MLPs do so from now on.
+    """Return the decoder that a run starts with: a nested model, made from a donor if necessary, for method hope.
 
-    Raises `Usage` (2) where the recipe asks for another model than the one there is.
+    Raises:
+        UsageError: If the recipe asks for another model than the given one.
     """
     if recipe.method != "hope":
         if isinstance(decoder, Hope):
-            raise UsageError(
-                f"method {recipe.method}: the model it begins with learns while it reads; take method hope"
-            )
+            raise UsageError(f"method {recipe.method}: the initial model is a nested model; use method hope")
         return decoder
     memory, levels = nested_options(recipe)
     if isinstance(decoder, Hope):
@@ -115,7 +114,7 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
         return decoder
     if memory.kind != "attention":
         raise UsageError(
-            f'mixer.kind "{memory.kind}": a decoder that is given keeps its attention; set mixer = "attention", or '
+            f'mixer.kind "{memory.kind}": a pretrained decoder keeps its attention; set mixer.kind = "attention", or '
             "model.family for a new model"
         )
     return HopeAttention.from_decoder(
@@ -124,19 +123,19 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
 
 
 def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:
-    """Whether a recipe asks for the levels of a model, the same in every layer, and slower ones after them."""
+    """Return whether a recipe has the levels of a model (equal in every layer) and slower ones after them."""
     there = shape.chunk_sizes[0]
     alike, more = set(shape.chunk_sizes) == {there}, len(levels.chunk_sizes) > len(there)
     return levels != CMSConfig() and alike and more and levels.chunk_sizes[: len(there)] == there
 
 
 def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
-    """Raises `Usage` (2) where tables say something, and something else than what a model was made with."""
+    """Raise UsageError if the recipe's tables differ from the options of the given model."""
     memory, levels = nested_options(recipe)
     L = shape.decoder.num_hidden_layers
     found = (shape.memory, shape.num_heads, shape.head_dim, shape.memory_chunk_size)
     if memory != MixerConfig() and (memory.options, memory.num_heads, memory.head_dim, memory.chunk_size) != found:
-        raise UsageError("[memory] differs from what the model was made with; leave the table out, or take a new model")
+        raise UsageError("[mixer] differs from the given model; remove the table, or start from another model")
     placed = tuple(
         one.chunk_sizes for one in place_levels(L, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
     )
@@ -145,11 +144,11 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
         shape.gated_mlp,
     )
     if levels != CMSConfig() and not same:
-        raise UsageError("[levels] differs from what the model was made with; leave the table out, or take a new model")
+        raise UsageError("[cms] differs from the given model; remove the table, or start from another model")
 
 
 def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
-    """Raises `Usage` (2) for a level whose step no outer gradient reaches in rows of so many tokens, lanes or not."""
+    """Raise UsageError if a level's inner learning rate would get no outer gradient in rows of `tokens`."""
     if recipe.method == "hope" and recipe.inner_loop is not None and tokens is not None:
         check_levels(
             nested_options(recipe)[1],
@@ -159,7 +158,7 @@ def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """A checkpoint of either kind, whose weights may be trained: memory of their own, not the file's."""
+    """Load a nested or plain checkpoint into memory that may be trained, not a memory-mapped file."""
     shape = read_saved_config(folder)
     made = Decoder if shape is None else model_class(shape)
     decoder = made.from_pretrained(folder, dtype, device)
@@ -169,7 +168,7 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
 
 
 def build_meta_model(recipe: Recipe, config: DecoderConfig) -> Decoder:
-    """The model of a recipe without numbers: call it where tensors are made on meta."""
+    """Build the model of a recipe without weights; call it under `torch.device("meta")`."""
     if recipe.method != "hope":
         return Decoder(config, seed=None)
     shape = build_hope_config(recipe, config, donor=recipe.model.family is None)

@@ -1,4 +1,4 @@
-"""A committed run as a decoder with its method, for answers; and the decoder that a run begins with."""
+"""Load a run at a committed step, or the decoder that a run starts with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ RECIPE_FILE = "recipe.toml"
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run at one of its steps."""
+    """A run at one of its steps, with the method in evaluation mode."""
 
     folder: Path
     recipe: Recipe
@@ -36,61 +36,68 @@ class LoadedRun:
     method: nn.Module
 
     def merged_decoder(self) -> Decoder:
-        """The decoder by itself: an adapter is added to its weights, and is gone afterwards."""
+        """Return the decoder, with the adapter merged into its weights and removed."""
         return lora.merge_adapter(self.parts.adapter) if self.parts.adapter is not None else self.parts.decoder
 
 
 def is_run_dir(path: str | Path) -> bool:
-    """Whether a path is the folder of a run."""
+    """Return whether a path is a run directory."""
     return (Path(path) / RECIPE_FILE).is_file()
 
 
 def load_run(path: str | Path, device: torch.device, step: int | None = None) -> LoadedRun:
-    """The newest good step of a run, or the one asked for.
+    """Load a run at its latest valid step, or at another.
 
-    Raises `BadInput` (66) where there is none, `Damaged` (76) with both hashes where the step belongs to another
-    recipe, tokenizer or base than the run says.
+    Args:
+        path: Run directory.
+        device: Device of the model.
+        step: Number of a step.
+
+    Raises:
+        InputError: If the path is no run directory or the step does not exist.
+        CorruptArtifactError: If the step belongs to another recipe, tokenizer or base model.
+        UsageError: If an older version of laconic wrote the run.
     """
     folder = Path(path)
     if not is_run_dir(folder):
-        raise InputError(f"{folder} has no {RECIPE_FILE}; give the folder of a run")
+        raise InputError(f"{folder} has no {RECIPE_FILE}; give a run directory")
     recipe, _ = load_recipe(folder / RECIPE_FILE)
-    found = latest_step(folder) if step is None else RunDirectory(folder).get_step(step)
-    check_fingerprint(found, "recipe", recipe_fingerprint(recipe))
-    tokenizer = load_tokenizer(found.path)
-    check_fingerprint(found, "tokenizer", tokenizer.fingerprint)
-    shards = (found.path / checkpoint.SHARDS_FOLDER).is_dir()
-    parts = (build_parts_for_shards if shards else restore_parts)(recipe, found, tokenizer, device)
+    committed = latest_step(folder) if step is None else RunDirectory(folder).get_step(step)
+    check_fingerprint(committed, "recipe", recipe_fingerprint(recipe))
+    tokenizer = load_tokenizer(committed.path)
+    check_fingerprint(committed, "tokenizer", tokenizer.fingerprint)
+    shards = (committed.path / checkpoint.SHARDS_FOLDER).is_dir()
+    parts = (build_parts_for_shards if shards else restore_parts)(recipe, committed, tokenizer, device)
     method = build_method(parts, recipe, 1).to(device)
     if shards:
-        checkpoint.load_model(found.path, ModelCheckpoint(parts, recipe.method, recipe.train.trainable), method)
+        checkpoint.load_model(committed.path, ModelCheckpoint(parts, recipe.method, recipe.train.trainable), method)
     if recipe.coconut is not None:
-        progress = read_json(found.path / checkpoint.PROGRESS_FILE)
+        progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
         set_stage(method, progress["epoch"] - (progress["index"] == 0))
-    return LoadedRun(folder, recipe, found.step, parts, method.eval())
+    return LoadedRun(folder, recipe, committed.step, parts, method.eval())
 
 
 def latest_step(folder: Path) -> StepFolder:
-    """The newest good step of a run."""
-    found = RunDirectory(folder).latest_valid_step()
-    if found is None:
-        raise InputError(f"{folder} has no step yet; let laconic train commit one")
-    return found
+    """Return the latest valid step of a run."""
+    step = RunDirectory(folder).latest_valid_step()
+    if step is None:
+        raise InputError(f"{folder} has no step yet; laconic train writes one")
+    return step
 
 
 def check_fingerprint(step: StepFolder, name: str, expected: str) -> None:
-    """Raises `Damaged` unless the step is bound to what is at hand."""
+    """Raise CorruptArtifactError unless the step was written for this recipe, tokenizer or base."""
     theirs = step.manifest.fingerprints.get(name)
     if theirs != expected:
         raise CorruptArtifactError(
-            f"{step.path} belongs to the {name} {theirs}, this one is {expected}; take the one that it was made with"
+            f"{step.path} belongs to {name} {theirs}, not {expected}; use the one it was trained with"
         )
 
 
 def restore_parts(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
-    """Decoder, adapter and what is learned beside it as the step has them.
+    """Return decoder, adapter and trainable extras with the weights of a step.
 
-    What was trained asks for gradients as it did, since torch takes other kernels for what does not.
+    Trained parameters require gradients as in training, because torch uses other kernels otherwise.
     """
     if recipe.train.trainable == "full":
         decoder = build_nested.load_decoder(step.path, getattr(torch, recipe.model.dtype), device)
@@ -99,18 +106,18 @@ def restore_parts(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device
         decoder, _ = load_initial_decoder(recipe, device)
         base = decoder.fingerprint
         check_fingerprint(step, "base", base)
-    thoughts = build_model.build_latents(decoder, tokenizer, recipe)
+    latents = build_model.build_latents(decoder, tokenizer, recipe)
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.trainable == "full")
     adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
-    parts = ModelParts(decoder, tokenizer, thoughts, adapter, base, summaries)
+    parts = ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
     for name, module in parts.extra_modules.items():
         module.load(step.path / name, ModelCheckpoint(parts, recipe.method, recipe.train.trainable).fingerprints)
     return parts
 
 
 def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
-    """Decoder, adapter and all beside, with all that is trained still to be filled from the step's shards."""
+    """Return decoder, adapter and extras whose trained parameters are still to be read from a step's shards."""
     if recipe.train.trainable == "full":
         decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(
             getattr(torch, recipe.model.dtype)
@@ -123,7 +130,7 @@ def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenize
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
-    """The sizes and the tokenizer that a run begins with; no weight is read."""
+    """Return the sizes and the tokenizer that a run starts with, without reading a weight."""
     model = recipe.model
     if model.init_from_run is not None:
         if not is_run_dir(model.init_from_run):
@@ -143,23 +150,23 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
     return config, tokenizer
 
 
-def read_planned_recipe(start: str) -> str:
-    """The recipe of a run that is still to be made: it bears its name. Raises `BadInput` (66) where there is none."""
-    name = Path(start).name
+def read_planned_recipe(run: str) -> str:
+    """Return the shipped recipe of a run that does not exist yet, by its name."""
+    name = Path(run).name
     if not (SHIPPED_RECIPES / f"{name}.toml").is_file():
         raise InputError(
-            f"model.init_from_run {start}: no run, and no recipe of its name; train it first, or give model.name"
+            f"model.init_from_run {run}: no run, and no recipe of its name; train it first, or set model.name"
         )
     return name
 
 
 def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
-    """The decoder that training begins with, and its tokenizer."""
+    """Return the decoder that training starts with, and its tokenizer."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
-        found = load_run(model.init_from_run, device)
-        build_model.check_context_length(recipe, found.parts.decoder.config)
-        return build_nested.prepare_decoder(recipe, found.merged_decoder()), found.parts.tokenizer
+        run = load_run(model.init_from_run, device)
+        build_model.check_context_length(recipe, run.parts.decoder.config)
+        return build_nested.prepare_decoder(recipe, run.merged_decoder()), run.parts.tokenizer
     tokenizer = build_model.load_model_tokenizer(model)
     folder = weights.find_checkpoint(model.name, model.revision) if model.name is not None else None
     config = build_model.load_decoder_config(recipe, tokenizer, folder)
@@ -173,5 +180,5 @@ def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder,
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:
-    """SHA-256 of all in a recipe that can change what is learned."""
+    """Return the SHA-256 of everything in a recipe that can change what is learned."""
     return manifest.hash_json(explicit_values(recipe))

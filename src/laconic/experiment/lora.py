@@ -1,4 +1,4 @@
-"""Adapters on a decoder, in the format of peft: put on, saved, loaded from elsewhere, merged.
+"""LoRA adapters in the format of peft: add, save, load, merge.
 
 LoRA (arXiv:2106.09685), rsLoRA (2312.03732), DoRA (2402.09353), and rows of new tokens.
 """
@@ -28,16 +28,23 @@ ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, ADAPTER_PICKLE_FILE = (
     "adapter_model.safetensors",
     "adapter_model.bin",
 )
-SUPPORTED_INITS = (True, False, "gaussian", "orthogonal", "eva")  # ways to draw A and B that leave the base as it was
-UNSUPPORTED_OPTIONS = ("layer_replication", "target_parameters", "alora_invocation_tokens")  # change the pass itself
+SUPPORTED_INITS = (True, False, "gaussian", "orthogonal", "eva")  # these leave the base model unchanged
+UNSUPPORTED_OPTIONS = (
+    "layer_replication",
+    "target_parameters",
+    "alora_invocation_tokens",
+)  # these change the forward pass
 PEFT_PREFIX = "base_model.model."
 TensorShapes = Mapping[str, tuple[int, ...]]
 
 
 def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
-    """The decoder, its maps wrapped in place, with only the adapter to be trained; call it like the decoder.
+    """Wrap the linear layers of a decoder in place; only the adapter is trainable. Call the result like the decoder.
 
-    `all-linear` is the projections of the blocks. Raises `BadInput` (66) for targets that are not there.
+    Target "all-linear" stands for the linear layers of the blocks.
+
+    Raises:
+        InputError: If a target does not exist.
     """
     from peft import get_peft_model
 
@@ -45,7 +52,7 @@ def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
 
 
 def save_adapter(model: "PeftModel", folder: str | Path) -> None:
-    """The adapter in the layout that peft loads onto the model of transformers. Raises `Busy` (73)."""
+    """Write an adapter in the layout that peft loads onto the model of transformers."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -58,24 +65,26 @@ def save_adapter(model: "PeftModel", folder: str | Path) -> None:
 
 
 def save_adapter_config(model: "PeftModel", folder: Path) -> None:
-    """The adapter's adapter_config.json."""
+    """Write adapter_config.json."""
     settings = cast("LoraConfig", model.peft_config["default"])
     replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(folder))
 
 
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
-    """The decoder, wrapped in place, with an adapter made here or elsewhere.
+    """Put an adapter from a folder on a decoder, in place.
 
-    Raises `BadInput` (66) for a folder that is no whole adapter or one of another model, `Unsafe` (77) for a pickle,
-    `NonFinite` (65).
+    Raises:
+        InputError: If the folder is no complete adapter, or belongs to another model.
+        UnsafeFileError: If the weights are a pickle.
+        NonFiniteError: If a weight is not finite.
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
     settings = read_adapter_config(Path(folder))
     found = read_adapter_shapes(Path(folder))
-    check_base_model(decoder, found, family_only=True)  # some layers of this family are a part, not another size
+    check_base_model(decoder, found, family_only=True)  # adapters of some layers only look like a smaller model
     settings = adapt_config_to_decoder(decoder, settings)
-    settings.init_lora_weights = True  # whatever is drawn is replaced
+    settings.init_lora_weights = True  # replaced below
     check_adapter_shapes(decoder, found, expected_tensors(decoder, settings))
     tensors = load_finite_tensors(Path(folder), found)
     settings.inference_mode = not trainable
@@ -85,7 +94,7 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
 
 
 def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
-    """The weights of a saved adapter into one that is on a decoder. Raises `BadInput` (66) where they do not fit."""
+    """Copy the weights of a saved adapter into the adapter of a decoder."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -95,7 +104,12 @@ def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
 
 
 def read_adapter_shapes(folder: Path) -> TensorShapes:
-    """What the file of an adapter promises. Raises `BadInput` (66) where there is none, `Unsafe` (77) for a pickle."""
+    """Return names and shapes of an adapter's tensors.
+
+    Raises:
+        InputError: If there is no file.
+        UnsafeFileError: If there is only a pickle.
+    """
     if not (folder / ADAPTER_WEIGHTS_FILE).exists():
         if (folder / ADAPTER_PICKLE_FILE).exists():
             raise UnsafeFileError(
@@ -112,7 +126,7 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
 
 
 def load_finite_tensors(folder: Path, found: TensorShapes) -> dict[str, torch.Tensor]:
-    """Those tensors, or `NonFinite` (65)."""
+    """Load an adapter's tensors and check that they are finite."""
     tensors = atomic.open_tensors(strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), found)
     for name, tensor in tensors.items():
         atomic.check_finite(name, tensor)
@@ -120,15 +134,15 @@ def load_finite_tensors(folder: Path, found: TensorShapes) -> dict[str, torch.Te
 
 
 def merge_adapter(model: "PeftModel") -> Decoder:
-    """The decoder inside, the adapter added to its weights: plain maps under the checkpoint's names."""
+    """Return the decoder with the adapter merged into its weights, under the checkpoint's names."""
     decoder = model.merge_and_unload()
     assert isinstance(decoder, Decoder)
-    decoder._cached_fingerprint = None  # peft adds by `.data`, which no version counter sees
+    decoder._cached_fingerprint = None  # peft changes `.data`, which the version counter misses
     return decoder.requires_grad_()
 
 
 def read_adapter_config(folder: Path) -> "LoraConfig":
-    """The adapter_config.json of a folder, of LoRA and its kin."""
+    """Read the adapter_config.json of a folder; LoRA and its variants are supported."""
     from peft import LoraConfig, PeftConfig
 
     file = strict_json.read_json(folder / ADAPTER_CONFIG_FILE)
@@ -141,32 +155,36 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
 
 
 def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraConfig":
-    """A copy of the settings that means the same on our tree of modules. Raises `BadInput` (66)."""
+    """Return a copy of the settings for our module names.
+
+    Raises:
+        InputError: If an option is not supported.
+    """
     settings = copy.deepcopy(settings)
     settings.task_type = None  # peft would ask for generate's methods
     settings.base_model_name_or_path = None  # peft takes it from the decoder
-    settings.fan_in_fan_out = False  # every map is an nn.Linear
+    settings.fan_in_fan_out = False  # every layer is an nn.Linear
     if settings.init_lora_weights not in SUPPORTED_INITS:
         start = json.dumps(settings.init_lora_weights)
         raise InputError(
             f"init_lora_weights {start} changes the base model; convert the adapter to plain LoRA with peft"
         )
-    foreign = next((name for name in UNSUPPORTED_OPTIONS if getattr(settings, name, None)), None)
-    if foreign:
-        raise InputError(f"{foreign} is not known here; leave it out")
+    unsupported = next((name for name in UNSUPPORTED_OPTIONS if getattr(settings, name, None)), None)
+    if unsupported:
+        raise InputError(f"{unsupported} is not supported; remove it")
     settings.target_modules = target_module_names(decoder, settings.target_modules)
-    words = decoder.weight_names.token_embedding
-    whole = [name for name in settings.modules_to_save or () if f".{words}".endswith(f".{name}")]
-    if whole and decoder.config.tie_word_embeddings:
+    embedding = decoder.weight_names.token_embedding
+    tied = [name for name in settings.modules_to_save or () if f".{embedding}".endswith(f".{name}")]
+    if tied and decoder.config.tie_word_embeddings:
         raise InputError(
-            f"modules_to_save {whole[0]}: this model's head is tied to it, and transformers would give other logits; "
+            f"modules_to_save {tied[0]}: this model's head is tied to it, and transformers would give other logits; "
             "use trainable_token_indices"
         )
     return settings
 
 
 def target_module_names(decoder: Decoder, asked: list[str] | set[str] | str | None) -> list[str] | str:
-    """The names of the maps to be wrapped; a text other than `all-linear` is a pattern over whole names."""
+    """Return the layers to wrap; a text other than "all-linear" is a pattern over whole names."""
     maps = {name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     inside = {name.rsplit(".", 1)[-1] for name in maps if name.startswith(decoder.weight_names.layers)}
     if asked == "all-linear":
@@ -185,7 +203,7 @@ def target_module_names(decoder: Decoder, asked: list[str] | set[str] | str | No
 
 
 def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
-    """The tensors that these settings make on this decoder, by their names on disk."""
+    """Return names and shapes of the tensors that these settings create on this decoder."""
     from peft import get_peft_model, get_peft_model_state_dict
 
     with torch.device("meta"):
@@ -195,7 +213,7 @@ def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
 
 
 def check_base_model(decoder: Decoder, found: TensorShapes, *, family_only: bool = False) -> None:
-    """Raises `BadInput` for an adapter whose tensors tell of another family, or of another size."""
+    """Raise InputError if the tensors belong to another family or model size."""
     config, theirs = decoder.config, infer_base_model(found, decoder)
     ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
     if theirs not in (None, ours) and not (family_only and theirs.startswith(f"{config.family} ")):
@@ -203,19 +221,19 @@ def check_base_model(decoder: Decoder, found: TensorShapes, *, family_only: bool
 
 
 def check_adapter_shapes(decoder: Decoder, found: TensorShapes, asked: TensorShapes) -> None:
-    """Raises `BadInput` unless the file holds what its settings make here: another model's adapter, or a torn one."""
+    """Raise InputError unless the file has exactly the tensors that its settings create here."""
     if found == asked:
         return
     check_base_model(decoder, found)
     odd = sorted(name for name in found.keys() | asked.keys() if found.get(name) != asked.get(name))
     have, need = (list(shapes[odd[0]]) if odd[0] in shapes else "nothing" for shapes in (found, asked))
     raise InputError(
-        f"{ADAPTER_WEIGHTS_FILE} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, asked is {need}"
+        f"{ADAPTER_WEIGHTS_FILE} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, expected {need}"
     )
 
 
 def infer_base_model(found: TensorShapes, decoder: Decoder) -> str | None:
-    """Family, width and layers of the model that an adapter was made for, as far as its tensors tell."""
+    """Return family, width and layers of an adapter's base model, as far as its tensors show."""
     families = sorted(WEIGHT_NAMES, key=lambda family: family != decoder.config.family)
     for family in families:
         names = WEIGHT_NAMES[family]

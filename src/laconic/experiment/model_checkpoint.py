@@ -1,4 +1,4 @@
-"""The model part of a step: written into its folder, and read back into the modules that are there."""
+"""Write the model files of a step, and read them back into existing modules."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from laconic.storage.manifest import ManifestWriter
 
 
 class ModelCheckpoint:
-    """The decoder or its adapter, what is learned beside it and the tokenizer of a run (training.checkpoint.Model)."""
+    """Writes and reads decoder or adapter, trainable extras and tokenizer of a run (`training.checkpoint.ModelIO`)."""
 
     def __init__(self, parts: ModelParts, method: str, trainable: str) -> None:
         self.parts, self.method, self.trainable = parts, method, trainable
 
     def save(self, writer: ManifestWriter) -> None:
-        """Writes what was trained, in the layouts that transformers and peft read."""
+        """Write what was trained, in the layouts that transformers and peft read."""
         folder, parts = writer.folder, self.parts
         if self.trainable == "full":
             write_then_move(folder, parts.decoder.save_pretrained)
@@ -33,7 +33,7 @@ class ModelCheckpoint:
         parts.tokenizer.save(folder)
 
     def save_config_files(self, writer: ManifestWriter) -> None:
-        """What stands beside the tensors where they lie in shards."""
+        """Write configuration and tokenizer beside sharded tensors."""
         parts = self.parts
         if self.trainable == "full":
             writer.add_text("config.json", json.dumps(parts.decoder.config.to_config_json(), indent=2) + "\n")
@@ -42,7 +42,7 @@ class ModelCheckpoint:
         parts.tokenizer.save(writer.folder)
 
     def load(self, folder: Path) -> None:
-        """Reads that back; parameters keep their type and place. Raises `BadInput` (66), `Damaged` (76)."""
+        """Read what `save` wrote into the existing parameters, which keep dtype and device."""
         parts = self.parts
         if self.trainable == "full":
             load_weights_into(parts.decoder, folder)
@@ -53,13 +53,13 @@ class ModelCheckpoint:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What stands beside a decoder belongs to: the method that trained it, the decoder, its tokenizer."""
+        """Method, base decoder and tokenizer that the trainable extras belong to."""
         base = self.parts.decoder.fingerprint if self.trainable == "full" else self.parts.base
         return {"method": self.method, "base": base, "tokenizer": self.parts.tokenizer.fingerprint}
 
 
 def write_then_move(folder: Path, write: Callable[[Path], None]) -> None:
-    """What `write` makes of a new folder, moved up into this one."""
+    """Let `write` fill a new subfolder, and move its files up into `folder`."""
     new = folder / ".model"
     write(new)
     for path in new.iterdir():
@@ -69,14 +69,14 @@ def write_then_move(folder: Path, write: Callable[[Path], None]) -> None:
 
 @torch.no_grad()
 def load_weights_into(decoder: Decoder, folder: Path) -> None:
-    """The weights of a folder into a decoder's own parameters."""
+    """Copy the weights of a folder into a decoder's parameters."""
     first = decoder.token_embedding.weight
-    found = type(decoder).from_pretrained(folder, first.dtype, first.device)
-    sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (found, decoder)]
+    loaded = type(decoder).from_pretrained(folder, first.dtype, first.device)
+    sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (loaded, decoder)]
     if sizes[0] != sizes[1]:
         raise CorruptArtifactError(
-            f"{folder}: its weights are of another model than the recipe's; take the recipe it was made by"
+            f"{folder}: its weights do not fit the recipe's model; use the recipe it was trained with"
         )
-    stored = dict(found.named_parameters())
+    stored = dict(loaded.named_parameters())
     for name, p in decoder.named_parameters():
         p.copy_(stored[name])

@@ -17,7 +17,7 @@ from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.catalog import find_dataset, split_name
 from laconic.data.reasoning.dataset import ReasoningDataset, pad_rows
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.build_data import SyntheticData, load_training_rows, max_segment_tokens, segment_boundaries
+from laconic.experiment.build_data import SyntheticData, load_training_rows, max_segment_tokens, segment_config
 from laconic.interfaces import Batch
 
 MAX_ROWS = 2000  # rows that are tokenized
@@ -190,7 +190,7 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
     parts = [[[0] * int(n) for n in column] for column in rows.lengths[chosen].T]
     index, names = torch.as_tensor(chosen, dtype=torch.long), tuple(map(str, chosen))
     if len(parts) == 1:
-        (text, mask), config = pad_rows(parts[0]), segment_boundaries(recipe)
+        (text, mask), config = pad_rows(parts[0]), segment_config(recipe)
         ends = SegmentBoundaries(config, recipe.seed, max_segment_tokens(recipe, context)).random_ends(step)
         T, windows = text.shape[1], (config.segments_per_window, config.segment_overlap)
         cuts = (*(end for end in ends if end < T), T)

@@ -1,4 +1,4 @@
-"""A run directory before its first update: the resolved recipe, the environment, and whether it may be continued."""
+"""Prepare a run directory: write the resolved recipe and the environment, and check that the run may be resumed."""
 
 import json
 from collections.abc import Mapping
@@ -17,49 +17,57 @@ ENVIRONMENT_FILE = "env.json"
 
 
 def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Mapping[str, Any]) -> None:
-    """Writes recipe.toml and env.json into a run that is held.
+    """Write recipe.toml and env.json into a locked run directory.
 
-    Raises `Usage` (2) where the steps there were trained by another recipe, with every key that differs; `Busy` (73)
-    for `resume` "never" where there are steps.
+    Args:
+        run: The run directory.
+        recipe: The resolved recipe.
+        resume: "auto", "never", or the number of a step.
+        environment: Versions and machine.
+
+    Raises:
+        UsageError: If existing steps were trained with another recipe; the message lists the keys.
+        BusyError: If there are steps and `resume` is "never".
     """
     path = run.path / RECIPE_FILE
     if run.step_numbers():
         if resume == "never":
-            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume, or choose another folder")
+            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume the run or choose another folder")
         check_same_recipe(path, recipe)
     elif isinstance(resume, int):
-        run.get_step(resume)  # says that there is none
+        run.get_step(resume)  # raises if it does not exist
     write_text(path, to_toml(recipe))
     write_text(run.path / ENVIRONMENT_FILE, to_canonical_json(environment) + "\n")
 
 
 def check_same_recipe(path: Path, recipe: Recipe) -> None:
-    """Raises `Usage` with every key whose other value would make another run."""
+    """Raise UsageError with every key that differs and changes what is learned."""
     before, _ = load_recipe(path)
-    there, ours = explicit_values(before), explicit_values(recipe)
+    theirs, ours = explicit_values(before), explicit_values(recipe)
     lines = [
-        f"{key}: {get_json_value(before, key)} there, {get_json_value(recipe, key)} asked"
-        for key in sorted(there.keys() | ours.keys())
-        if there.get(key) != ours.get(key)
+        f"{key}: {get_json_value(before, key)} in the run, {get_json_value(recipe, key)} requested"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
     ]
     for key in ("steps", "epochs"):
-        had, asked = getattr(before.train, key), getattr(recipe.train, key)
-        if had is not None and asked is not None and asked < had:
-            lines.append(f"train.{key}: {had} there, {asked} asked; a run is made longer, not shorter")
+        old, new = getattr(before.train, key), getattr(recipe.train, key)
+        if old is not None and new is not None and new < old:
+            lines.append(f"train.{key}: {old} in the run, {new} requested; a run can only be made longer")
     if lines:
         raise UsageError(
-            f"{path.parent} was begun by another recipe; choose another --out, or change back\n" + "\n".join(lines)
+            f"{path.parent} was trained with another recipe; choose another --out or change the keys back\n"
+            + "\n".join(lines)
         )
 
 
 def get_json_value(recipe: Recipe, key: str) -> str:
-    """What a recipe says of a dotted key, as JSON."""
-    found: Any = recipe.model_dump(mode="json")
+    """Return a recipe's value of a dotted key as JSON."""
+    value: Any = recipe.model_dump(mode="json")
     for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return "absent" if found is None else json.dumps(found, ensure_ascii=False)
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file, whole or not at all."""
+    """Write a text file atomically."""
     atomic.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))

@@ -87,7 +87,7 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
     if stream != "formal_languages":
         return [request]
     long_strings = recipe.data.formal_languages.model_copy(update=LONG_STRING_BIN)
-    long_source = FormalLanguageDataset(build_data.HELD_OUT_EPOCH, long_strings, part, limit)
+    long_source = FormalLanguageDataset(build_data.HELD_OUT_SEED, long_strings, part, limit)
     return [
         request._replace(name=f"{name}-bin-0"),
         request._replace(name=f"{name}-bin-1", source=long_source),
