@@ -1,4 +1,4 @@
-"""Small models that read, of every family and cell, with a tokenizer of bytes; untrained."""
+"""Small untrained compressors of any family and configuration, with a byte tokenizer."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from laconic.experiment.compressor import TextCompressor
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 
-BOS = 7  # of these models; a tokenizer of bytes has none
+BOS = 7  # the byte tokenizer has no bos
 
 
 def reader(
@@ -26,7 +26,7 @@ def reader(
     dtype: torch.dtype = torch.float64,
     **reading: Any,
 ) -> TextCompressor:
-    """A model of `room` positions, drawn so that its attention is peaked, and a stop head that stops at many places."""
+    """Build a model of `room` positions with peaked random attention and a stop head that stops at many positions."""
     tokenizer = build_byte_tokenizer()
     config = DecoderConfig.tiny(family, vocab_size=tokenizer.vocab_size, max_position_embeddings=room)
     if family == "mistral":
@@ -40,10 +40,10 @@ def reader(
     decoder = decoder.to(dtype).eval()
     settings = CompressionConfig(**{"max_vectors": 4, **reading})
     learned = settings.length_policy in ("stop_head", "classifier")
-    how = halting or (StopHeadConfig(initial_mean_fraction=0.5) if learned else None)
-    summaries = SummaryParameters(decoder, settings, how, eos_token_id=tokenizer.eos_token_id, seed=seed)
+    rule = halting or (StopHeadConfig(initial_mean_fraction=0.5) if learned else None)
+    summaries = SummaryParameters(decoder, settings, rule, eos_token_id=tokenizer.eos_token_id, seed=seed)
     if summaries.u is not None:
         with torch.no_grad():
             summaries.u.copy_(torch.randn(summaries.u.shape, generator=generator) * 0.05)
-    method = AutoCompressor(decoder, summaries, settings, how, total_steps=1, seed=seed, bos_token_id=BOS)
+    method = AutoCompressor(decoder, summaries, settings, rule, total_steps=1, seed=seed, bos_token_id=BOS)
     return TextCompressor(method.eval(), tokenizer, segment, decoder.fingerprint, decoder.fingerprint)

@@ -44,11 +44,11 @@ class Prompt:
         self.memory = torch.randn(B, 8, D, generator=generator, dtype=torch.float64)
         self.text = self.decoder.embed(torch.randint(0, V, (B, 24), generator=generator))
 
-    def logits(self, memory: Tensor | None = None, live: Tensor | None = None, log_s: Tensor | None = None) -> Tensor:
+    def logits(self, memory: Tensor | None = None, mask: Tensor | None = None, log_s: Tensor | None = None) -> Tensor:
         """Of the text, with the memory's slots removed or gated."""
         memory = self.memory if memory is None else memory
         B = len(memory)
-        alive = torch.ones(B, 8, dtype=torch.bool) if live is None else live.expand(B, 8)
+        alive = torch.ones(B, 8, dtype=torch.bool) if mask is None else mask.expand(B, 8)
         bias = None if log_s is None else attention_gate_bias(log_s.expand(B, 8), BLOCK.expand(B, 8), suffix_length=24)
         seen = self.decoder(
             torch.cat([memory, self.text], 1),
@@ -63,7 +63,7 @@ class Prompt:
 def test_gate_tends_to_removal(family: str) -> None:
     """As s falls, logits approach those without the slots in proportion to s; at log s = 0 the gate does nothing."""
     prompt = Prompt(family)
-    gone = prompt.logits(live=torch.zeros(1, 8, dtype=torch.bool))
+    gone = prompt.logits(mask=torch.zeros(1, 8, dtype=torch.bool))
 
     def away(s: float) -> float:
         log_s = torch.full((1, 8), s, dtype=torch.float64).log()
@@ -79,9 +79,9 @@ def test_gate_tends_to_removal(family: str) -> None:
 def test_gate_of_zero_or_one_is_hard_reading(family: str, lengths: tuple[int, int]) -> None:
     """Removing slots by mask or by s = 0, at the same positions, gives the same logits."""
     prompt = Prompt(family)
-    kept = torch.cat([torch.arange(4) < n for n in lengths])[None]
-    log_s = torch.where(kept, 0.0, -1e6).double()
-    assert tolerances.error(prompt.logits(log_s=log_s), prompt.logits(live=kept)) < tolerances.ORACLE
+    selected = torch.cat([torch.arange(4) < n for n in lengths])[None]
+    log_s = torch.where(selected, 0.0, -1e6).double()
+    assert tolerances.error(prompt.logits(log_s=log_s), prompt.logits(mask=selected)) < tolerances.ORACLE
 
 
 @FAMILY
@@ -105,13 +105,13 @@ def test_gate_does_not_apply_inside_a_segment(family: str) -> None:
 def left(family: str, seed: int, scale: bool) -> list[float]:
     """Share of the memory's effect on the predictions that is left at s = .5, .1, .01, .001, in total variation."""
     prompt = Prompt(family, seed)
-    full, gone = prompt.logits().softmax(-1), prompt.logits(live=torch.zeros(1, 8, dtype=torch.bool)).softmax(-1)
-    found: list[float] = []
+    full, gone = prompt.logits().softmax(-1), prompt.logits(mask=torch.zeros(1, 8, dtype=torch.bool)).softmax(-1)
+    result: list[float] = []
     for s in (0.5, 0.1, 0.01, 0.001):
         log_s = torch.full((2, 8), s, dtype=torch.float64).log()
         read = prompt.logits(scale_by_survival(prompt.memory, log_s)) if scale else prompt.logits(log_s=log_s)
-        found.append(float((read.softmax(-1) - gone).abs().sum() / (full - gone).abs().sum()))
-    return found
+        result.append(float((read.softmax(-1) - gone).abs().sum() / (full - gone).abs().sum()))
+    return result
 
 
 @FAMILY
@@ -130,11 +130,11 @@ def test_gate_gradient_is_equal_in_sdpa_and_eager() -> None:
     """Through rows with minus infinity too, in every back end that has a gradient on this machine."""
     prompt = Prompt("llama")
     log_s = torch.full((2, 8), -0.7, dtype=torch.float64).requires_grad_()
-    live = torch.tensor([[True] * 3 + [False, True, True, False, False]])
-    found = []
+    mask = torch.tensor([[True] * 3 + [False, True, True, False, False]])
+    result = []
     for backend in ("sdpa", "eager"):
         prompt.decoder.attn_implementation = backend
-        found += torch.autograd.grad(prompt.logits(log_s=log_s, live=live).square().sum(), log_s)
+        result += torch.autograd.grad(prompt.logits(log_s=log_s, mask=mask).square().sum(), log_s)
     prompt.decoder.attn_implementation = "sdpa"
-    assert distance(found[0], found[1]) < tolerances.ORACLE
-    assert torch.equal(found[0] != 0, live.expand(2, 8))
+    assert distance(result[0], result[1]) < tolerances.ORACLE
+    assert torch.equal(result[0] != 0, mask.expand(2, 8))

@@ -66,38 +66,38 @@ def test_autocompressor_is_a_method() -> None:
 
 
 def test_next_token_targets_skip_padding_and_unscored_tokens() -> None:
-    live = torch.tensor([[False, True, False, True, True, False]])
+    mask = torch.tensor([[False, True, False, True, True, False]])
     scored = torch.tensor([[True, True, True, False, True, True]])
-    assert next_token_targets(torch.arange(6)[None], live, scored).tolist() == [[-100, -100, -100, 4, -100, -100]]
+    assert next_token_targets(torch.arange(6)[None], mask, scored).tolist() == [[-100, -100, -100, 4, -100, -100]]
 
 
 @pytest.mark.parametrize("cell", some(CELLS, 2), ids=cell_id)
 def test_padding_changes_nothing(cell: dict[str, Any]) -> None:
     """Padding left, inside and right, and segments that a row does not have, leave loss and gradients the same."""
     method = make(cell)
-    loss, found, kept = run_step(method, documents())
+    loss, result, selected = run_step(method, documents())
     padded, again, other = run_step(method, documents(pads=2))
     same(padded, loss)
     if cell.get("summary") == "select":  # its bias is float32
-        for name in found:
-            same(again[name], found[name], tolerances.FLOAT32)
+        for name in result:
+            same(again[name], result[name], tolerances.FLOAT32)
     else:
-        all_same(again.values(), found.values())
-    assert kept is not None
+        all_same(again.values(), result.values())
+    assert selected is not None
     assert other is not None
-    assert torch.equal(kept.num_vectors, other.num_vectors)
-    for a, b in zip(kept.to_list(), other.to_list(), strict=True):
+    assert torch.equal(selected.num_vectors, other.num_vectors)
+    for a, b in zip(selected.to_list(), other.to_list(), strict=True):
         same(a, b)
-    assert all(g.any() for n, g in found.items() if n.startswith("summaries") and n != "summaries.c")
+    assert all(g.any() for n, g in result.items() if n.startswith("summaries") and n != "summaries.c")
 
 
 @pytest.mark.parametrize("name", some(["opt", "gpt2", "qwen2", "qwen3"], 4))
 def test_padding_changes_nothing_in_any_family(name: str) -> None:
     for cell in ({"length_policy": "nested_dropout"}, {"summary": "autoregressive"}):
         method = make(cell, name=name)
-        (loss, found, _), (padded, again, _) = run_step(method, documents()), run_step(method, documents(pads=1))
+        (loss, result, _), (padded, again, _) = run_step(method, documents()), run_step(method, documents(pads=1))
         same(padded, loss)
-        all_same(again.values(), found.values())
+        all_same(again.values(), result.values())
 
 
 @pytest.mark.parametrize("head", some(HEADS, 2), ids=cell_id)
@@ -105,45 +105,45 @@ def test_padding_changes_nothing_in_any_family(name: str) -> None:
 def test_padding_changes_nothing_with_learned_lengths(head: dict[str, Any], generator: str) -> None:
     method = make({"summary": generator, "length_policy": "stop_head"}, head)
     tight, wide = documents(step=9), documents(step=9, pads=1)
-    (loss, found, _), (padded, again, _) = run_step(method, tight), run_step(method, wide)
+    (loss, result, _), (padded, again, _) = run_step(method, tight), run_step(method, wide)
     same(
         padded,
         loss,
         tolerances.FLOAT32 if method.has_soft_lengths or head["estimator"] == "straight_through" else tolerances.ORACLE,
     )
     assert all(g.isfinite().all() for g in again.values())
-    assert found["summaries.u"].any()
+    assert result["summaries.u"].any()
 
 
 def run_rows_separately(
     method: AutoCompressor, batch: DocumentBatch, totals: dict[str, float]
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """Run the rows one by one, with the denominators of all."""
-    total, found = torch.zeros((), dtype=torch.float64), []
+    total, result = torch.zeros((), dtype=torch.float64), []
     for b in range(batch.B):
         state = None
         for piece in replace(batch.select_rows([b]), loss_denominators=totals).sequential_parts:
             step = method(piece, state)
             total = total + step.loss.detach()
-            found.append(gradients(method, step.loss))
+            result.append(gradients(method, step.loss))
             state = None if step.state is None else step.state.detach()
-    return total, found
+    return total, result
 
 
 @pytest.mark.parametrize("cell", some(CELLS, 4), ids=cell_id)
 def test_rows_are_independent(cell: dict[str, Any]) -> None:
     method, batch = make(cell), documents()
-    loss, found, _ = run_step(method, batch)
+    loss, result, _ = run_step(method, batch)
     total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
     same(total, loss)
-    all_same([sum(p[n] for p in parts) for n in found], found.values())
+    all_same([sum(p[n] for p in parts) for n in result], result.values())
 
 
 @pytest.mark.parametrize("head", some(HEADS, 3), ids=cell_id)
 def test_rows_are_independent_with_learned_lengths(head: dict[str, Any]) -> None:
     """Random lengths are keyed by the document, not by its position in the batch."""
     method, batch = make({"length_policy": "stop_head"}, head), documents(step=9)
-    loss, found, _ = run_step(method, batch)
+    loss, result, _ = run_step(method, batch)
     total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
     if head.get("reinforce_baseline") != "rows":
         within = (
@@ -154,7 +154,7 @@ def test_rows_are_independent_with_learned_lengths(head: dict[str, Any]) -> None
         same(total, loss, within)
         u = sum(p["summaries.u"] for p in parts)
         assert isinstance(u, Tensor)
-        same(u, found["summaries.u"], within)
+        same(u, result["summaries.u"], within)
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])
@@ -187,16 +187,16 @@ def test_gradients_reach_every_compression_of_a_window(generator: str) -> None:
     """The loss of segment i + 1 reaches the text of segment i through its vectors; that of i does not reach them."""
     method = compressor(summary=generator)
     text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22]])
-    live = torch.ones_like(text, dtype=torch.bool)
-    batch = DocumentBatch(text, live, live, (3, 6, 9), torch.zeros(1).long(), windows=(3, 1))
+    mask = torch.ones_like(text, dtype=torch.bool)
+    batch = DocumentBatch(text, mask, mask, (3, 6, 9), torch.zeros(1).long(), windows=(3, 1))
     nats = segment_losses(method, batch.sequential_parts[0])
     table = method.decoder.token_embedding.weight
     learned = method.summaries.tokens if generator == "parallel" else method.summaries.steps
-    words = [torch.autograd.grad(n, table, retain_graph=True)[0] for n in nats]
+    embeds = [torch.autograd.grad(n, table, retain_graph=True)[0] for n in nats]
     assert not method.decoder.config.tie_word_embeddings
-    assert [bool(words[2][ids].any()) for ids in ([3, 4, 5], [10, 11, 12], [20, 21])] == [True] * 3
-    assert not words[0][[10, 11, 12]].any()
-    assert not words[1][[20, 21, 22]].any()
+    assert [bool(embeds[2][ids].any()) for ids in ([3, 4, 5], [10, 11, 12], [20, 21])] == [True] * 3
+    assert not embeds[0][[10, 11, 12]].any()
+    assert not embeds[1][[20, 21, 22]].any()
     reached = [torch.autograd.grad(n, learned, retain_graph=True, allow_unused=True)[0] for n in nats]
     assert reached[0] is None or not reached[0].any()
     assert all(r is not None and bool(r.any(1).all()) for r in reached[1:])
@@ -207,15 +207,15 @@ def test_gradients_do_not_cross_windows() -> None:
     for windows, learns in (((2, 0), False), ((2, 1), True)):
         method = compressor()
         text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22, 30, 31, 32]])
-        live = torch.ones_like(text, dtype=torch.bool)
-        batch = DocumentBatch(text, live, live, (3, 6, 9, 12), torch.zeros(1).long(), windows=windows)
+        mask = torch.ones_like(text, dtype=torch.bool)
+        batch = DocumentBatch(text, mask, mask, (3, 6, 9, 12), torch.zeros(1).long(), windows=windows)
         pieces = batch.sequential_parts
         state = method(pieces[0]).state
         assert state is not None
         step = method(pieces[1], state.detach())
-        found = torch.autograd.grad(step.loss, method.decoder.token_embedding.weight)[0]
-        assert not found[[3, 4, 5]].any()
-        assert bool(found[[10, 11, 12]].any()) == learns
+        result = torch.autograd.grad(step.loss, method.decoder.token_embedding.weight)[0]
+        assert not result[[3, 4, 5]].any()
+        assert bool(result[[10, 11, 12]].any()) == learns
 
 
 def test_last_compression_of_a_window_has_no_graph() -> None:
@@ -231,18 +231,18 @@ def test_last_compression_of_a_window_has_no_graph() -> None:
 
 def test_priced_segments_are_those_that_are_read() -> None:
     """Compressions before the last segment of a window are priced if later segments of the row are scored."""
-    found = {}
+    result = {}
     for penalise in ("read", "all"):
         method = make(
             {"length_policy": "stop_head"}, {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": penalise}
         )
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
-        found[penalise] = mark_priced_segments(
+        result[penalise] = mark_priced_segments(
             WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0, "length")
         )
-        assert method.loss_denominators(batch)["compressions"] == found[penalise].sum()
-    assert found["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
-    assert found["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+        assert method.loss_denominators(batch)["compressions"] == result[penalise].sum()
+    assert result["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
+    assert result["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
 
 
 def test_loss_reduction_window_averages_windows() -> None:

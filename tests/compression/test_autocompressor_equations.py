@@ -22,13 +22,13 @@ from tests.oracles.compare import agree
 from tests.reference.retrieval import choose_answer, fuse_summaries, order_passages, replug
 
 TABLE = ("text shifted by the memory where that has no positions", "memory on row 0 of the table", "everything counted")
-HELD = torch.tensor([[True, False, True, True], [False, True, True, False], [False] * 4])
-LIVE = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, False, False, False]])
+MEMORY_MASK = torch.tensor([[True, False, True, True], [False, True, True, False], [False] * 4])
+TEXT_MASK = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, False, False, False]])
 
 
-def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
+def memory_of(vectors: Tensor, mask: Tensor) -> SummaryMemory:
     """Build a memory of one segment with these slots."""
-    return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
+    return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, mask, mask.sum(1))
 
 
 @pytest.mark.equation("autocompressor", "AC1")
@@ -39,16 +39,16 @@ def test_max_memory_vectors(generator: Any, trigger: bool) -> None:
     def of(positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool) -> float:
         name = "opt" if zero else "llama"
         config = fresh(name, max_position_embeddings=positions, sliding_windows=(None, window)).config
-        found = max_memory_vectors(config, reading, bos, segment)
-        return float(10_000 if found is None else max(found, -1))
+        result = max_memory_vectors(config, reading, bos, segment)
+        return float(10_000 if result is None else max(result, -1))
 
-    told = {name: wrong for name, wrong in MISREAD["AC1"].items() if trigger or "trigger" not in name}
-    nowhere = told.pop("memory counted where it has no positions")
-    agree(of, ORACLE["AC1"], told, 64, None, False, 1, 40, 5, trigger)
-    agree(of, ORACLE["AC1"], told, 64, 50, False, 0, 30, 5, trigger)
+    misreadings = {name: wrong for name, wrong in MISREAD["AC1"].items() if trigger or "trigger" not in name}
+    nowhere = misreadings.pop("memory counted where it has no positions")
+    agree(of, ORACLE["AC1"], misreadings, 64, None, False, 1, 40, 5, trigger)
+    agree(of, ORACLE["AC1"], misreadings, 64, 50, False, 0, 30, 5, trigger)
     agree(of, ORACLE["AC1"], {"counted": nowhere}, 64, None, True, 1, 40, 5, trigger)
-    for given in ((64, None, True, 1, 64, 5, trigger), (64, None, False, 0, 62, 5, trigger)):
-        assert of(*given) == ORACLE["AC1"](*given) == -1
+    for arguments in ((64, None, True, 1, 64, 5, trigger), (64, None, False, 0, 62, 5, trigger)):
+        assert of(*arguments) == ORACLE["AC1"](*arguments) == -1
 
 
 @pytest.mark.equation("autocompressor", "AC2")
@@ -57,50 +57,52 @@ def test_read_segment(name: str) -> None:
     """Rows with padding in memory and text, one of them without any memory."""
     decoder, zero, reading = fresh(name).double(), name == "opt", CompressionConfig(max_vectors=3)
 
-    def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
-        seen = compression_segment.read_segment(decoder, reading, memory_of(memory, held), words, live, e)
-        return seen.summary_states, seen.text_states.masked_fill(~live[..., None], 0.0)
+    def of(
+        decoder: Any, memory: Tensor, memory_mask: Tensor, embeds: Tensor, mask: Tensor, e: Tensor, zero: bool
+    ) -> Any:
+        seen = compression_segment.read_segment(decoder, reading, memory_of(memory, memory_mask), embeds, mask, e)
+        return seen.summary_states, seen.text_states.masked_fill(~mask[..., None], 0.0)
 
-    told = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
+    misreadings = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
     D = decoder.config.hidden_size
-    given = decoder, noise(1, 3, 4, D), HELD, noise(2, 3, 5, D), LIVE, noise(3, 3, D), zero
-    agree(oracle.differentiated(of), ORACLE["AC2"], told, *given)
+    arguments = decoder, noise(1, 3, 4, D), MEMORY_MASK, noise(2, 3, 5, D), TEXT_MASK, noise(3, 3, D), zero
+    agree(oracle.differentiated(of), ORACLE["AC2"], misreadings, *arguments)
 
 
 @pytest.mark.equation("autocompressor", "AC2")
 @pytest.mark.slow
 def test_read_segment_by_finite_differences() -> None:
-    decoder, held, live = small("opt"), HELD[:1, :3], LIVE[:1, :3]
+    decoder, memory_mask, mask = small("opt"), MEMORY_MASK[:1, :3], TEXT_MASK[:1, :3]
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
-    def of(memory: Tensor, words: Tensor, e: Tensor) -> Tensor:
+    def of(memory: Tensor, embeds: Tensor, e: Tensor) -> Tensor:
         return compression_segment.read_segment(
-            decoder, CompressionConfig(max_vectors=2), memory_of(memory, held), words, live, e
+            decoder, CompressionConfig(max_vectors=2), memory_of(memory, memory_mask), embeds, mask, e
         ).summary_states
 
     assert gradcheck(of, leaves)
 
 
-def ragged(x: Tensor, live: Tensor) -> list[Tensor]:
-    return [row[there] for row, there in zip(x, live, strict=True)]
+def ragged(x: Tensor, mask: Tensor) -> list[Tensor]:
+    return [row[exists] for row, exists in zip(x, mask, strict=True)]
 
 
 @pytest.mark.equation("autocompressor", "AC3")
 @pytest.mark.equation("autocompressor", "AC4")
 @pytest.mark.parametrize("id", ["AC3", "AC4"])
 def test_memory_append_and_overwrite(id: str) -> None:
-    old, new, there = noise(1, 3, 4, 5), noise(2, 3, 5, 5), LIVE.clone()
-    there[1] = False  # a document that has ended
+    old, new, exists = noise(1, 3, 4, 5), noise(2, 3, 5, 5), TEXT_MASK.clone()
+    exists[1] = False  # a document that has ended
 
     def after(x: Tensor, y: Tensor) -> SummaryMemory:
-        held = memory_of(x, HELD)
-        return (held.append if id == "AC3" else held.overwrite)(y, there, there.sum(1))
+        memory_mask = memory_of(x, MEMORY_MASK)
+        return (memory_mask.append if id == "AC3" else memory_mask.overwrite)(y, exists, exists.sum(1))
 
     def of(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
         return tuple(after(old, new).to_list())
 
     by = {"AC3": (ORACLE["AC3"], MISREAD["AC3"]), "AC4": (ORACLE["AC4"], MISREAD["AC4"])}
-    agree(of, *by[id], ragged(old, HELD), ragged(new, there))
+    agree(of, *by[id], ragged(old, MEMORY_MASK), ragged(new, exists))
     assert gradcheck(lambda x, y: after(x, y).to_ragged()[0], (old.requires_grad_(), new.requires_grad_()))
 
 
@@ -136,9 +138,9 @@ def test_autocompressor_loss(name: str, windows: tuple[int, int], memory: Any) -
 
     blind = {"what is read again scored again"} if windows[1] == 0 else set[str]()
     blind |= {"newest block first"} if memory == "replace" else set[str]()
-    told = {n: wrong for n, wrong in MISREAD["AC5"].items() if n not in blind}
-    given = method.decoder, rows_of(batch), e, name == "opt", memory == "replace"
-    agree(oracle.with_gradient(of), ORACLE["AC5"], told, *given, margin=1e-5)
+    misreadings = {n: wrong for n, wrong in MISREAD["AC5"].items() if n not in blind}
+    arguments = method.decoder, rows_of(batch), e, name == "opt", memory == "replace"
+    agree(oracle.with_gradient(of), ORACLE["AC5"], misreadings, *arguments, margin=1e-5)
 
 
 @pytest.mark.equation("autocompressor", "AC5")
@@ -154,8 +156,8 @@ def test_segment_loss_by_finite_differences() -> None:
 def test_memory_detach_between_windows() -> None:
     def of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
-        held = memory_of(x, torch.ones(x.shape[:2], dtype=torch.bool))
-        value = (held.detach().vectors * y).sum() + held.vectors.square().sum()
+        memory_mask = memory_of(x, torch.ones(x.shape[:2], dtype=torch.bool))
+        value = (memory_mask.detach().vectors * y).sum() + memory_mask.vectors.square().sum()
         return value.detach(), torch.autograd.grad(value, x)[0]
 
     agree(of, ORACLE["AC6"], MISREAD["AC6"], noise(1, 2, 3, 4), noise(2, 2, 3, 4))
@@ -183,5 +185,5 @@ def test_order_passages() -> None:
 def test_choose_answer(calibrated: bool) -> None:
     nats, tokens = 9 * noise(1, 40, 3).abs(), torch.tensor([[1, 2, 5]]).expand(40, 3)
     without = 9 * noise(2, 40, 3).abs() if calibrated else None
-    told = {n: wrong for n, wrong in MISREAD["AC11"].items() if calibrated or n != "calibration added"}
-    agree(lambda *x: choose_answer(*x).double(), ORACLE["AC11"], told, nats, tokens, without)
+    misreadings = {n: wrong for n, wrong in MISREAD["AC11"].items() if calibrated or n != "calibration added"}
+    agree(lambda *x: choose_answer(*x).double(), ORACLE["AC11"], misreadings, nats, tokens, without)

@@ -41,11 +41,11 @@ def course(model: Any, tokens: Tensor, zero: bool) -> tuple[Tensor, Tensor, list
     for i, (start, end) in enumerate(SEGMENTS):
         ids, m, T, K = BATCH.input_ids[:, start:end], memory.shape[1], end - start, len(tokens)
         vectors = torch.cat([memory, table(ids), tokens.expand(2, -1, -1)], 1)
-        places = [-1] * m + list(range(T)) + [-1] * K if zero else list(range(m + T + K))
-        positions, live = torch.tensor([places]).expand(2, -1), torch.ones(2, m + T + K, dtype=torch.long)
+        position_list = [-1] * m + list(range(T)) + [-1] * K if zero else list(range(m + T + K))
+        positions, mask = torch.tensor([position_list]).expand(2, -1), torch.ones(2, m + T + K, dtype=torch.long)
         inner_most = inner.decoder if zero else inner
         hidden = inner_most(
-            inputs_embeds=vectors, attention_mask=live, position_ids=positions, use_cache=False
+            inputs_embeds=vectors, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state
         states.append(hidden[:, m : m + T])
         log_p = model.lm_head(states[-1]).log_softmax(-1)
@@ -67,20 +67,20 @@ def test_autocompressor_equals_a_loop_over_transformers(name: str, tmp_path: Pat
     method = AutoCompressor(decoder, SummaryParameters(decoder, reading, eos_token_id=2), reading, total_steps=1).eval()
     theirs, tokens = theirs_of(decoder, tmp_path / "model"), method.summaries.tokens
     assert tokens is not None
-    asked = tokens.detach().clone().requires_grad_()
-    loss, memory, states = course(theirs, asked, name == "opt")
+    expected = tokens.detach().clone().requires_grad_()
+    loss, memory, states = course(theirs, expected, name == "opt")
     loss.backward()
 
     within = tolerances.ORACLE if name == "opt" else tolerances.FLOAT32  # tables of rotation are float32
-    found, gradients, _ = run_step(method, BATCH)
-    same(found, loss, within)
-    held = None
+    result, gradients, _ = run_step(method, BATCH)
+    same(result, loss, within)
+    memory_mask = None
     for i, (start, end) in enumerate(SEGMENTS):
-        same(method.read_text(BATCH.input_ids[:, start:end], None, held), states[i], within)
-        held = method.compress(BATCH.input_ids[:, start:end], None, held) if i < 2 else held
-    assert held is not None
-    same(held.vectors, memory, within)
-    pairs = [(gradients["summaries.tokens"], asked.grad)]
+        same(method.read_text(BATCH.input_ids[:, start:end], None, memory_mask), states[i], within)
+        memory_mask = method.compress(BATCH.input_ids[:, start:end], None, memory_mask) if i < 2 else memory_mask
+    assert memory_mask is not None
+    same(memory_mask.vectors, memory, within)
+    pairs = [(gradients["summaries.tokens"], expected.grad)]
     theirs_named = dict(theirs.named_parameters())
     for n in (n for n in theirs_named if f"decoder.{n}" in gradients):
         g = theirs_named[n].grad

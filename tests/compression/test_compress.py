@@ -26,11 +26,13 @@ def segments_of(rows: slice | int = slice(None)) -> list[tuple[Tensor, Tensor]]:
     return [(BATCH.input_ids[rows, s], BATCH.attention_mask[rows, s]) for s in BATCH.segment_slices]
 
 
-def compressed(method: AutoCompressor, rows: slice | int = slice(None), how: StopRule | None = None) -> SummaryMemory:
+def compressed(
+    method: AutoCompressor, rows: slice | int = slice(None), settings: StopRule | None = None
+) -> SummaryMemory:
     memory: SummaryMemory | None = None
-    for text, live in segments_of(rows):
-        if not isinstance(rows, int) or live.any():
-            memory = method.compress(text, live, memory, how)
+    for text, mask in segments_of(rows):
+        if not isinstance(rows, int) or mask.any():
+            memory = method.compress(text, mask, memory, settings)
     assert memory is not None
     return memory
 
@@ -69,21 +71,21 @@ def test_compress_stops_each_row_on_its_own(generator: str) -> None:
     """With lengths 1 and 3, a row that has stopped keeps the vectors it would have alone."""
     method = make({"summary": generator, "length_policy": "stop_head"})
     text = torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]])
-    how = StopRule("sample", uniforms=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
-    memory = method.compress(text, rule=how)
+    settings = StopRule("sample", uniforms=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
+    memory = method.compress(text, rule=settings)
     assert memory.num_vectors.tolist() == [1, 3]
     for b, n in ((0, 1), (1, 3)):
-        own = method.compress(text[b : b + 1], rule=StopRule("fixed", num_vectors=n))
-        same(memory.to_list()[b], own.to_list()[0])
+        alone = method.compress(text[b : b + 1], rule=StopRule("fixed", num_vectors=n))
+        same(memory.to_list()[b], alone.to_list()[0])
 
 
 def test_compress_loop_ends_when_all_rows_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     method = make({"summary": "autoregressive", "length_policy": "stop_head"})
     calls, inner = [], method.decoder.forward
 
-    def counting(*given: Any, **named: Any) -> Any:
+    def counting(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
-        return inner(*given, **named)
+        return inner(*arguments, **named)
 
     monkeypatch.setattr(method.decoder, "forward", counting)
     for stops, passes in (([0.0, 0.0], 2), ([1.0, 0.0], 3), ([1.0, 1.0], 4)):
@@ -106,13 +108,13 @@ def test_compress_first_vectors_do_not_depend_on_the_rest(generator: str) -> Non
 @pytest.mark.parametrize("soft", [False, True])
 def test_read_text_ignores_invalid_slots(positions: str, soft: bool) -> None:
     method = compressor(summary_positions=positions)
-    D, live = (
+    D, mask = (
         method.summaries.width,
         torch.tensor([[True, False, True, True, False], [False, True, True, False, False]]),
     )
     log_s = -noise(3, 2, 5).abs().float() if soft else None
-    memory = method.segment_model.empty_memory(2).append(noise(1, 2, 5, D), live, torch.tensor([4, 4]), log_s)
-    memory = memory.append(noise(2, 2, 5, D), live.flip(1), torch.tensor([4, 4]), log_s)
+    memory = method.segment_model.empty_memory(2).append(noise(1, 2, 5, D), mask, torch.tensor([4, 4]), log_s)
+    memory = memory.append(noise(2, 2, 5, D), mask.flip(1), torch.tensor([4, 4]), log_s)
     text = torch.tensor([[4, 5, 6], [7, 8, 9]])
     odd = replace(memory, vectors=memory.vectors.masked_fill(~memory.valid[..., None], 1e6))
     within = tolerances.FLOAT32 if soft else tolerances.ORACLE
@@ -141,14 +143,14 @@ def test_compress_without_reread_memory_equals_concatenation() -> None:
     """Without older memory in the prompt, compressing in sequence equals concatenating separate compressions."""
     method = compressor(reread_memory=False)
     one_by_one = compressed(method)
-    apart = SummaryMemory.concat_segments(*(method.compress(text, live) for text, live in segments_of()))
+    apart = SummaryMemory.concat_segments(*(method.compress(text, mask) for text, mask in segments_of()))
     assert one_by_one.is_equal(apart)
     linked = compressor()
-    there = (
+    exists = (
         compressed(linked).vectors
         - SummaryMemory.concat_segments(*(linked.compress(t, l) for t, l in segments_of())).vectors
     )
-    assert there.abs().max() > 1e-3
+    assert exists.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(("name", "bos"), [("llama", "sink"), ("llama", "none"), ("opt", "sink"), ("opt", "none")])
@@ -165,10 +167,10 @@ def test_generate_continues_from_a_memory(name: str, bos: str) -> None:
             before.inputs_embeds, attention_mask=before.attention_mask, position_ids=before.position_ids
         ).cache
     config = GenerationConfig(max_tokens=4, eos_token_ids=())
-    found = generate(method.decoder, input_ids=prompts, state=state, config=config)
+    result = generate(method.decoder, input_ids=prompts, state=state, config=config)
     for b, prompt in enumerate(prompts):
         row = list(prompt)
-        for got in found[b].token_ids:
+        for got in result[b].token_ids:
             hidden = method.read_text(torch.tensor([row]), None, memory.select_rows([b]))
             assert int(method.decoder.logits(hidden[:, -1]).argmax()) == got
             row.append(got)

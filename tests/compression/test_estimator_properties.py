@@ -26,26 +26,26 @@ GENERATOR = pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def method(generator: str, K: int, **halting: Any) -> AutoCompressor:
     """Build a compressor in float64 whose stop head distinguishes states."""
     reading = CompressionConfig(summary=generator, length_policy="stop_head", max_vectors=K, summary_init="normal")  # type: ignore[arg-type]
-    how, decoder = StopHeadConfig(length_cost=BETA, **halting), fresh("llama").double()
-    summaries = SummaryParameters(decoder, reading, how, eos_token_id=None).double()
+    config, decoder = StopHeadConfig(length_cost=BETA, **halting), fresh("llama").double()
+    summaries = SummaryParameters(decoder, reading, config, eos_token_id=None).double()
     assert summaries.u is not None
     assert summaries.b is not None
     noise = torch.randn(48, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
         summaries.u.copy_(noise * 0.05)
         summaries.b.fill_(1.0)
-    return AutoCompressor(decoder, summaries, reading, how, total_steps=100)
+    return AutoCompressor(decoder, summaries, reading, config, total_steps=100)
 
 
 def documents(w: int) -> DocumentBatch:
     """Two documents of one window at full price; the second is one segment shorter if there are three."""
     text = torch.randint(3, 97, (2, w * TOKENS), generator=torch.Generator().manual_seed(2))
-    live = torch.ones(2, w * TOKENS, dtype=torch.bool)
-    live[1, max(2 * TOKENS, (w - 1) * TOKENS) :] = False
-    scored = live.clone()
+    mask = torch.ones(2, w * TOKENS, dtype=torch.bool)
+    mask[1, max(2 * TOKENS, (w - 1) * TOKENS) :] = False
+    scored = mask.clone()
     scored[:, 0] = False
     cuts = tuple(TOKENS * i for i in range(1, w + 1))
-    return DocumentBatch(text, live, scored, cuts, torch.arange(2), ("a", "b"), step=99, windows=(w, 0))
+    return DocumentBatch(text, mask, scored, cuts, torch.arange(2), ("a", "b"), step=99, windows=(w, 0))
 
 
 def outcomes(
@@ -53,20 +53,20 @@ def outcomes(
 ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
     """Yield (lengths, probability, cost) of every outcome from segment `i` on; the last segment is not compressed."""
     at = row.segment_slices[i]
-    text, live = row.input_ids[:, at], row.attention_mask[:, at]
+    text, mask = row.input_ids[:, at], row.attention_mask[:, at]
     targets = next_token_targets(row.input_ids, row.attention_mask, row.loss_mask)[:, at]
-    nats = reader.segment_model.segment_loss(reader.segment_model.read_segment(memory, text, live), targets).nll[0]
+    nats = reader.segment_model.segment_loss(reader.segment_model.read_segment(memory, text, mask), targets).nll[0]
     if i == len(row.segment_ends) - 1 or not row.attention_mask[:, row.segment_slices[i + 1]].any():
         yield lengths, p, nats.detach()
         return
     K = reader.config.max_vectors
-    written = reader.segment_model.compress_segment(memory, text, live, K)
+    written = reader.segment_model.compress_segment(memory, text, mask, K)
     P = length_probs(reader.summaries.stop_logits(reader.decoder, written.summary_states))[0]
     for n in range(1, K + 1):
-        kept = reader.segment_model.select_vectors(written, live, torch.tensor([n]))
-        after = reader.segment_model.update_memory(memory, kept, live.sum(1))
-        for found, chance, cost in outcomes(reader, row, after, i + 1, (*lengths, n), p * P[n - 1]):
-            yield found, chance, cost + nats.detach() + BETA * n
+        selected = reader.segment_model.select_vectors(written, mask, torch.tensor([n]))
+        after = reader.segment_model.update_memory(memory, selected, mask.sum(1))
+        for result, chance, cost in outcomes(reader, row, after, i + 1, (*lengths, n), p * P[n - 1]):
+            yield result, chance, cost + nats.detach() + BETA * n
 
 
 def exact(
@@ -75,13 +75,13 @@ def exact(
     """Return the gradient of the expected cost, and the probability of every outcome of each row."""
     total, chances = torch.zeros(()).double(), []
     for row in range(batch.B):
-        found = list(
+        result = list(
             outcomes(
                 reader, batch.select_rows([row]), reader.segment_model.empty_memory(1), 0, (), torch.ones(()).double()
             )
         )
-        total = total + torch.stack([chance * cost for _, chance, cost in found]).sum()
-        chances.append({lengths: float(chance.detach()) for lengths, chance, _ in found})
+        total = total + torch.stack([chance * cost for _, chance, cost in result]).sum()
+        chances.append({lengths: float(chance.detach()) for lengths, chance, _ in result})
     return head(reader, total / batch.loss_mask.sum()), chances
 
 
@@ -100,17 +100,17 @@ def test_reinforce_over_all_outcomes_is_exact(generator: str, w: int, K: int, mo
         method(generator, K, estimator="reinforce", joint_training=True, exploration=0.0),
         documents(w).select_rows([0]),
     )
-    want, (chances,) = exact(reader, batch)
+    expected, (chances,) = exact(reader, batch)
     assert abs(sum(chances.values()) - 1) < tolerances.ORACLE
-    found = [torch.zeros_like(x) for x in want]
+    result = [torch.zeros_like(x) for x in expected]
     for pair in product(chances, repeat=2):
         script = iter([n for lengths in pair for n in lengths])
         monkeypatch.setattr(
             training_window, "sample_column", lambda p, u, script=script: torch.tensor([next(script) - 1])
         )
-        for sum_, part in zip(found, head(reader, reader(batch).loss), strict=True):
+        for sum_, part in zip(result, head(reader, reader(batch).loss), strict=True):
             sum_ += chances[pair[0]] * chances[pair[1]] * part
-    assert distance(tuple(found), want) < tolerances.ORACLE
+    assert distance(tuple(result), expected) < tolerances.ORACLE
 
 
 @GENERATOR
@@ -118,8 +118,8 @@ def test_reinforce_over_all_outcomes_is_exact(generator: str, w: int, K: int, mo
 def test_ponder_is_exact(generator: str, joint: bool) -> None:
     """w = 2: the head's gradient is exact, in the head-only phase and jointly with the decoder."""
     reader, batch = method(generator, 3, estimator="ponder", joint_training=joint), documents(2)
-    want, _ = exact(reader, batch)
-    assert distance(head(reader, reader(batch).loss), want) < tolerances.ORACLE
+    expected, _ = exact(reader, batch)
+    assert distance(head(reader, reader(batch).loss), expected) < tolerances.ORACLE
 
 
 def test_rows_that_have_ended_have_no_price() -> None:
@@ -131,5 +131,5 @@ def test_rows_that_have_ended_have_no_price() -> None:
     ]
     summed = tuple(a + b for a, b in zip(*parts, strict=True))
     assert distance(whole, summed) < tolerances.ORACLE
-    want, _ = exact(reader, batch.select_rows([1]))
-    assert distance(tuple(x / batch.select_rows([1]).loss_mask.sum() for x in parts[1]), want) < tolerances.ORACLE
+    expected, _ = exact(reader, batch.select_rows([1]))
+    assert distance(tuple(x / batch.select_rows([1]).loss_mask.sum() for x in parts[1]), expected) < tolerances.ORACLE

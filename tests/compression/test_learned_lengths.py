@@ -26,39 +26,39 @@ AT_ONCE = {"cost_start": 0.0, "cost_ramp": 0.0}
 
 def exact_expectation(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
     """Compute the expected loss over the lengths of the single compression of a window of two, by reading each."""
-    how, piece, lengths, empty = (
+    config, piece, lengths, empty = (
         method.stop_head_config,
         batch.sequential_parts[0],
         method.config.possible_lengths,
         method.segment_model.empty_memory(batch.B),
     )
-    assert how is not None
+    assert config is not None
     first, second = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     written = method.segment_model.compress_segment(empty, *first, lengths[-1])
     a = mask_disallowed_stops(
-        method.summaries.stop_logits(method.decoder, written.summary_states), lengths, how.stop_position
+        method.summaries.stop_logits(method.decoder, written.summary_states), lengths, config.stop_position
     )
-    P, total = length_probs(a, how.stop_position), torch.zeros(batch.B).double()
+    P, total = length_probs(a, config.stop_position), torch.zeros(batch.B).double()
     targets = training_window.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[1]]
-    for n in length_support(lengths, how.stop_position):
-        kept = method.segment_model.select_vectors(written, first[1], torch.full((batch.B,), n))
-        memory = method.segment_model.update_memory(empty, kept, first[1].sum(1))
+    for n in length_support(lengths, config.stop_position):
+        selected = method.segment_model.select_vectors(written, first[1], torch.full((batch.B,), n))
+        memory = method.segment_model.update_memory(empty, selected, first[1].sum(1))
         nats = method.segment_model.segment_loss(method.segment_model.read_segment(memory, *second), targets).nll
-        total = total + P[:, n - int(how.stop_position == "after")] * (nats + how.length_cost * n)
+        total = total + P[:, n - int(config.stop_position == "after")] * (nats + config.length_cost * n)
     return total.sum() / method.loss_denominators(batch)["scored"]
 
 
 def head_gradients(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
     """Return the gradients of the stop head."""
-    found = gradients(method, loss)
-    return [found["summaries.u"], found["summaries.b"]]
+    result = gradients(method, loss)
+    return [result["summaries.u"], result["summaries.b"]]
 
 
 @pytest.mark.parametrize("index", INDEX)
 @pytest.mark.parametrize("joint", [False, True])
 def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
-    how = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
-    method = compressor(stop_head=how, length_policy="stop_head")
+    config = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
+    method = compressor(stop_head=config, length_policy="stop_head")
     all_same(head_gradients(method, method(BATCH).loss), head_gradients(method, exact_expectation(method, BATCH)))
 
 
@@ -68,14 +68,14 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pair of lengths that the two samples can give, weighted by its probability."""
-    how = {
+    config = {
         "estimator": "reinforce",
         "length_cost": 0.3,
         "joint_training": joint,
         "exploration": explore,
         "stop_position": index,
     } | AT_ONCE
-    method = compressor(stop_head=how, length_policy="stop_head", max_vectors=2)
+    method = compressor(stop_head=config, length_policy="stop_head", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
 
@@ -88,11 +88,11 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     for pair in product(range(2 + (index == "before")), repeat=2):
         columns = expanded(pair, batch)
         laws.clear()
-        found = head_gradients(method, method(batch).loss)
+        result = head_gradients(method, method(batch).loss)
         weight = laws[0][0, pair[0]] * laws[len(laws) // 2][0, pair[1]]
-        sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, found, strict=True)]
+        sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, result, strict=True)]
     assert sums is not None
-    one = compressor(stop_head=how, length_policy="stop_head", max_vectors=2)
+    one = compressor(stop_head=config, length_policy="stop_head", max_vectors=2)
     all_same(sums, head_gradients(one, exact_expectation(one, batch)))
 
 
@@ -106,8 +106,8 @@ def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
 def test_soft_and_straight_through_train_head_and_summaries(estimator: str) -> None:
     """The gradient flows through log s into the state that the head reads, unless head_gradient is "cut"."""
     for cut in ("flow", "cut"):
-        how = {"estimator": estimator, "head_gradient": cut, "hard_window_fraction": 0.0, "cost_on": "read"}
-        method = compressor(stop_head=how, length_policy="stop_head")
+        config = {"estimator": estimator, "head_gradient": cut, "hard_window_fraction": 0.0, "cost_on": "read"}
+        method = compressor(stop_head=config, length_policy="stop_head")
         course = training_window.WindowRun(
             method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "joint", 1, "length"
         ).run()
@@ -115,8 +115,8 @@ def test_soft_and_straight_through_train_head_and_summaries(estimator: str) -> N
         assert course.a[0] is not None
         tokens = method.summaries.tokens
         assert tokens is not None
-        found = torch.autograd.grad(course.a[0].exp().sum(), tokens, allow_unused=True)[0]
-        assert (found is not None and bool(found.any())) == (cut == "flow")
+        result = torch.autograd.grad(course.a[0].exp().sum(), tokens, allow_unused=True)[0]
+        assert (result is not None and bool(result.any())) == (cut == "flow")
 
 
 def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
@@ -124,15 +124,15 @@ def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
     batch = documents(((4, 4, 4), (4, 4, 4)), step=9)
     of = {}
     for penalty in ("per_vector", "ratio"):
-        how = {
+        config = {
             "estimator": "soft",
             "hard_window_fraction": 0.0,
             "cost_kind": penalty,
             "length_cost": 0.5,
             "cost_on": "all",
         }
-        method = compressor(stop_head=how, length_policy="stop_head")
-        free = compressor(stop_head=how | {"length_cost": 0.0}, length_policy="stop_head")
+        method = compressor(stop_head=config, length_policy="stop_head")
+        free = compressor(stop_head=config | {"length_cost": 0.0}, length_policy="stop_head")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
     same(of["ratio"] * 24 / 22, of["per_vector"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
 
@@ -147,8 +147,8 @@ def test_training_phases_decoder_then_head_only() -> None:
         batch = documents(step=step)
         assert method.resets_optimizer_state(batch) == restarts
         assert method.training_phase(step) == ("decoder" if step < 8 else "head_only")
-        found = gradients(method, method(batch.sequential_parts[0]).loss)
-        learned = {name for name, g in found.items() if g.any()}
+        result = gradients(method, method(batch.sequential_parts[0]).loss)
+        learned = {name for name, g in result.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
     assert not compressor(stop_head={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
         documents(step=8)
@@ -171,8 +171,8 @@ def test_classifier_is_trained_on_the_cheapest_length() -> None:
     """Its labels are found by trial; the decoder gets no gradient."""
     method = compressor(stop_head={"length_cost": 0.4}, length_policy="classifier")
     step = method(BATCH)
-    found = gradients(method, step.loss)
-    assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
+    result = gradients(method, step.loss)
+    assert {name for name, g in result.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
     course = training_window.WindowRun(
         method.segment_model, BATCH, method.segment_model.empty_memory(2), "head_only", 1, "length"
     ).run()
@@ -196,11 +196,11 @@ def test_classifier_learning_rate_multiplier() -> None:
         for rate in (1.0, 10.0)
     )
     for name in ("weight", "bias"):
-        drawn = [
+        numbers = [
             getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name)
             for m in (one, ten)
         ]
-        same(10 * drawn[1], drawn[0])
+        same(10 * numbers[1], numbers[0])
         getattr(ten.summaries.ratio, name).data = getattr(one.summaries.ratio, name).data / 10
     slow, fast = (gradients(method, method(BATCH).loss) for method in (one, ten))
     for name in ("summaries.ratio.weight", "summaries.ratio.bias"):
@@ -220,19 +220,19 @@ def test_random_lengths_are_keyed_by_document() -> None:
             method.segment_model, b, method.segment_model.empty_memory(b.B), "decoder", 1, "length"
         ).predetermined_lengths(0)
 
-    drawn = lengths(batch)
-    assert drawn is not None
+    numbers = lengths(batch)
+    assert numbers is not None
     turned = lengths(batch.select_rows([2, 0]))
     assert turned is not None
-    assert torch.equal(turned, drawn[[2, 0]])
+    assert torch.equal(turned, numbers[[2, 0]])
     other = lengths(replace(batch, epoch=1))
     assert other is not None
-    assert not torch.equal(other, drawn)
+    assert not torch.equal(other, numbers)
 
 
 def test_published_variable_length_settings() -> None:
     """States fed back as they are, trigger in place of the last token, vocabulary row as stop, s z as gate."""
-    how = {
+    config = {
         "estimator": "soft",
         "head": "vocabulary",
         "control_tokens": "vocabulary",
@@ -255,17 +255,17 @@ def test_published_variable_length_settings() -> None:
         "step_embedding": False,
         "trigger_placement": "replace",
     }
-    method = compressor(stop_head=how, **reading).train()
+    method = compressor(stop_head=config, **reading).train()
     batch = documents(((4, 4, 4), (4, 4, 3)), step=9)
-    found = gradients(method, method(batch).loss)
-    assert found["summaries.control"][1].any()  # the stop
-    assert found["summaries.control"][0].any()  # the trigger, which is read
+    result = gradients(method, method(batch).loss)
+    assert result["summaries.control"][1].any()  # the stop
+    assert result["summaries.control"][0].any()  # the trigger, which is read
     hidden = method.read_text(batch.input_ids[:, :4])
     assert method.summaries.logits(method.decoder, hidden).shape[-1] == 99
     assert method.eval().summaries.logits(method.decoder, hidden).shape[-1] == 97
     targets = training_window.build_window_targets(method.segment_model, batch)
     assert (targets >= 0).sum(1).tolist() == [6, 5]  # 4 tokens a segment: two that predict, the last two not
-    a = [compressor(stop_head=how, **reading).eval() for _ in range(2)]
+    a = [compressor(stop_head=config, **reading).eval() for _ in range(2)]
     memory = a[0].compress(batch.input_ids[:, :4])
     assert memory.num_vectors.max() <= 3
     sampled = StopRule("sample", uniforms=torch.zeros(2, 3).double())
@@ -278,8 +278,8 @@ def test_published_variable_length_settings() -> None:
 def test_length_cost_ramps_up() -> None:
     """omega is 0 for half of the steps and then rises."""
     assert [penalty_ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
-    how = {"estimator": "soft", "hard_window_fraction": 0.0, "length_cost": 50.0}
-    method, free = (compressor(stop_head=how | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
+    config = {"estimator": "soft", "hard_window_fraction": 0.0, "length_cost": 50.0}
+    method, free = (compressor(stop_head=config | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
     for step, same_loss in ((4, True), (9, False)):
         batch = documents(step=step).sequential_parts[0]
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
@@ -288,9 +288,9 @@ def test_length_cost_ramps_up() -> None:
 def test_carried_memory_is_soft_or_hard() -> None:
     """Soft lengths carry a soft memory, or one hardened by the inference rule if configured."""
     batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
-    how = {"estimator": "soft", "hard_window_fraction": 0.0}
-    soft = compressor(stop_head=how, length_policy="stop_head")(batch).state
-    hard = compressor(stop_head=how, length_policy="stop_head", carry_between_windows="hard")(batch).state
+    config = {"estimator": "soft", "hard_window_fraction": 0.0}
+    soft = compressor(stop_head=config, length_policy="stop_head")(batch).state
+    hard = compressor(stop_head=config, length_policy="stop_head", carry_between_windows="hard")(batch).state
     assert soft is not None
     assert hard is not None
     assert soft.log_s is not None
@@ -306,43 +306,46 @@ def test_carried_memory_is_soft_or_hard() -> None:
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
 def test_soft_memory_is_read_by_its_gate(gate: str, memory: str) -> None:
     """In training and with the "soft" rule alike: scale_vectors reads s sigma, none reads sigma."""
-    how = {
+    config = {
         "estimator": "soft",
         "hard_window_fraction": 0.0,
         "soft_gate": gate,
         "cost_kind": "ratio",
         "ratio_memory_weight": 1.0,
     }
-    method = compressor(stop_head=how, length_policy="stop_head", memory_policy=memory)
+    method = compressor(stop_head=config, length_policy="stop_head", memory_policy=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
     course = training_window.WindowRun(
         method.segment_model, piece, method.segment_model.empty_memory(2), "joint", 1, "length"
     ).run()
     first, second, third = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
-    held = method.compress(*first, rule=StopRule("soft"))
-    assert held.log_s is not None
-    same(course.memory_sizes[:, 1], held.log_s.exp().sum(1), tolerances.FLOAT32)
-    s = held.log_s.exp()[..., None]
-    hard = {"scale": replace(held, vectors=held.vectors * s, log_s=None), "none": replace(held, log_s=None)}
-    found = method.read_text(*second, held)
-    same(found, method.read_text(*second, hard.get(gate, held)), tolerances.FLOAT32)
-    assert torch.allclose(found, method.read_text(*second, hard["none"])) == (gate == "none")
-    held = method.compress(*second, held, StopRule("soft"))
+    memory_mask = method.compress(*first, rule=StopRule("soft"))
+    assert memory_mask.log_s is not None
+    same(course.memory_sizes[:, 1], memory_mask.log_s.exp().sum(1), tolerances.FLOAT32)
+    s = memory_mask.log_s.exp()[..., None]
+    hard = {
+        "scale": replace(memory_mask, vectors=memory_mask.vectors * s, log_s=None),
+        "none": replace(memory_mask, log_s=None),
+    }
+    result = method.read_text(*second, memory_mask)
+    same(result, method.read_text(*second, hard.get(gate, memory_mask)), tolerances.FLOAT32)
+    assert torch.allclose(result, method.read_text(*second, hard["none"])) == (gate == "none")
+    memory_mask = method.compress(*second, memory_mask, StopRule("soft"))
     targets = training_window.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[2]]
     same(
         course.segment_losses[2],
-        method.segment_model.segment_loss(method.read_text(*third, held), targets).nll,
+        method.segment_model.segment_loss(method.read_text(*third, memory_mask), targets).nll,
         tolerances.FLOAT32,
     )
-    assert held.num_vectors.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
+    assert memory_mask.num_vectors.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
 
 
 @pytest.mark.parametrize("estimator", some(["soft", "ponder", "reinforce", "straight_through"], 4))
 def test_stop_logits_are_computed_in_float32(estimator: str) -> None:
     """Whatever dtype the decoder has, also under autocast and with checkpointed segments."""
     for narrow in (True, False):
-        how = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
-        method = compressor(stop_head=how, length_policy="stop_head", checkpoint_segments=True).float().train()
+        config = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
+        method = compressor(stop_head=config, length_policy="stop_head", checkpoint_segments=True).float().train()
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):

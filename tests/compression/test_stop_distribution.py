@@ -46,7 +46,7 @@ def golden() -> Tensor:
     return torch.tensor([LAM], dtype=torch.float64).logit()
 
 
-def told(misread: dict[str, Any], *blind: str) -> dict[str, Any]:
+def select_misreadings(misread: dict[str, Any], *blind: str) -> dict[str, Any]:
     """Select the misreadings that these inputs can distinguish; other inputs distinguish the rest."""
     return {name: wrong for name, wrong in misread.items() if name not in blind}
 
@@ -65,7 +65,7 @@ def test_log_survival() -> None:
         return log_survival(a)[:, 1:]
 
     blind = ("1 - p by subtraction in float32", "1 - p in bfloat16")
-    agree(of, ORACLE["VL4"], told(MISREAD["VL4"], *blind), logits(3, 6), measure=relative)
+    agree(of, ORACLE["VL4"], select_misreadings(MISREAD["VL4"], *blind), logits(3, 6), measure=relative)
     rare = logits(3, 6) / 4 - 14  # p about 1e-6
     agree(of, ORACLE["VL4"], {name: MISREAD["VL4"][name] for name in blind}, rare, measure=relative)
     assert log_survival(rare)[:, 0].tolist() == [0.0] * 3
@@ -88,27 +88,31 @@ def test_expected_length(index: StopPosition) -> None:
 
 @pytest.mark.equation("halting", "VL7")
 @pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("held", [0, 8])
-def test_attention_gate_bias(hard: bool, held: int) -> None:
+@pytest.mark.parametrize("num_cached", [0, 8])
+def test_attention_gate_bias(hard: bool, num_cached: int) -> None:
     """A bos column, three segments with invalid slots, and text; all of them are queries, or only the last columns."""
     block = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, -1, 1, -1, 2, -1]])
-    log_s, live = -torch.rand(2, 7).double() - 0.1, torch.nn.functional.pad(block >= 0, (1, 4), value=True)
-    T, P = 12 - held, 12
+    log_s, mask = -torch.rand(2, 7).double() - 0.1, torch.nn.functional.pad(block >= 0, (1, 4), value=True)
+    T, P = 12 - num_cached, 12
 
-    def of(scores: Tensor, log_s: Tensor, block: Tensor, live: Tensor, lead: int, held: int, hard: bool) -> Tensor:
-        seen = live[:, None] & (torch.arange(P) <= torch.arange(held, P)[:, None])
-        bias = 0.0 if hard else attention_gate_bias(log_s, block, lead, 4, held)
+    def of(
+        scores: Tensor, log_s: Tensor, block: Tensor, mask: Tensor, lead: int, num_cached: int, hard: bool
+    ) -> Tensor:
+        seen = mask[:, None] & (torch.arange(P) <= torch.arange(num_cached, P)[:, None])
+        bias = 0.0 if hard else attention_gate_bias(log_s, block, lead, 4, num_cached)
         return (scores + bias).masked_fill(~seen, -math.inf).softmax(-1)
 
     blind = {"by key in hard reading too"} if not hard else {
         "s_t on the score", "rows of the same block gated", "after the softmax", "no gate",
         "later blocks read an ungated memory",
     }  # fmt: skip
-    if held:
+    if num_cached:
         blind |= {"rows of the same block gated", "later blocks read an ungated memory"}
     scores = torch.randn(2, T, P).double()
-    agree(of, ORACLE["VL7"], told(MISREAD["VL7"], *blind), scores, log_s, block, live, 1, held, hard)
-    assert gradcheck(lambda x: attention_gate_bias(x, block, 1, 4, held), log_s.requires_grad_())
+    agree(
+        of, ORACLE["VL7"], select_misreadings(MISREAD["VL7"], *blind), scores, log_s, block, mask, 1, num_cached, hard
+    )
+    assert gradcheck(lambda x: attention_gate_bias(x, block, 1, 4, num_cached), log_s.requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL13")
@@ -118,10 +122,10 @@ def test_solve_initial_bias(K: int, lam: float, b: float) -> None:
         return solve_initial_bias(start, tuple(range(1, K + 1)))
 
     agree(of, ORACLE["VL13"], MISREAD["VL13"], 0.9, K)
-    found = of(0.9, K)
-    assert float(f"{torch.tensor(found).double().sigmoid().item():.3g}") == lam
-    assert round(found, 2) == b
-    started = stop_logit(torch.zeros(3), torch.zeros(()), torch.randn(2, K, 3).double(), found)
+    result = of(0.9, K)
+    assert float(f"{torch.tensor(result).double().sigmoid().item():.3g}") == lam
+    assert round(result, 2) == b
+    started = stop_logit(torch.zeros(3), torch.zeros(()), torch.randn(2, K, 3).double(), result)
     assert distance(expected_length(started), torch.full((2,), 0.9 * K, dtype=torch.float64)) < tolerances.ORACLE
 
 
@@ -142,7 +146,7 @@ def test_length_by_threshold(index: StopPosition) -> None:
     a = golden().repeat(4, 1)
     a[1], a[2], a[3] = -2.0, a[0].flip(0), torch.tensor([-1.0, 1.0, -1.0, 2.0])
     blind = ("P(N = t) for lam_t",) if index == "after" else ()
-    agree(length_by_threshold, ORACLE["VL14"], told(MISREAD["VL14"], *blind), a, 0.3, index)
+    agree(length_by_threshold, ORACLE["VL14"], select_misreadings(MISREAD["VL14"], *blind), a, 0.3, index)
     met = torch.tensor([[0.1, 0.5, 0.3, 0.2]]).double().logit()
     agree(length_by_threshold, ORACLE["VL14"], {name: MISREAD["VL14"][name] for name in blind}, met, 0.48, index)
 
@@ -166,7 +170,13 @@ def test_length_by_sampling(index: StopPosition) -> None:
 def test_fixed_length() -> None:
     K = 6
     for n, blind in ((3, ("n beyond K",)), (9, ("K always",))):
-        agree(lambda n, K: fixed_length(n, tuple(range(1, K + 1))), ORACLE["VL17"], told(MISREAD["VL17"], *blind), n, K)
+        agree(
+            lambda n, K: fixed_length(n, tuple(range(1, K + 1))),
+            ORACLE["VL17"],
+            select_misreadings(MISREAD["VL17"], *blind),
+            n,
+            K,
+        )
     assert [fixed_length(n, (1, 2, 4)) for n in (1, 2, 4, 5, 50)] == [1, 2, 4, 4, 4]
     with pytest.raises(UsageError, match=r"allowed lengths are 1, 2, 4"):
         fixed_length(3, (1, 2, 4))
@@ -184,8 +194,10 @@ def test_top_budget(b: int) -> None:
         memory = SummaryMemory(
             slot, block >= 0, block, log_s.float().masked_fill(block < 0, 0.0), torch.full((2, 3), 5)
         )
-        kept = memory.keep_top_vectors(b)
-        return torch.zeros(2, 10).scatter(1, torch.where(kept.valid, kept.vectors[..., 0].long(), 9), 1.0)[:, :9]
+        selected = memory.keep_top_vectors(b)
+        return torch.zeros(2, 10).scatter(1, torch.where(selected.valid, selected.vectors[..., 0].long(), 9), 1.0)[
+            :, :9
+        ]
 
     blind = {
         2: {"the same from every block"},
@@ -193,7 +205,7 @@ def test_top_budget(b: int) -> None:
         5: {"ties to the earlier block first", "ties to the later block"},
         40: set(MISREAD["VL18"]),
     }
-    agree(of, ORACLE["VL18"], told(MISREAD["VL18"], *blind[b]), log_s.double(), block, b)
+    agree(of, ORACLE["VL18"], select_misreadings(MISREAD["VL18"], *blind[b]), log_s.double(), block, b)
     assert of(log_s, block, b).sum(1).tolist() == [min(b, 9), min(b, 7)]
 
 
@@ -221,7 +233,7 @@ def test_log_survival_gate_of_the_published_timing() -> None:
 
     agree(of, ORACLE["CP4"], MISREAD["CP4"], logits(3, 5), "split")
     for index, blind in (("after", ("kept as it is gated",)), ("before", ("gated as it is kept",))):
-        agree(of, ORACLE["CP4"], told(MISREAD["CP4"], *blind), logits(3, 5), index)
+        agree(of, ORACLE["CP4"], select_misreadings(MISREAD["CP4"], *blind), logits(3, 5), index)
     assert gradcheck(lambda a: log_survival_gate(a, "split"), logits(2, 4).requires_grad_())
 
 
@@ -241,9 +253,9 @@ def test_stop_distribution_golden_values() -> None:
         length_probs: (0.1, 0.18, 0.288, 0.432),
         expected_length: (3.052,),
     }
-    for function, want in wanted.items():
-        found = function(a).exp() if function is log_survival else function(a)
-        assert distance(found.flatten(), torch.tensor(want, dtype=torch.float64)) < tolerances.ORACLE
+    for function, expected in wanted.items():
+        result = function(a).exp() if function is log_survival else function(a)
+        assert distance(result.flatten(), torch.tensor(expected, dtype=torch.float64)) < tolerances.ORACLE
     assert distance(expected_length(a, "before"), torch.tensor([2.1816]).double()) < tolerances.FLOAT32
     (slope,) = torch.autograd.grad(expected_length(a).sum(), a)
     assert distance(slope, torch.tensor([[-0.2052, -0.2304, -0.1728, 0.0]])) < tolerances.FLOAT32
@@ -257,19 +269,19 @@ def test_stop_distribution_golden_values() -> None:
 @pytest.mark.parametrize(("K", "mean", "slope"), [(50, 49.98, 1.6e-5), (8, 8.0, 3.6e-7)])
 def test_published_stop_head_has_almost_no_gradient_at_first(K: int, mean: float, slope: float) -> None:
     """A vocabulary row of 50,267 starts with p = 2.0e-5: E[N] is K, and the price has almost no gradient."""
-    words = torch.zeros(1, K, 50_267)
-    a = vocabulary_stop_logit(words, 50_266).double().requires_grad_()
+    embeds = torch.zeros(1, K, 50_267)
+    a = vocabulary_stop_logit(embeds, 50_266).double().requires_grad_()
     assert f"{a.sigmoid()[0, 0].item():.1e}" == "2.0e-05"
     assert round(expected_length(a).item(), 2) == mean
-    (found,) = torch.autograd.grad((expected_length(a) / 1536).sum(), a)
-    assert f"{-found.sum().item():.1e}" == f"{slope:.1e}"
+    (result,) = torch.autograd.grad((expected_length(a) / 1536).sum(), a)
+    assert f"{-result.sum().item():.1e}" == f"{slope:.1e}"
     rounded = (1 - a.detach().bfloat16().sigmoid()).cumprod(1)
     assert (rounded == 1).all()  # survival by a product in bfloat16: E[N] is K to the last bit
-    words[0, 0, 7] = 1.0
-    words.requires_grad_()
-    torch.nn.functional.cross_entropy(words[:, 0], torch.tensor([3])).backward()
-    assert words.grad is not None
-    assert f"{words.grad[0, 0, 50_266].item():.1e}" == "2.0e-05"  # how hard each token of text pushes the stop down
+    embeds[0, 0, 7] = 1.0
+    embeds.requires_grad_()
+    torch.nn.functional.cross_entropy(embeds[:, 0], torch.tensor([3])).backward()
+    assert embeds.grad is not None
+    assert f"{embeds.grad[0, 0, 50_266].item():.1e}" == "2.0e-05"  # how hard each token of text pushes the stop down
 
 
 def test_one_minus_p_in_bfloat16_loses_small_p() -> None:
@@ -295,11 +307,11 @@ def test_mask_disallowed_stops_excludes_lengths(index: StopPosition) -> None:
     lengths = (2, 3, 6)
     a = mask_disallowed_stops(logits(3, 6).requires_grad_(), lengths, index)
     least = int(index == "after")
-    found = {n + least for n in range(6 + 1 - least) if bool((length_probs(a, index)[:, n] > 0).any())}
-    assert found == set(stop_distribution.length_support(lengths, index))
+    result = {n + least for n in range(6 + 1 - least) if bool((length_probs(a, index)[:, n] > 0).any())}
+    assert result == set(stop_distribution.length_support(lengths, index))
     N = torch.cat([length_by_quantile(a, q, index) for q in (0.01, 0.3, 0.6, 0.99)])
-    drawn = length_by_sampling(a.repeat(200, 1), torch.rand(600, 6), index)
-    assert {*N.tolist(), *drawn.tolist()} <= found
+    sampled = length_by_sampling(a.repeat(200, 1), torch.rand(600, 6), index)
+    assert {*N.tolist(), *sampled.tolist()} <= result
     (slope,) = torch.autograd.grad(expected_length(a, index).sum(), a)
     assert slope.isfinite().all()
 
@@ -314,11 +326,11 @@ def test_stop_distribution_rejects_impossible_lengths() -> None:
 
 def test_draw_uniforms_are_keyed_by_document_and_segment() -> None:
     documents = torch.tensor([5, 2, 9])
-    found = draw_uniforms("length", 1, 0, documents, 3, 4)
-    assert torch.equal(draw_uniforms("length", 1, 0, documents[[2, 0]], 3, 4), found[[2, 0]])
-    assert torch.equal(draw_uniforms("length", 1, 0, documents, 3, 2), found[:, :2])
+    result = draw_uniforms("length", 1, 0, documents, 3, 4)
+    assert torch.equal(draw_uniforms("length", 1, 0, documents[[2, 0]], 3, 4), result[[2, 0]])
+    assert torch.equal(draw_uniforms("length", 1, 0, documents, 3, 2), result[:, :2])
     others = [draw_uniforms("second", 1, 0, documents, 3, 4), *(
         draw_uniforms("length", *keys, 4) for keys in ((2, 0, documents, 3), (1, 1, documents, 3), (1, 0, documents, 4))
     )]  # fmt: skip
-    assert all(bool((other != found).all()) for other in others)
-    assert bool(((found >= 0) & (found < 1)).all())
+    assert all(bool((other != result).all()) for other in others)
+    assert bool(((result >= 0) & (result < 1)).all())

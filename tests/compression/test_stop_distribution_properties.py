@@ -69,10 +69,10 @@ def test_length_probs_sum_to_one_and_match_survival(a: Tensor, index: StopPositi
 def test_length_by_sampling_follows_the_distribution(index: StopPosition) -> None:
     """10^5 samples of N: mean within 4 standard errors, each share within 5; "mixture" keeps by s_{t+1}."""
     a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
-    kept: StopPosition = "before" if index == "mixture" else index
+    selected: StopPosition = "before" if index == "mixture" else index
     N = length_by_sampling(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
     error = float(N.std()) / len(N) ** 0.5
-    assert abs(float(N.mean()) - expected_length(a, kept).item()) < 4 * error
+    assert abs(float(N.mean()) - expected_length(a, selected).item()) < 4 * error
     P = length_probs(a, index)[0]
     shares = N.long().bincount(minlength=6)[int(index == "after") :] / len(N)
     assert bool(((shares - P).abs() < 5 * (P * (1 - P) / len(N)).sqrt() + 1e-12).all())
@@ -89,8 +89,8 @@ def test_stop_rules_are_per_row_and_final(a: Tensor, q: float, index: StopPositi
     ):
         N = of(a, u)
         assert torch.equal(N, torch.cat([of(a[b : b + 1], u[b : b + 1]) for b in range(len(a))]))
-        places = torch.arange(1, a.shape[1] + 1)
-        after = places > N[:, None] + int(index != "after")
+        position_list = torch.arange(1, a.shape[1] + 1)
+        after = position_list > N[:, None] + int(index != "after")
         assert torch.equal(of(a.masked_fill(after, 9.0), u), N)
         assert torch.equal(of(a.masked_fill(after, -9.0), u), N)
         assert int(index == "after") <= int(N.min()) <= int(N.max()) <= a.shape[1]
@@ -100,14 +100,14 @@ def test_stop_rules_are_per_row_and_final(a: Tensor, q: float, index: StopPositi
 def test_keep_top_vectors_keeps_prefixes(a: Tensor, budget: int, blocks: int) -> None:
     (B, K), memory = a.shape, SummaryMemory.empty(len(a), 1)
     for k in range(blocks):
-        live = torch.arange(K) < torch.tensor([(b + k) % K + 1 for b in range(B)])[:, None]
+        mask = torch.arange(K) < torch.tensor([(b + k) % K + 1 for b in range(B)])[:, None]
         slots = torch.arange(K, dtype=torch.float32).expand(B, K)[..., None]
-        memory = memory.append(slots, live, torch.full((B,), 3), log_survival_gate(a / (k + 1)).float())
-    kept = memory.keep_top_vectors(budget)
-    assert torch.equal(kept.num_vectors, memory.num_vectors.clamp(max=budget))
+        memory = memory.append(slots, mask, torch.full((B,), 3), log_survival_gate(a / (k + 1)).float())
+    selected = memory.keep_top_vectors(budget)
+    assert torch.equal(selected.num_vectors, memory.num_vectors.clamp(max=budget))
     for b in range(B):
         for k in range(blocks):
-            slots = kept.vectors[b][kept.valid[b] & (kept.segment_ids[b] == k)][:, 0]
+            slots = selected.vectors[b][selected.valid[b] & (selected.segment_ids[b] == k)][:, 0]
             assert slots.tolist() == list(range(len(slots)))
 
 
@@ -140,7 +140,7 @@ def test_reinforce_is_unbiased_and_ponder_is_exact(table: Tensor) -> None:
     """
     a, B = torch.randn(K).double().requires_grad_(), K**2
     exact = (length_probs(a[None])[0] * (table + BETA * LENGTHS)).sum()
-    (want,) = torch.autograd.grad(exact, a)
+    (expected,) = torch.autograd.grad(exact, a)
     N, counted = outcomes(2).T, mark_priced_if_read(torch.tensor([[False, True]])).expand(B, 2)
     log_p = torch.stack([picked(a.expand(2, B, K), N), torch.zeros(2, B).double()], -1)
     chance = log_p.sum((0, 2)).exp().detach()
@@ -150,10 +150,10 @@ def test_reinforce_is_unbiased_and_ponder_is_exact(table: Tensor) -> None:
     estimate = reinforce_two_samples(log_p, chance[:, None] * G, counted) + length_penalty(
         chance[:, None] * E, counted, BETA
     )
-    assert distance(torch.autograd.grad(estimate, a)[0], want) < tolerances.ORACLE
-    found = ponder_loss(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
-    assert distance(torch.autograd.grad(found, a)[0], want) < tolerances.ORACLE
-    assert distance(found, exact) < tolerances.ORACLE
+    assert distance(torch.autograd.grad(estimate, a)[0], expected) < tolerances.ORACLE
+    result = ponder_loss(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
+    assert distance(torch.autograd.grad(result, a)[0], expected) < tolerances.ORACLE
+    assert distance(result, exact) < tolerances.ORACLE
 
 
 def test_reinforce_is_unbiased_in_longer_windows() -> None:
@@ -171,31 +171,31 @@ def test_reinforce_is_unbiased_in_longer_windows() -> None:
     chance, counted = log_p.sum((0, 2)).exp().detach(), torch.tensor([True, True, False]).expand(B, 3)
     estimate = reinforce_two_samples(log_p, chance[:, None] * cost_to_go(nats, BETA * E), counted)
     estimate = estimate + length_penalty(chance[:, None] * E.mean(0), counted, BETA)
-    want = torch.autograd.grad(exact, (first, second))
-    assert distance(torch.autograd.grad(estimate, (first, second)), want) < tolerances.ORACLE
+    expected = torch.autograd.grad(exact, (first, second))
+    assert distance(torch.autograd.grad(estimate, (first, second)), expected) < tolerances.ORACLE
 
 
 def test_reinforce_importance_weights(table: Tensor) -> None:
     """Two samples from (1 - e) P + e uniform, weighted by P / mixture, give the gradient of P."""
     a, B = torch.randn(K).double().requires_grad_(), K**2
-    (want,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
+    (expected,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
     M, N = exploration_mixture(a[None], 0.3, tuple(range(1, K + 1)))[0].detach(), outcomes(2).T
     log_p, chance = picked(a.expand(2, B, K), N), M[N - 1].prod(0)
     weight, G = log_p.exp() / M[N - 1], chance * table[N - 1]
     term = reinforce_two_samples(log_p[..., None], G[..., None], torch.ones(B, 1, dtype=torch.bool), weight[..., None])
-    assert distance(torch.autograd.grad(term, a)[0], want) < tolerances.ORACLE
+    assert distance(torch.autograd.grad(term, a)[0], expected) < tolerances.ORACLE
 
 
 def test_reinforce_row_baseline_is_unbiased(table: Tensor) -> None:
     """For two equal rows the sum has twice the gradient of one."""
     a = torch.randn(K).double().requires_grad_()
-    (want,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
+    (expected,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
     total = torch.zeros(K).double()
     for N in outcomes(2):
         log_p = picked(a.expand(2, 1, K), N[:, None])
         term = reinforce_row_baseline(log_p, table[N - 1][:, None], torch.ones(2, 1, dtype=torch.bool))
         total += log_p.sum().exp().detach() * torch.autograd.grad(term, a)[0]
-    assert distance(total, 2 * want) < tolerances.ORACLE
+    assert distance(total, 2 * expected) < tolerances.ORACLE
 
 
 def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:
@@ -203,27 +203,27 @@ def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) 
     a = torch.randn(1, K).double().requires_grad_()
     value = torch.rand(K).double() + 0.1
 
-    def nats(live: Tensor, log_s: Tensor) -> Tensor:
-        weight = live * log_s.exp()
+    def nats(mask: Tensor, log_s: Tensor) -> Tensor:
+        weight = mask * log_s.exp()
         return -((weight * value).sum(-1) / weight.sum(-1)).log()
 
     hard = torch.stack([nats((torch.arange(K) < n).double(), torch.zeros(K).double()) for n in range(1, K + 1)])
-    (want,) = torch.autograd.grad((length_probs(a)[0] * hard).sum(), a)
+    (expected,) = torch.autograd.grad((length_probs(a)[0] * hard).sum(), a)
     (soft,) = torch.autograd.grad(nats(torch.ones(K).double(), log_survival_gate(a)[0]), a)
-    through = torch.zeros_like(want)
+    through = torch.zeros_like(expected)
     for n in range(1, K + 1):
         slots = straight_through_slots(a, torch.tensor([n]))
         assert slots.log_s is not None
         chance = length_probs(a)[0, n - 1].detach()
         through += chance * torch.autograd.grad(nats(slots.valid[0].double(), slots.log_s[0]), a)[0]
-    assert distance(soft, want) > 1e-2
-    assert distance(through, want) > 1e-2
+    assert distance(soft, expected) > 1e-2
+    assert distance(through, expected) > 1e-2
 
 
 def test_sample_column_follows_the_distribution() -> None:
     """`sample_column` and `length_by_sampling` follow the same distribution over allowed lengths."""
     a = mask_disallowed_stops(torch.randn(1, 6).double(), (1, 3, 6))
     u = (torch.arange(50_000).double() + 0.5) / 50_000
-    found = sample_column(length_probs(a).expand(len(u), -1), u) + 1
-    assert set(found.tolist()) == set(length_support((1, 3, 6)))
-    assert abs(float(found.double().mean()) - expected_length(a).item()) < 1e-3
+    result = sample_column(length_probs(a).expand(len(u), -1), u) + 1
+    assert set(result.tolist()) == set(length_support((1, 3, 6)))
+    assert abs(float(result.double().mean()) - expected_length(a).item()) < 1e-3

@@ -20,13 +20,13 @@ from tests.oracles import summaries as oracle
 from tests.oracles.compare import agree
 from tests.oracles.summaries import MISREAD, ORACLE
 
-HELD = torch.tensor([[True, False, True], [False] * 3])
-LIVE = torch.tensor([[False, True, True, False, True], [True, True, True, False, False]])
+MEMORY_MASK = torch.tensor([[True, False, True], [False] * 3])
+TEXT_MASK = torch.tensor([[False, True, True, False, True], [True, True, True, False, False]])
 
 
-def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
+def memory_of(vectors: Tensor, mask: Tensor) -> SummaryMemory:
     """Build a memory of one segment with these slots."""
-    return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
+    return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, mask, mask.sum(1))
 
 
 @pytest.mark.equation("halting", "VL1")
@@ -43,8 +43,8 @@ def test_map_to_vectors() -> None:
 
     z, parts = noise(1, 4, summaries.width), (summaries.inner, summaries.outer)
     maps = [p for part in parts for p in (part.weight, part.bias)]
-    given = z, summaries.scale, float(summaries.r), *maps
-    agree(of, ORACLE["VL1"], MISREAD["VL1"], *given)
+    arguments = z, summaries.scale, float(summaries.r), *maps
+    agree(of, ORACLE["VL1"], MISREAD["VL1"], *arguments)
     names = ("scale", "inner.weight", "outer.weight")
 
     def gradients(z: Tensor, *values: Tensor) -> Tensor:
@@ -86,17 +86,28 @@ def test_generate_summaries(name: str) -> None:
     K, summaries = 3, compressor(name, summary="autoregressive").summaries
     decoder = compressor(name, summary="autoregressive").decoder
 
-    def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
-           c: Tensor, r: float, K: int, zero: bool) -> Tensor:  # fmt: skip
+    def of(
+        decoder: Any,
+        memory: Tensor,
+        memory_mask: Tensor,
+        embeds: Tensor,
+        mask: Tensor,
+        trigger: Tensor,
+        steps: Tensor,
+        c: Tensor,
+        r: float,
+        K: int,
+        zero: bool,
+    ) -> Tensor:
         changed = {"inside.start": trigger, "inside.steps": steps, "inside.scale": c}
-        given = decoder, memory_of(memory, held), words, live, K
-        return torch.func.functional_call(Written(summaries), changed, given)
+        arguments = decoder, memory_of(memory, memory_mask), embeds, mask, K
+        return torch.func.functional_call(Written(summaries), changed, arguments)
 
     D = summaries.width
-    given = decoder, noise(1, 2, 3, D), HELD, noise(2, 2, 5, D), LIVE, noise(3, D), noise(4, K, D)
+    arguments = decoder, noise(1, 2, 3, D), MEMORY_MASK, noise(2, 2, 5, D), TEXT_MASK, noise(3, D), noise(4, K, D)
     r = float(summaries.r)
     zero = name == "opt"
-    agree(oracle.with_gradient(of), ORACLE["VL2"], MISREAD["VL2"], *given, torch.tensor(1.3).double(), r, K, zero)
+    agree(oracle.with_gradient(of), ORACLE["VL2"], MISREAD["VL2"], *arguments, torch.tensor(1.3).double(), r, K, zero)
 
 
 class Written(torch.nn.Module):
@@ -106,8 +117,8 @@ class Written(torch.nn.Module):
         super().__init__()
         self.inside = inside
 
-    def forward(self, decoder: Any, memory: SummaryMemory, words: Tensor, live: Tensor, n: int) -> Tensor:
-        return compression_segment.compress_segment(decoder, self.inside, memory, words, live, n).summary_states
+    def forward(self, decoder: Any, memory: SummaryMemory, embeds: Tensor, mask: Tensor, n: int) -> Tensor:
+        return compression_segment.compress_segment(decoder, self.inside, memory, embeds, mask, n).summary_states
 
 
 @pytest.mark.equation("halting", "VL2")
@@ -117,21 +128,21 @@ def test_generate_summaries_by_finite_differences() -> None:
     summaries = SummaryParameters(
         decoder, CompressionConfig(max_vectors=2, summary="autoregressive"), eos_token_id=2
     ).requires_grad_(False)
-    live, empty = LIVE[:1, :3], SummaryMemory.empty(1, 8, torch.float64)
-    words, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)
+    mask, empty = TEXT_MASK[:1, :3], SummaryMemory.empty(1, 8, torch.float64)
+    embeds, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)
 
-    def of(words: Tensor, start: Tensor, steps: Tensor) -> Tensor:
-        given = decoder, empty, words, live, 2
-        return torch.func.functional_call(Written(summaries), {"inside.start": start, "inside.steps": steps}, given)
+    def of(embeds: Tensor, start: Tensor, steps: Tensor) -> Tensor:
+        arguments = decoder, empty, embeds, mask, 2
+        return torch.func.functional_call(Written(summaries), {"inside.start": start, "inside.steps": steps}, arguments)
 
-    assert gradcheck(of, [x.requires_grad_() for x in (words, start, steps)], fast_mode=True)
+    assert gradcheck(of, [x.requires_grad_() for x in (embeds, start, steps)], fast_mode=True)
 
 
 @pytest.mark.equation("halting", "VL25")
 def test_pool_spans() -> None:
     h, N = noise(1, 2, 5, 4), torch.tensor([2, 4])
-    agree(oracle.pooled_with_gradient(pool_spans), ORACLE["VL25"], MISREAD["VL25"], h, LIVE, N, 4)
-    assert gradcheck(lambda h: pool_spans(h, LIVE, N, 4)[0], h.requires_grad_())
+    agree(oracle.pooled_with_gradient(pool_spans), ORACLE["VL25"], MISREAD["VL25"], h, TEXT_MASK, N, 4)
+    assert gradcheck(lambda h: pool_spans(h, TEXT_MASK, N, 4)[0], h.requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL26")
@@ -140,25 +151,25 @@ def test_select_top_columns() -> None:
     r[:, 3] = 9.0  # a pad in both rows
     r[0, 1] = r[0, 4]
 
-    def of(r: Tensor, live: Tensor, N: Tensor, K: int) -> tuple[Tensor, Tensor]:
-        columns, there = select_top_columns(r, live, N, K)
-        return columns.masked_fill(~there, -1).double(), there.sum(1).double()
+    def of(r: Tensor, mask: Tensor, N: Tensor, K: int) -> tuple[Tensor, Tensor]:
+        columns, exists = select_top_columns(r, mask, N, K)
+        return columns.masked_fill(~exists, -1).double(), exists.sum(1).double()
 
-    agree(of, ORACLE["VL26"], MISREAD["VL26"], r, LIVE, torch.tensor([2, 2]), 4)
-    agree(of, ORACLE["VL26"], {}, r, LIVE, torch.tensor([7, 1]), 7)
+    agree(of, ORACLE["VL26"], MISREAD["VL26"], r, TEXT_MASK, torch.tensor([2, 2]), 4)
+    agree(of, ORACLE["VL26"], {}, r, TEXT_MASK, torch.tensor([7, 1]), 7)
 
 
 @pytest.mark.equation("halting", "VL27")
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_recompress_within_a_budget(name: str) -> None:
     method = compressor(name, memory_policy="budgeted", max_memory_vectors=6)
-    vectors, there = (
+    vectors, exists = (
         noise(1, 3, 5, method.summaries.width),
         torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [False] * 5]),
     )
-    memory = memory_of(vectors, there)
-    kept = SegmentVectors(vectors[:, :3], torch.tensor([[True] * 2 + [False], [True] * 3, [True] * 3]))
-    rows = exceeds_budget(memory, kept, 6)
+    memory = memory_of(vectors, exists)
+    selected = SegmentVectors(vectors[:, :3], torch.tensor([[True] * 2 + [False], [True] * 3, [True] * 3]))
+    rows = exceeds_budget(memory, selected, 6)
     assert rows.tolist() == oracle.over([5, 3, 0], [2, 3, 3], 6) == [True, False, False]
     assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, late=True)
     assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, slots=5)
@@ -166,10 +177,10 @@ def test_recompress_within_a_budget(name: str) -> None:
     def of(decoder: Any, memory_: list[Tensor], e: Tensor, rows: list[bool], zero: bool) -> tuple[Tensor, ...]:
         return tuple(method.segment_model.recompress(memory, torch.tensor(rows)).to_list())
 
-    given = method.decoder, memory.to_list(), method.summaries.tokens, rows.tolist(), name == "opt"
+    arguments = method.decoder, memory.to_list(), method.summaries.tokens, rows.tolist(), name == "opt"
     tuples = {n: (lambda *g, w=wrong: tuple(w(*g))) for n, wrong in MISREAD["VL27"].items()}
-    agree(of, lambda *g: tuple(ORACLE["VL27"](*g)), tuples, *given)
-    after = method.segment_model.update_memory(memory, kept, torch.tensor([4, 4, 4]))
+    agree(of, lambda *g: tuple(ORACLE["VL27"](*g)), tuples, *arguments)
+    after = method.segment_model.update_memory(memory, selected, torch.tensor([4, 4, 4]))
     assert after.num_vectors.tolist() == [5, 6, 3]
     assert after.segment_ids[0].tolist() == [0, 0, 0, 1, 1, -1]
 
@@ -180,8 +191,8 @@ def test_drop_oldest_segments(budget: int) -> None:
     rows = [[2, 1, 3], [1, 3, 2], [3, 0, 0]]  # live vectors of each block
     memory = SummaryMemory.empty(3, 2, torch.float64)
     for i in range(3):
-        live = torch.arange(3) < torch.tensor([[row[i]] for row in rows])
-        memory = memory.append(noise(i, 3, 3, 2), live, torch.tensor([5, 5, 5 * (i == 0)]))
+        mask = torch.arange(3) < torch.tensor([[row[i]] for row in rows])
+        memory = memory.append(noise(i, 3, 3, 2), mask, torch.tensor([5, 5, 5 * (i == 0)]))
     blocks = [[i for i in range(3) for _ in range(row[i])] for row in rows]
 
     def of(blocks: list[list[int]], budget: int) -> tuple[Tensor, ...]:
@@ -189,18 +200,18 @@ def test_drop_oldest_segments(budget: int) -> None:
         return tuple(b[alive].double() for b, alive in zip(left.segment_ids, left.valid, strict=True))
 
     def tupled(function: Any) -> Any:
-        return lambda *given: tuple(torch.tensor(row).double() for row in function(*given))
+        return lambda *arguments: tuple(torch.tensor(row).double() for row in function(*arguments))
 
-    told = {n: tupled(wrong) for n, wrong in MISREAD["VL28"].items() if budget < 6}
-    agree(of, tupled(ORACLE["VL28"]), told if budget == 4 else {}, blocks, budget)
+    misreadings = {n: tupled(wrong) for n, wrong in MISREAD["VL28"].items() if budget < 6}
+    agree(of, tupled(ORACLE["VL28"]), misreadings if budget == 4 else {}, blocks, budget)
 
 
 @pytest.mark.equation("halting", "CP1")
 def test_replace_last_with_trigger() -> None:
-    live = torch.cat([LIVE, LIVE[:1] & False])
-    targets = torch.arange(15).reshape(3, 5).masked_fill(~live, -100)
+    mask = torch.cat([TEXT_MASK, TEXT_MASK[:1] & False])
+    targets = torch.arange(15).reshape(3, 5).masked_fill(~mask, -100)
 
-    def of(trigger: Tensor, words: Tensor, live: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return replace_last_with_trigger(trigger, words, live), mask_trigger_targets(targets, live).double()
+    def of(trigger: Tensor, embeds: Tensor, mask: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return replace_last_with_trigger(trigger, embeds, mask), mask_trigger_targets(targets, mask).double()
 
-    agree(of, ORACLE["CP1"], MISREAD["CP1"], noise(1, 4), noise(2, 3, 5, 4), live, targets)
+    agree(of, ORACLE["CP1"], MISREAD["CP1"], noise(1, 4), noise(2, 3, 5, 4), mask, targets)

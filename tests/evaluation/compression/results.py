@@ -37,7 +37,8 @@ def make_result(
 ) -> CompressionResult:
     """A run on documents, with equal results for every seed."""
     documents = [
-        make_document(f"book {d % 2}@{d}", each, 1 + d % 2 if is_recall else None) for d, each in enumerate(conditions)
+        make_document(f"book {d % 2}@{d}", difference, 1 + d % 2 if is_recall else None)
+        for d, difference in enumerate(conditions)
     ]
     info = {"length_policy": length_policy, "max_vectors": 4}
     return CompressionResult("test", run, tuple(range(seeds)), [documents] * seeds, info)

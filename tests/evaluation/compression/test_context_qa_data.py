@@ -30,11 +30,11 @@ def test_load_context_questions_from_jsonl_and_parquet(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    found = load_context_questions(write(tmp_path / "a.jsonl", ROWS))
-    assert found[0] == ContextQuestion("Lucy is ill.", "Who?", "It is", ("Lucy", "Miss Lucy"), 8, "qa_1")
+    result = load_context_questions(write(tmp_path / "a.jsonl", ROWS))
+    assert result[0] == ContextQuestion("Lucy is ill.", "Who?", "It is", ("Lucy", "Miss Lucy"), 8, "qa_1")
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    assert load_context_questions(tmp_path / "a.parquet") == found
-    assert group_by_context(found) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
+    assert load_context_questions(tmp_path / "a.parquet") == result
+    assert group_by_context(result) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
 
 
 def test_load_context_questions_with_one_answer_and_no_prefix(tmp_path: Path) -> None:

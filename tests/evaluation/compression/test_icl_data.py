@@ -21,9 +21,9 @@ ROWS = [LabelledText(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in r
     ],
 )
 def test_load_labelled_texts_of_shared_data_sets(file: str, counts: dict[str, int], labels: int) -> None:
-    found = load_labelled_texts(shared_dir() / "data" / file)
-    assert Counter(row.split for row in found) == counts
-    assert len({row.label for row in found}) == labels
+    result = load_labelled_texts(shared_dir() / "data" / file)
+    assert Counter(row.split for row in result) == counts
+    assert len({row.label for row in result}) == labels
 
 
 def test_load_labelled_texts_of_a_split(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_order_demonstrations_by_seed() -> None:
 
 
 def test_order_demonstrations_balanced() -> None:
-    found = order_demonstrations(ROWS, 0, balanced=True)
-    assert sorted(found) == sorted(ROWS)
+    result = order_demonstrations(ROWS, 0, balanced=True)
+    assert sorted(result) == sorted(ROWS)
     counts = Counter(row.label for row in ROWS)
     for n in range(3, 3 * min(counts.values()) + 1, 3):
-        assert len(set(Counter(row.label for row in found[:n]).values())) == 1
-    assert found != order_demonstrations(ROWS, 1, balanced=True)
+        assert len(set(Counter(row.label for row in result[:n]).values())) == 1
+    assert result != order_demonstrations(ROWS, 1, balanced=True)

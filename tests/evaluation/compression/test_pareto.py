@@ -24,23 +24,23 @@ def learned(better: float, noise: float = 0.02) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(("better", "says"), [(0.05, True), (0.0, False), (-0.05, False)])
 def test_compare_learned_lengths_needs_two_standard_errors(better: float, says: bool) -> None:
-    (found,) = pareto.compare_learned_lengths([make_result("stop", learned(better))])
-    each = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
-    mean = sum(each) / N
-    se = math.sqrt(sum((x - mean) ** 2 for x in each) / (N - 1) / N)
-    assert (found.x, found.baseline) == (2, "its own")
-    assert found.difference == pytest.approx(mean, abs=1e-12)
-    assert found.se == pytest.approx(se)
-    assert found.is_better is says
+    (result,) = pareto.compare_learned_lengths([make_result("stop", learned(better))])
+    conditions = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
+    mean = sum(conditions) / N
+    se = math.sqrt(sum((x - mean) ** 2 for x in conditions) / (N - 1) / N)
+    assert (result.x, result.baseline) == (2, "its own")
+    assert result.difference == pytest.approx(mean, abs=1e-12)
+    assert result.se == pytest.approx(se)
+    assert result.is_better is says
 
 
 def test_interpolate_quality_is_linear_for_each_document() -> None:
-    ways = [each | {"compressed": make_condition(1.0, 12, (3,))} for each in map(fixed_lengths, range(N))]
+    ways = [conditions | {"compressed": make_condition(1.0, 12, (3,))} for conditions in map(fixed_lengths, range(N))]
     points = [p for p in pareto.pareto_points(make_result("stop", ways)) if p.kind == FIXED_LENGTH]
-    for x, asked in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6), (4.1, 1.6)):
+    for x, expected in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6), (4.1, 1.6)):
         on_line = pareto.interpolate_quality(points, x, 0)
         assert on_line is not None
-        assert on_line == pytest.approx([-(asked + 0.1 * d) for d in range(N)])
+        assert on_line == pytest.approx([-(expected + 0.1 * d) for d in range(N)])
     assert pareto.interpolate_quality(points, 0.9, 0) is None
     assert pareto.interpolate_quality([], 1.0, 0) is None
 
@@ -55,11 +55,11 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
         )
         for n in (1, 4)
     ]
-    found = pareto.compare_learned_lengths([stop, *runs])
-    assert [v.baseline for v in found] == ["its own", "runs of fixed length"]
-    assert found[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
+    result = pareto.compare_learned_lengths([stop, *runs])
+    assert [v.baseline for v in result] == ["its own", "runs of fixed length"]
+    assert result[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
     pooled = [replace(run, run=f"pool-{run.run}", run_info={**run.run_info, "summary": "pool"}) for run in runs]
-    assert pareto.compare_learned_lengths([stop, *pooled, *runs]) == found
+    assert pareto.compare_learned_lengths([stop, *pooled, *runs]) == result
     assert [v.baseline for v in pareto.compare_learned_lengths([stop, *pooled])] == ["its own"]
     short = [v for v in pareto.compare_learned_lengths([stop, runs[0]]) if v.baseline == "runs of fixed length"]
     assert [v.fixed_quality for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two
@@ -76,8 +76,8 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
 
 def test_pareto_points_kinds_and_oracle_lengths() -> None:
     ways = learned(0.0)
-    for each in ways:
-        each["end, n = 2"] = make_condition(2.9, 5, ())._replace(context_size=2)
+    for conditions in ways:
+        conditions["end, n = 2"] = make_condition(2.9, 5, ())._replace(context_size=2)
     points = pareto.pareto_points(make_result("stop", ways, seeds=2))
     assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH}
     assert next(p for p in points if p.kind == TEXT_END).mean_point == (2.0, -2.9)

@@ -26,31 +26,31 @@ def test_segment_ends_count_back_from_the_tail(n: int, segment: int, ends: tuple
 
 
 def test_sample_tails_covers_all_documents_without_overlap() -> None:
-    found = make_tails()
-    assert sorted(found.names) == ["a@0", "a@240", "a@480", "a@720", "b@0"]
-    assert len(set(found.token_ids.flatten().tolist())) == 5 * 240
-    assert found.context_tokens == 200
-    assert make_tails(3).names == found.names[:3]
-    assert make_tails().token_ids.tolist() == found.token_ids.tolist()
+    result = make_tails()
+    assert sorted(result.names) == ["a@0", "a@240", "a@480", "a@720", "b@0"]
+    assert len(set(result.token_ids.flatten().tolist())) == 5 * 240
+    assert result.context_tokens == 200
+    assert make_tails(3).names == result.names[:3]
+    assert make_tails().token_ids.tolist() == result.token_ids.tolist()
 
 
 @pytest.mark.parametrize("n", [0, 30, 120, 200])
 def test_continuation_batch_scores_the_same_tail_after_any_context(n: int) -> None:
-    found = make_tails()
-    batch = found.continuation_batch([0, 3], n, 50)
+    result = make_tails()
+    batch = result.continuation_batch([0, 3], n, 50)
     assert batch.input_ids.shape == (2, n + 40)
-    assert batch.input_ids[:, n:].tolist() == found.token_ids[[0, 3], 200:].tolist()
-    assert batch.input_ids[:, :n].tolist() == found.token_ids[[0, 3], 200 - n : 200].tolist()
+    assert batch.input_ids[:, n:].tolist() == result.token_ids[[0, 3], 200:].tolist()
+    assert batch.input_ids[:, :n].tolist() == result.token_ids[[0, 3], 200 - n : 200].tolist()
     assert batch.loss_mask[:, n + 1 :].all()
     assert not batch.loss_mask[:, : n + 1].any()
     (piece,) = batch.sequential_parts
     assert piece.loss_mask.equal(batch.loss_mask)
-    assert batch.document_ids == (found.names[0], found.names[3])
+    assert batch.document_ids == (result.names[0], result.names[3])
 
 
 def test_excerpt_batch_copies_from_the_context() -> None:
-    found = make_tails()
-    batch = found.excerpt_batch(range(5), 200, 50)
+    result = make_tails()
+    batch = result.excerpt_batch(range(5), 200, 50)
     assert batch.segment_ends == (50, 100, 150, 200, 248)
     starts: list[int] = []
     for row in batch.input_ids.tolist():
@@ -59,7 +59,7 @@ def test_excerpt_batch_copies_from_the_context() -> None:
         assert context[at : at + 48] == span
         starts.append(at)
     assert len(set(starts)) > 3
-    assert found.excerpt_batch([4, 1], 200, 50).input_ids.tolist() == batch.input_ids[[4, 1]].tolist()
+    assert result.excerpt_batch([4, 1], 200, 50).input_ids.tolist() == batch.input_ids[[4, 1]].tolist()
     assert batch.loss_mask.sum(1).tolist() == [47] * 5
 
 

@@ -111,7 +111,9 @@ def to_result(
 ) -> ContextTaskResult:
     """Build a result from stored records."""
     kind, is_aware = cast(TaskKind, variant["kind"]), "compression" in variant
-    return ContextTaskResult(run, file, kind, is_aware, seeds, [group_items(each) for each in records], paper_row)
+    return ContextTaskResult(
+        run, file, kind, is_aware, seeds, [group_items(seed_records) for seed_records in records], paper_row
+    )
 
 
 def detect_kind(file: Path) -> TaskKind:

@@ -69,7 +69,7 @@ def evaluate_run(request: EvalRequest, path: str, title: str) -> list[Compressio
             for split in (name for name in request.tasks if name in HELD_OUT_SETS):
                 for eval_set in build_eval_sets(run, split, request.limit):
                     documents.setdefault(eval_set.name, []).append(evaluate_set(request, run, eval_set, name))
-    return [CompressionResult(name, title, tuple(seeds), found, run_info) for name, found in documents.items()]
+    return [CompressionResult(name, title, tuple(seeds), by_seed, run_info) for name, by_seed in documents.items()]
 
 
 def evaluate_set(request: EvalRequest, run: LoadedRun, eval_set: CompressionEvalSet, name: str) -> list[DocumentResult]:

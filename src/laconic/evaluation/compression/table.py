@@ -69,15 +69,15 @@ class CompressionResult:
 def add_controls(results: Sequence[CompressionResult]) -> list[CompressionResult]:
     """Add to each compressor the first language-model baseline that read the same documents, as a control."""
     baselines = [result for result in results if result.run_info.get("method") == "lm"]
-    found: list[CompressionResult] = []
+    with_controls: list[CompressionResult] = []
     for result in results:
         key = (result.dataset, result.document_keys)
         control = next((other for other in baselines if (other.dataset, other.document_keys) == key), None)
         documents = result.documents_by_seed
         if control is not None and result.run_info.get("method") != "lm":
             documents = add_control(documents, control.documents_by_seed)
-        found.append(replace(result, documents_by_seed=documents))
-    return found
+        with_controls.append(replace(result, documents_by_seed=documents))
+    return with_controls
 
 
 def result_to_json(result: CompressionResult) -> dict[str, Any]:
