@@ -1,4 +1,4 @@
-"""Filters against transformers, the draw against the distribution, pieces of text against the whole."""
+"""Sampling filters equal transformers; samples follow the distribution; streamed text equals the whole text."""
 
 import math
 import random
@@ -30,49 +30,49 @@ def logits_of(seed: int, B: int = 6, V: int = 200) -> Tensor:
     return torch.randn(B, V, generator=generator) * torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 9.0])[:B, None]
 
 
-def kept(logits: Tensor) -> Tensor:
+def is_kept(logits: Tensor) -> Tensor:
     return logits > -math.inf
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_filters_keep_what_those_of_transformers_keep(seed: int) -> None:
+def test_filters_equal_transformers(seed: int) -> None:
     needs("transformers")
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     none: Any = None
     logits = logits_of(seed)
     for k in (1, 2, 7, 50, 200, 1000):
-        assert kept(filter_top_k(logits, k)).equal(kept(TopKLogitsWarper(k)(none, logits)))
+        assert is_kept(filter_top_k(logits, k)).equal(is_kept(TopKLogitsWarper(k)(none, logits)))
     for p in (0.001, 0.1, 0.5, 0.9, 0.95, 0.999):
-        assert kept(filter_top_p(logits, p)).equal(kept(TopPLogitsWarper(p)(none, logits)))
-        assert kept(filter_min_p(logits, p)).equal(kept(MinPLogitsWarper(p)(none, logits)))
-    how = GenerationConfig(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05)
+        assert is_kept(filter_top_p(logits, p)).equal(is_kept(TopPLogitsWarper(p)(none, logits)))
+        assert is_kept(filter_min_p(logits, p)).equal(is_kept(MinPLogitsWarper(p)(none, logits)))
+    config = GenerationConfig(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05)
     chain = TopKLogitsWarper(40)(none, logits / 0.7)
     chain = MinPLogitsWarper(0.05)(none, TopPLogitsWarper(0.9)(none, chain))
-    assert kept(apply_filters(logits, how)).equal(kept(chain))
+    assert is_kept(apply_filters(logits, config)).equal(is_kept(chain))
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
-def test_the_penalty_is_that_of_transformers(penalty: float) -> None:
+def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     needs("transformers")
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits = logits_of(1)
     ids = torch.randint(0, 200, (6, 30), generator=torch.Generator().manual_seed(2))
-    there = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-    assert apply_repetition_penalty(logits, there, penalty).equal(
+    present = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
+    assert apply_repetition_penalty(logits, present, penalty).equal(
         RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
     )
 
 
-def test_ties() -> None:
+def test_greedy_takes_the_lowest_id_on_a_tie() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
     ids, _ = Sampler(GenerationConfig(), [0], [[]], [])(logits, block_eos=False)
     assert ids.tolist() == [1]
-    assert kept(filter_top_k(logits, 1)).tolist() == [[False, True, True, False]]
+    assert is_kept(filter_top_k(logits, 1)).tolist() == [[False, True, True, False]]
 
 
-def test_a_draw_lands_in_proportion_and_never_where_nothing_is() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits = torch.tensor([[0.1, 0.0, 0.6, 0.3, 0.0]]).log()
     uniform = (torch.arange(1000, dtype=torch.float64)[:, None]) / 1000
     counts = sample_from_uniform(logits.expand(1000, -1), uniform).bincount(minlength=5).tolist()
@@ -81,16 +81,16 @@ def test_a_draw_lands_in_proportion_and_never_where_nothing_is() -> None:
     assert sample_from_uniform(torch.tensor([[0.0, 1.0, 1.0, 0.0]]).log().expand(2, -1), ends).tolist() == [1, 2]
 
 
-def test_the_penalty_remembers_prompt_and_continuation() -> None:
+def test_repetition_penalty_covers_prompt_and_output() -> None:
     sampler = Sampler(GenerationConfig(repetition_penalty=10.0), [0, 0], [[3], [1]], [])
     logits = torch.tensor([[0.1, 0.3, 0.5, 0.6]] * 2)
-    told = [sampler(logits, block_eos=False)[0].tolist() for _ in range(3)]
-    assert told == [[2, 3], [1, 2], [0, 0]]
+    ids = [sampler(logits, block_eos=False)[0].tolist() for _ in range(3)]
+    assert ids == [[2, 3], [1, 2], [0, 0]]
     sampler.select_rows([1])
     assert sampler(torch.tensor([[0.1, 0.3, 0.5, 0.6]]), block_eos=False)[0].tolist() == [3]
 
 
-def test_held_ids_wait() -> None:
+def test_sampler_blocks_eos() -> None:
     sampler = Sampler(GenerationConfig(), [0], [[]], [2, 3])
     logits = torch.tensor([[0.1, 0.3, 0.5, 0.6]])
     assert sampler(logits, block_eos=True)[0].tolist() == [1]
@@ -98,32 +98,32 @@ def test_held_ids_wait() -> None:
 
 
 @given(st.text(alphabet="ab", max_size=8), st.text(alphabet="ab", min_size=1, max_size=4))
-def test_overlap_is_the_longest_beginning_at_the_end(text: str, stop: str) -> None:
-    asked = max(n for n in range(len(stop)) if n == 0 or text.endswith(stop[:n]))
-    assert stop_prefix_length(text, stop) == asked
+def test_stop_prefix_length_is_the_longest_prefix_at_the_end(text: str, stop: str) -> None:
+    expected = max(n for n in range(len(stop)) if n == 0 or text.endswith(stop[:n]))
+    assert stop_prefix_length(text, stop) == expected
 
 
 @given(st.text(alphabet="abé日😀 ", max_size=30), st.lists(st.text(alphabet="abé", min_size=1, max_size=3), max_size=3))
-def test_pieces_are_the_text_up_to_the_first_stop(text: str, stop: list[str]) -> None:
-    wording = IncrementalDetokenizer(lambda ids: bytes(ids).decode(errors="replace"), list("x é".encode()), stop)
+def test_detokenizer_emits_the_text_up_to_the_first_stop(text: str, stop: list[str]) -> None:
+    detokenizer = IncrementalDetokenizer(lambda ids: bytes(ids).decode(errors="replace"), list("x é".encode()), stop)
     pieces: list[str] = []
     for byte in text.encode():
-        pieces.append(wording.append(byte))
-        if wording.found_stop:
+        pieces.append(detokenizer.append(byte))
+        if detokenizer.found_stop:
             break
-    pieces.append(wording.flush())
-    whole = "".join(pieces)
-    assert wording.text == whole
-    assert wording.found_stop == any(s in text for s in stop)
+    pieces.append(detokenizer.flush())
+    joined = "".join(pieces)
+    assert detokenizer.text == joined
+    assert detokenizer.found_stop == any(s in text for s in stop)
     ends = [text.find(s) + len(s) for s in stop if s in text]
     if not ends:
-        assert whole == text
+        assert joined == text
     else:
-        read = text[: min(ends)]
-        assert whole == read[: min(read.find(s) for s in stop if s in read)]
+        prefix = text[: min(ends)]
+        assert joined == prefix[: min(prefix.find(s) for s in stop if s in prefix)]
 
 
-def test_pieces_of_a_real_tokenizer_are_its_text() -> None:
+def test_detokenizer_of_a_real_tokenizer_emits_its_text() -> None:
     tokenizer = Tokenizer.from_file(str(shared_dir() / "models" / "stories260k" / "tokenizer.json"))
     draws = random.Random(0)
     words = ["Once", " upon", "  a", " naïve", "日本", "😀", "\n", " the", "!", " Lily's", "</s>"]
@@ -131,14 +131,14 @@ def test_pieces_of_a_real_tokenizer_are_its_text() -> None:
         text = "".join(draws.choices(words, k=12))
         ids = tokenizer.encode(text).ids
         cut = draws.randrange(1, len(ids))
-        wording = IncrementalDetokenizer(lambda ids: tokenizer.decode(ids), ids[:cut], ())
-        whole = "".join(map(wording.append, ids[cut:])) + wording.flush()
+        detokenizer = IncrementalDetokenizer(lambda ids: tokenizer.decode(ids), ids[:cut], ())
+        joined = "".join(map(detokenizer.append, ids[cut:])) + detokenizer.flush()
         before = tokenizer.decode(ids[:cut]).rstrip("\ufffd")
-        assert before + whole == tokenizer.decode(ids)
+        assert before + joined == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45])
-def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
+def test_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.randn(3, 50)
     sampler = Sampler(GenerationConfig(temperature=temperature), [0, 1, 2], [[], [], []], [])
     assert torch.equal(sampler(logits, block_eos=False)[0], logits.argmax(-1))
