@@ -71,19 +71,13 @@ def weights_read(found: Pair) -> int:
 
 @contextmanager
 def compiled_steps(backend: str) -> Iterator[None]:
-    """The step of `laconic.generate` through torch.compile, one graph for every length held.
-
-    Without the layout of oneDNN, on which a graph of torch.compile cannot be built.
-    """
-    eager, packed = static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_NUMEL
-    static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_NUMEL = (
-        torch.compile(eager, backend=backend, dynamic=True),
-        sys.maxsize,
-    )
+    """Run the step of `laconic.generate` through torch.compile, one graph for every cache length."""
+    eager = static_cache.StaticCacheDecoder.step
+    static_cache.StaticCacheDecoder.step = torch.compile(eager, backend=backend, dynamic=True)
     try:
         yield
     finally:
-        static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_NUMEL = eager, packed
+        static_cache.StaticCacheDecoder.step = eager
 
 
 def row(name: str, took: float, batch: int, new: int, least: float) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Generation against transformers, against llama2.c, and against its own laws: rows, seeds, stops, passes, states."""
+"""generate: parity with transformers and llama2.c; rows, seeds, prompts, states, stop conditions, streaming, errors."""
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import pad_left
+from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs, shared_dir
-from tests.models.fixtures import FAMILIES, decoder_of, fresh
+from tests.models.fixtures import FAMILIES, decoder_of, fresh, noise
 from tests.tolerances import FLOORS, error
 
 ROWS = [[5, 9, 3, 17, 60, 8, 33], [7], [2, 4, 8, 11, 90, 1], [50, 60, 70]]
-SETTINGS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.7},
     "hot": {"temperature": 1.5, "seed": [1, 2, 3, 4]},
@@ -37,8 +39,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def ids_of(found: list[Generation]) -> list[list[int]]:
-    return [g.token_ids for g in found]
+def continue_ids(decoder: Decoder, rows: Sequence[Sequence[int]], **options: Any) -> list[Generation]:
+    """Continue ids; without `eos_token_ids` among the options, those of the configuration end a row."""
+    return generate(decoder, input_ids=rows, config=GenerationConfig(**options))
+
+
+def free(decoder: Decoder, rows: Sequence[Sequence[int]], max_tokens: int, **options: Any) -> list[Generation]:
+    """Continue ids without any end-of-sequence id."""
+    return continue_ids(decoder, rows, max_tokens=max_tokens, eos_token_ids=(), **options)
+
+
+def ids_of(generations: list[Generation]) -> list[list[int]]:
+    return [g.token_ids for g in generations]
+
+
+def cache_of(generation: Generation) -> KVCache:
+    assert isinstance(generation.state, KVCache)
+    return generation.state
 
 
 class Letters:
@@ -54,7 +71,7 @@ class Letters:
 
 
 class Bytes(Letters):
-    """Ids are bytes, so that a character may be cut between ids."""
+    """A tokenizer whose ids are bytes, so that a character can be split between ids."""
 
     vocab_size = 256
 
@@ -66,7 +83,7 @@ class Bytes(Letters):
 
 
 def scripted(text: bytes) -> Decoder:
-    """A decoder that says `text` by heart: OPT without attention and MLP, whose places are what comes next."""
+    """Return a decoder that generates `text`: OPT without attention and MLP, whose positions encode the next byte."""
     config = DecoderConfig.tiny("opt", vocab_size=256, hidden_size=256, head_dim=64, tie_word_embeddings=False)
     decoder = Decoder(config)
     with torch.no_grad():
@@ -74,16 +91,16 @@ def scripted(text: bytes) -> Decoder:
             p.zero_()
         decoder.get_parameter("model.decoder.final_layer_norm.weight").fill_(1.0)
         decoder.get_parameter("lm_head.weight").copy_(torch.eye(256))
-        places = decoder.get_parameter("model.decoder.embed_positions.weight")
+        positions = decoder.get_parameter("model.decoder.embed_positions.weight")
         for p, byte in enumerate(text):
-            places[p + 2, byte] = 1.0
+            positions[p + 2, byte] = 1.0
     return decoder.eval()
 
 
-# --- against others
+# --- parity
 
 
-def test_llama2c_says_the_same_character_for_character() -> None:
+def test_generate_equals_llama2c_character_for_character() -> None:
     folder = shared_dir() / "models" / "stories260k"
     decoder, tokenizer = laconic.Decoder.from_pretrained(folder), laconic.load_tokenizer(folder)
     lines = (folder / "greedy-llama2c.jsonl").read_text(encoding="utf-8").splitlines()
@@ -91,342 +108,267 @@ def test_llama2c_says_the_same_character_for_character() -> None:
     for line in map(json.loads, lines):
         ids = tokenizer.encode(line["prompt"])
         assert ids[0] == 1
-        (found,) = generate(
-            decoder, tokenizer, [line["prompt"]], config=GenerationConfig(max_tokens=201 - len(ids), eos_token_ids=1)
-        )
-        kept = [i for i in found.token_ids if i != 1]
-        assert tokenizer.decode(ids + kept) == line["greedy_200"]
-        assert line["prompt"] + found.text == line["greedy_200"]
+        config = GenerationConfig(max_tokens=201 - len(ids), eos_token_ids=1)
+        (generation,) = generate(decoder, tokenizer, [line["prompt"]], config=config)
+        assert tokenizer.decode(ids + [i for i in generation.token_ids if i != 1]) == line["greedy_200"]
+        assert line["prompt"] + generation.text == line["greedy_200"]
 
 
-def theirs(decoder: Decoder, folder: Path) -> Any:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_equals_transformers(family: str, tmp_path: Path) -> None:
     needs("transformers")
     from transformers import AutoModelForCausalLM
 
-    decoder.save_pretrained(folder / "model")
-    return AutoModelForCausalLM.from_pretrained(folder / "model").eval()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     decoder = fresh(family)
-    model = theirs(decoder, tmp_path)
+    decoder.save_pretrained(tmp_path / "model")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     for row in ROWS:
-        asked = model.generate(
-            torch.tensor([row]), attention_mask=torch.ones(1, len(row)), max_new_tokens=16, do_sample=False,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        assert ids_of(generate(decoder, input_ids=[row], config=GenerationConfig(max_tokens=16, eos_token_ids=()))) == [
-            asked[0, len(row) :].tolist()
-        ]
-    asked = model.generate(
-        torch.tensor([ROWS[0]]), attention_mask=torch.ones(1, 7), max_new_tokens=16, do_sample=False,
-        eos_token_id=None, pad_token_id=0, repetition_penalty=1.3,
-    )  # fmt: skip
-    got = generate(
-        decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=16, eos_token_ids=(), repetition_penalty=1.3)
-    )
-    assert ids_of(got) == [asked[0, 7:].tolist()]
+        ids = torch.tensor([row])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        assert ids_of(free(decoder, [row], 16)) == [expected[0, len(row) :].tolist()]
+    ids = torch.tensor(ROWS[:1])
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), repetition_penalty=1.3, **options)
+    assert ids_of(free(decoder, ROWS[:1], 16, repetition_penalty=1.3)) == [expected[0, 7:].tolist()]
 
 
-# --- rows, seeds, repetition
+# --- rows, seeds, purity
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_is_its_rows(family: str, settings: dict[str, Any]) -> None:
+def test_generate_batch_equals_its_rows(family: str, options: dict[str, Any]) -> None:
     decoder = decoder_of(family, torch.float32)
-    together = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=10, **settings))
+    batch = continue_ids(decoder, ROWS, max_tokens=10, **options)
     for b, row in enumerate(ROWS):
-        own = {**settings, "seed": settings.get("seed", [0] * 4)[b]}
-        (alone,) = generate(decoder, input_ids=[row], config=GenerationConfig(max_tokens=10, **own))
-        assert together[b].token_ids == alone.token_ids
-        assert together[b].stop_reason == alone.stop_reason
-        assert together[b].passes == alone.passes
-        assert error(together[b].last_hidden, alone.last_hidden) <= FLOORS * 1e-6
-        assert together[b].state.positions.equal(alone.state.positions)
+        row_options = {**options, "seed": options.get("seed", [0] * 4)[b]}
+        (single,) = continue_ids(decoder, [row], max_tokens=10, **row_options)
+        assert batch[b].token_ids == single.token_ids
+        assert batch[b].stop_reason == single.stop_reason
+        assert batch[b].passes == single.passes
+        assert error(batch[b].last_hidden, single.last_hidden) <= FLOORS * 1e-6
+        assert cache_of(batch[b]).positions.equal(cache_of(single).positions)
 
 
-def test_a_seed_is_the_rows_own_wherever_it_stands() -> None:
+def test_generate_seed_belongs_to_its_row() -> None:
     decoder = decoder_of("llama", torch.float32)
     seeds = [3, 1, 4, 1]
-    one = generate(
-        decoder,
-        input_ids=[ROWS[0]] * 4,
-        config=GenerationConfig(max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds),
-    )
-    other = generate(
-        decoder,
-        input_ids=[ROWS[0]] * 4,
-        config=GenerationConfig(max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds[::-1]),
-    )
+    one = free(decoder, [ROWS[0]] * 4, 20, temperature=1.0, seed=seeds)
+    other = free(decoder, [ROWS[0]] * 4, 20, temperature=1.0, seed=seeds[::-1])
     assert ids_of(one) == ids_of(other)[::-1]
     assert one[1].token_ids == one[3].token_ids
     assert len({tuple(g.token_ids) for g in one}) == 3
-    same = generate(
-        decoder,
-        input_ids=[ROWS[0]] * 2,
-        config=GenerationConfig(max_tokens=20, eos_token_ids=(), temperature=1.0, seed=4),
-    )
-    assert ids_of(same) == [one[2].token_ids] * 2
+    assert ids_of(free(decoder, [ROWS[0]] * 2, 20, temperature=1.0, seed=4)) == [one[2].token_ids] * 2
 
 
-def test_a_then_b_is_b() -> None:
+def test_generate_does_not_depend_on_earlier_calls() -> None:
     used = fresh("llama")
-    generate(used, input_ids=[[9, 8, 7, 6, 5]], config=GenerationConfig(max_tokens=20, temperature=1.0))
-    after, new = (
-        generate(used, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20)),
-        generate(fresh("llama"), input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20)),
-    )
-    assert after[0].token_ids == new[0].token_ids
-    assert after[0].logprobs == new[0].logprobs
-    assert after[0].state.equal(new[0].state)
-    assert torch.equal(after[0].last_hidden, new[0].last_hidden)
+    continue_ids(used, [[9, 8, 7, 6, 5]], max_tokens=20, temperature=1.0)
+    (after,), (new,) = (continue_ids(d, ROWS[:1], max_tokens=20) for d in (used, fresh("llama")))
+    assert after.token_ids == new.token_ids
+    assert after.logprobs == new.logprobs
+    assert cache_of(after).equal(cache_of(new))
+    assert torch.equal(after.last_hidden, new.last_hidden)
 
 
-def test_nothing_given_is_changed() -> None:
+def test_generate_does_not_modify_its_inputs() -> None:
     decoder = fresh("qwen3")
-    vectors = decoder.embed(torch.tensor([ROWS[0]])).detach()
-    state = decoder(vectors).cache.detach()
-    tensors = [*decoder.parameters(), vectors, *state.tensors().values()]
+    embeds = decoder.embed(torch.tensor([ROWS[0]])).detach()
+    cache = decoder(embeds).cache.detach()
+    tensors = [*decoder.parameters(), embeds, *cache.tensors().values()]
     before = [(t._version, t.clone()) for t in tensors]
-    generate(decoder, inputs_embeds=vectors, state=state, config=GenerationConfig(max_tokens=5))
+    generate(decoder, inputs_embeds=embeds, state=cache, config=GenerationConfig(max_tokens=5))
     assert all(t._version == version and t.equal(copy) for t, (version, copy) in zip(tensors, before, strict=True))
 
 
-# --- what a row starts from
+# --- prompts and states
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pieces_vectors_and_tensors_are_the_same_prompt(family: str) -> None:
+def test_generate_prompt_forms_are_equivalent(family: str) -> None:
     decoder = decoder_of(family, torch.float32)
-    asked = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=7))
-    ids, live = pad_left(ROWS, 13)
-    assert live.sum(1).tolist() == [7, 1, 6, 3]
+    expected = continue_ids(decoder, ROWS, max_tokens=7)
+    ids, mask = pad_left(ROWS, 13)
+    assert mask.sum(1).tolist() == [7, 1, 6, 3]
     assert ids[1].tolist() == [13] * 6 + [7]
     right = torch.tensor([row + [0] * (7 - len(row)) for row in ROWS])
-    right_live = torch.arange(7) < live.sum(1, keepdim=True)
-    prompts: list[dict[str, Any]] = [
-        {"ids": ROWS, "chunk": 3},
-        {"ids": ROWS, "chunk": 1},
-        {"ids": ids, "live": live},
-        {"ids": right, "live": right_live},
-        {"vectors": decoder.embed(ids), "live": live},
-        {"vectors": decoder.embed(right), "live": right_live},
-        {"vectors": decoder.embed(right), "live": right_live, "chunk": 2},
+    right_mask = torch.arange(7) < mask.sum(1, keepdim=True)
+    prompts: list[tuple[dict[str, Any], int]] = [
+        ({"input_ids": ROWS}, 3),
+        ({"input_ids": ROWS}, 1),
+        ({"input_ids": ids, "attention_mask": mask}, 512),
+        ({"input_ids": right, "attention_mask": right_mask}, 512),
+        ({"inputs_embeds": decoder.embed(ids), "attention_mask": mask}, 512),
+        ({"inputs_embeds": decoder.embed(right), "attention_mask": right_mask}, 512),
+        ({"inputs_embeds": decoder.embed(right), "attention_mask": right_mask}, 2),
     ]
-    for prompt in prompts:
-        found = generate(decoder, config=GenerationConfig(max_tokens=7, **prompt))
-        assert ids_of(found) == ids_of(asked)
-        for one, other in zip(found, asked, strict=True):
-            assert one.state.positions.equal(other.state.positions)
-            assert one.passes.prompt == -(-7 // prompt.get("chunk", 512))
-    whole = torch.tensor([ROWS[0], ROWS[0][::-1]])
-    assert ids_of(generate(decoder, input_ids=whole, config=GenerationConfig(max_tokens=9))) == ids_of(
-        generate(decoder, input_ids=whole.tolist(), config=GenerationConfig(max_tokens=9))
-    )
+    for prompt, chunk in prompts:
+        actual = generate(decoder, **prompt, config=GenerationConfig(max_tokens=7, prefill_chunk_size=chunk))
+        assert ids_of(actual) == ids_of(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert cache_of(one).positions.equal(cache_of(other).positions)
+            assert one.passes.prompt == -(-7 // chunk)
+    full = torch.tensor([ROWS[0], ROWS[0][::-1]])
+    from_tensor = generate(decoder, input_ids=full, config=GenerationConfig(max_tokens=9))
+    assert ids_of(from_tensor) == ids_of(continue_ids(decoder, full.tolist(), max_tokens=9))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_state_is_gone_on_from(family: str) -> None:
+def test_generate_continues_from_a_state(family: str) -> None:
     decoder = decoder_of(family, torch.float32)
-    (whole,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20, eos_token_ids=()))
-    (first,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=8, eos_token_ids=()))
-    (second,) = generate(
-        decoder,
-        input_ids=[first.token_ids[-1:]],
-        state=first.state,
-        config=GenerationConfig(max_tokens=12, eos_token_ids=()),
-    )
+    (whole,) = free(decoder, ROWS[:1], 20)
+    (first,) = free(decoder, ROWS[:1], 8)
+    config = GenerationConfig(max_tokens=12, eos_token_ids=())
+    (second,) = generate(decoder, input_ids=[first.token_ids[-1:]], state=first.state, config=config)
     assert first.token_ids + second.token_ids == whole.token_ids
-    assert second.state.positions.equal(whole.state.positions)
+    assert cache_of(second).positions.equal(cache_of(whole).positions)
     question = decoder(decoder.embed(torch.tensor([ROWS[0]]))).cache
-    forked = generate(
-        decoder, input_ids=ROWS, state=question.fork(4), config=GenerationConfig(max_tokens=9, eos_token_ids=())
-    )
-    asked = [
-        generate(decoder, input_ids=[ROWS[0] + row], config=GenerationConfig(max_tokens=9, eos_token_ids=()))[0]
-        for row in ROWS
-    ]
-    assert ids_of(forked) == ids_of(asked)
-    for one, other in zip(forked, asked, strict=True):
-        assert one.state.positions.equal(other.state.positions)
+    config = GenerationConfig(max_tokens=9, eos_token_ids=())
+    forked = generate(decoder, input_ids=ROWS, state=question.repeat_rows(4), config=config)
+    expected = [free(decoder, [ROWS[0] + row], 9)[0] for row in ROWS]
+    assert ids_of(forked) == ids_of(expected)
+    for one, other in zip(forked, expected, strict=True):
+        assert cache_of(one).positions.equal(cache_of(other).positions)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("chunk", [1, 512])
-def test_a_prompt_may_begin_farther_on_than_what_is_held(family: str, chunk: int) -> None:
-    """Against full passes at the same positions: rows of their own length, padded left, behind a gap of their own."""
+def test_generate_first_positions_may_leave_a_gap(family: str, chunk: int) -> None:
+    """Equal to full passes at the same positions, with rows of different lengths and gaps."""
     decoder, gaps = decoder_of(family), torch.tensor([3, 0, 5])
-    vectors = torch.randn(3, 4, 48, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    state = decoder(vectors).cache
-    found = generate(
-        decoder,
-        input_ids=ROWS[:3],
-        state=state,
-        first_positions=4 + gaps,
-        config=GenerationConfig(max_tokens=3, eos_token_ids=(), return_state=False, prefill_chunk_size=chunk),
-    )
+    cache = decoder(noise(3, 3, 4, 48)).cache
+    config = GenerationConfig(max_tokens=3, eos_token_ids=(), return_state=False, prefill_chunk_size=chunk)
+    generations = generate(decoder, input_ids=ROWS[:3], state=cache, first_positions=4 + gaps, config=config)
     for b, row in enumerate(ROWS[:3]):
-        for t, token in enumerate(found[b].token_ids):
-            ids = torch.tensor([row + found[b].token_ids[:t]])
+        for t, token in enumerate(generations[b].token_ids):
+            ids = torch.tensor([row + generations[b].token_ids[:t]])
             positions = 4 + int(gaps[b]) + torch.arange(ids.shape[1])[None]
-            seen = decoder(decoder.embed(ids), state.take([b]), position_ids=positions)
-            assert int(decoder.logits(seen.hidden[0, -1]).argmax()) == token
+            output = decoder(decoder.embed(ids), cache.select_rows([b]), position_ids=positions)
+            assert int(decoder.logits(output.hidden_states[0, -1]).argmax()) == token
 
 
-def test_dead_slots_of_a_state_stay_where_they_are() -> None:
+def test_generate_keeps_invalid_slots_of_a_state() -> None:
     decoder = decoder_of("llama", torch.float32)
-    state = decoder(decoder.embed(torch.tensor([ROWS[0]]))).cache
-    live = torch.tensor([[True, False, True, True, False, True, True]])
-    (found,) = generate(
-        decoder,
-        input_ids=[[4, 4]],
-        state=state.with_valid(live),
-        config=GenerationConfig(max_tokens=3, eos_token_ids=()),
-    )
-    assert found.state.valid.tolist() == [live[0].tolist() + [True] * 4]
-    assert found.state.positions[0].tolist() == list(range(11))
+    cache = decoder(decoder.embed(torch.tensor([ROWS[0]]))).cache
+    valid = torch.tensor([[True, False, True, True, False, True, True]])
+    config = GenerationConfig(max_tokens=3, eos_token_ids=())
+    (generation,) = generate(decoder, input_ids=[[4, 4]], state=cache.with_valid(valid), config=config)
+    assert cache_of(generation).valid.tolist() == [valid[0].tolist() + [True] * 4]
+    assert cache_of(generation).positions[0].tolist() == list(range(11))
 
 
-def test_state_and_hidden_may_be_learned_from() -> None:
+def test_generate_results_can_be_used_in_autograd() -> None:
     decoder = fresh("llama")
-    (found,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=4, eos_token_ids=()))
-    assert not found.last_hidden.is_inference()
-    assert not any(t.is_inference() for t in found.state.tensors().values())
-    seen = decoder(found.last_hidden[None, None].requires_grad_(), found.state)
-    seen.hidden.sum().backward()
-    assert torch.equal(decoder.logits(found.last_hidden).argmax(), torch.tensor(found.token_ids[-1]))
+    (generation,) = free(decoder, ROWS[:1], 4)
+    assert not generation.last_hidden.is_inference()
+    assert not any(t.is_inference() for t in cache_of(generation).tensors().values())
+    output = decoder(generation.last_hidden[None, None].requires_grad_(), cache_of(generation))
+    output.hidden_states.sum().backward()
+    assert torch.equal(decoder.logits(generation.last_hidden).argmax(), torch.tensor(generation.token_ids[-1]))
 
 
-def test_states_need_not_be_kept() -> None:
+def test_generate_without_returning_states() -> None:
     decoder = decoder_of("llama", torch.float32)
-    kept, bare = (
-        generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=5, return_state=keep))
-        for keep in (True, False)
-    )
-    assert ids_of(kept) == ids_of(bare)
-    assert {(g.state.B, g.state.S) for g in bare} == {(1, 0)}
-    assert decoder(torch.zeros(1, 2, 48), bare[0].state).cache.S == 2
+    full, bare = (continue_ids(decoder, ROWS, max_tokens=5, return_state=flag) for flag in (True, False))
+    assert ids_of(full) == ids_of(bare)
+    assert {(cache_of(g).B, cache_of(g).S) for g in bare} == {(1, 0)}
+    assert decoder(torch.zeros(1, 2, 48), cache_of(bare[0])).cache.S == 2
 
 
-def test_no_rows_no_generations() -> None:
-    assert generate(decoder_of("llama", torch.float32), input_ids=[], config=GenerationConfig(max_tokens=3)) == []
-
-
-# --- how a row ends
-
-
-def test_eos_stops_and_rows_leave() -> None:
+def test_generate_accepts_no_rows_and_a_single_text() -> None:
     decoder = decoder_of("llama", torch.float32)
-    free = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=()))
-    assert {g.stop_reason for g in free} == {"length"}
-    assert {len(g.token_ids) for g in free} == {30}
-    ends = tuple({g.token_ids[n] for g, n in zip(free[:3], (2, 4, 6), strict=True)})
-    stopped = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=ends))
-    for row, one, whole in zip(ROWS, stopped, free, strict=True):
-        n = next((n for n, i in enumerate(whole.token_ids) if i in ends), 29) + 1
+    assert continue_ids(decoder, [], max_tokens=3) == []
+    config = GenerationConfig(max_tokens=3)
+    one, other = (generate(decoder, Letters(), prompts, config=config) for prompts in ("ab", ["ab"]))
+    assert ids_of(one) == ids_of(other)
+
+
+# --- stop conditions
+
+
+def test_generate_stops_at_eos_and_drops_finished_rows() -> None:
+    decoder = decoder_of("llama", torch.float32)
+    unstopped = free(decoder, ROWS, 30)
+    assert {g.stop_reason for g in unstopped} == {"length"}
+    assert {len(g.token_ids) for g in unstopped} == {30}
+    eos = tuple({g.token_ids[n] for g, n in zip(unstopped[:3], (2, 4, 6), strict=True)})
+    stopped = continue_ids(decoder, ROWS, max_tokens=30, eos_token_ids=eos)
+    for row, one, whole in zip(ROWS, stopped, unstopped, strict=True):
+        n = next((n for n, i in enumerate(whole.token_ids) if i in eos), 29) + 1
         assert one.token_ids == whole.token_ids[:n]
-        assert one.stop_reason == ("eos" if one.token_ids[-1] in ends else "length")
+        assert one.stop_reason == ("eos" if one.token_ids[-1] in eos else "length")
         assert one.logprobs == pytest.approx(whole.logprobs[:n], abs=1e-4)
         assert one.passes == PassCounts(1, 0, 0, n - 1)
         assert one.passes.total == n
         assert one.decoder_calls == 1 + max(len(g.token_ids) for g in stopped) - 1
-        assert one.state.valid.shape == (1, len(row) + n - 1)
-    (single,) = generate(
-        decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=30, eos_token_ids=free[0].token_ids[2])
-    )
-    assert single.token_ids == free[0].token_ids[: free[0].token_ids.index(free[0].token_ids[2]) + 1]
+        assert cache_of(one).valid.shape == (1, len(row) + n - 1)
+    first_eos = unstopped[0].token_ids[2]
+    (single,) = continue_ids(decoder, ROWS[:1], max_tokens=30, eos_token_ids=first_eos)
+    assert single.token_ids == unstopped[0].token_ids[: unstopped[0].token_ids.index(first_eos) + 1]
 
 
-def test_a_row_may_end_with_a_later_eos() -> None:
+def test_generate_stops_at_a_later_eos() -> None:
     decoder = decoder_of("llama", torch.float32)
-    free = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=()))
-    ends = tuple({g.token_ids[n] for g in free for n in (2, 4)})
+    unstopped = free(decoder, ROWS, 30)
+    eos = tuple({g.token_ids[n] for g in unstopped for n in (2, 4)})
     for count in (1, 2, 3):
-        for one, whole in zip(
-            generate(
-                decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=ends, eos_count=count)
-            ),
-            free,
-            strict=True,
-        ):
-            at = [n for n, i in enumerate(whole.token_ids) if i in ends]
-            assert one.token_ids == (whole.token_ids[: at[count - 1] + 1] if len(at) >= count else whole.token_ids)
-            assert one.stop_reason == ("eos" if len(at) >= count else "length")
+        stopped = continue_ids(decoder, ROWS, max_tokens=30, eos_token_ids=eos, eos_count=count)
+        for one, whole in zip(stopped, unstopped, strict=True):
+            ends = [n for n, i in enumerate(whole.token_ids) if i in eos]
+            is_stopped = len(ends) >= count
+            assert one.token_ids == (whole.token_ids[: ends[count - 1] + 1] if is_stopped else whole.token_ids)
+            assert one.stop_reason == ("eos" if is_stopped else "length")
+    config = GenerationConfig(max_tokens=9, eos_token_ids=2, eos_count=2)
+    (generation,) = generate(scripted(b"ab\x02cd\x02e"), Bytes(), input_ids=[[9]], config=config)
+    assert generation.text == "ab\x02cd"  # an earlier eos is part of the text
 
 
-def test_an_eos_that_ends_nothing_is_text() -> None:
-    said = scripted(b"ab\x02cd\x02e")
-    (got,) = generate(
-        said, Bytes(), input_ids=[[9]], config=GenerationConfig(max_tokens=9, eos_token_ids=2, eos_count=2)
-    )
-    assert got.text == "ab\x02cd"
-
-
-@pytest.mark.parametrize("settings", [{}, {"temperature": 3.0}, {"min_tokens": 3}])
-def test_what_is_banned_is_never_taken(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 3.0}, {"min_tokens": 3}])
+def test_generate_never_takes_suppressed_ids(options: dict[str, Any]) -> None:
     decoder = decoder_of("llama", torch.float32)
-    free = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=12, **settings))
-    banned = {i for g in free for i in g.token_ids[:2]}
-    got = generate(
-        decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=12, suppress_token_ids=sorted(banned), **settings)
-    )
-    assert not banned.intersection(i for g in got for i in g.token_ids)
+    unrestricted = continue_ids(decoder, ROWS, max_tokens=12, **options)
+    suppressed = {i for g in unrestricted for i in g.token_ids[:2]}
+    actual = continue_ids(decoder, ROWS, max_tokens=12, suppress_token_ids=sorted(suppressed), **options)
+    assert not suppressed.intersection(i for g in actual for i in g.token_ids)
 
 
-def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_shrinks_the_batch_below_half(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of("llama", torch.float32)
     widths: list[int] = []
     step = generation_backends.StaticCacheDecoder.step
     monkeypatch.setattr(
         generation_backends.StaticCacheDecoder, "step", lambda self, ids: widths.append(len(ids)) or step(self, ids)
     )
-    free = generate(
-        decoder,
-        input_ids=ROWS,
-        config=GenerationConfig(
-            max_tokens=12, eos_token_ids=(), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
-        ),
-    )
+    options = {"max_tokens": 12, "temperature": 1.0, "seed": [1, 2, 3, 4], "repetition_penalty": 1.1}
+    unstopped = continue_ids(decoder, ROWS, eos_token_ids=(), **options)
     assert widths == [4] * 11
-    ends = {g.token_ids[1] for g in free[:3]} - set(free[3].token_ids)
-    assert len(ends) == 3
+    eos = {g.token_ids[1] for g in unstopped[:3]} - set(unstopped[3].token_ids)
+    assert len(eos) == 3
     widths.clear()
-    found = generate(
-        decoder,
-        input_ids=ROWS,
-        config=GenerationConfig(
-            max_tokens=12, eos_token_ids=tuple(ends), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
-        ),
-    )
+    stopped = continue_ids(decoder, ROWS, eos_token_ids=tuple(eos), **options)
     assert widths == [4] + [1] * 10
-    assert found[3].token_ids == free[3].token_ids
-    assert [len(g.token_ids) for g in found] == [2, 2, 2, 12]
+    assert stopped[3].token_ids == unstopped[3].token_ids
+    assert [len(g.token_ids) for g in stopped] == [2, 2, 2, 12]
 
 
-def test_the_config_names_the_eos() -> None:
-    said = scripted(b"ab\x02cd")
-    assert generate(said, input_ids=[[9]], config=GenerationConfig(max_tokens=5))[0].token_ids == [*b"ab", 2]
-    assert generate(said, input_ids=[[9]], config=GenerationConfig(max_tokens=5, eos_token_ids=()))[0].token_ids == [
-        *b"ab\x02cd"
-    ]
+def test_generate_uses_the_eos_of_the_configuration() -> None:
+    decoder = scripted(b"ab\x02cd")
+    assert continue_ids(decoder, [[9]], max_tokens=5)[0].token_ids == [*b"ab", 2]
+    assert free(decoder, [[9]], 5)[0].token_ids == [*b"ab\x02cd"]
 
 
-def test_min_tokens_holds_eos_back() -> None:
+def test_generate_takes_no_eos_before_min_tokens() -> None:
     decoder = decoder_of("llama", torch.float32)
-    (free,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20, eos_token_ids=()))
-    (held,) = generate(
-        decoder,
-        input_ids=[ROWS[0]],
-        config=GenerationConfig(max_tokens=20, min_tokens=5, eos_token_ids=free.token_ids[:1]),
-    )
-    assert free.token_ids[0] not in held.token_ids[:5]
-    assert len(held.token_ids) >= 5
-    (not_held,) = generate(
-        decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20, eos_token_ids=free.token_ids[:1])
-    )
-    assert not_held.token_ids == free.token_ids[:1]
+    (unstopped,) = free(decoder, ROWS[:1], 20)
+    eos = unstopped.token_ids[:1]
+    (delayed,) = continue_ids(decoder, ROWS[:1], max_tokens=20, min_tokens=5, eos_token_ids=eos)
+    assert eos[0] not in delayed.token_ids[:5]
+    assert len(delayed.token_ids) >= 5
+    (immediate,) = continue_ids(decoder, ROWS[:1], max_tokens=20, eos_token_ids=eos)
+    assert immediate.token_ids == eos
+
+
+# --- text
 
 
 @pytest.mark.parametrize(
@@ -442,52 +384,64 @@ def test_min_tokens_holds_eos_back() -> None:
         ("h", "", 1),
     ],
 )
-def test_stop_strings(stop: Any, text: str, tokens: int) -> None:
-    heard: list[str] = []
-    (found,) = generate(scripted(b"hello world!"), Bytes(), ["x"], config=GenerationConfig(max_tokens=12, stop_strings=stop, eos_token_ids=(), on_token=lambda row, token, piece, logprob: heard.append(piece)))  # fmt: skip
-    assert found.text == text == "".join(heard)
-    assert len(found.token_ids) == tokens == len(heard)
-    assert found.stop_reason == ("length" if text == "hello world!" else "stop")
+def test_generate_stop_strings(stop: Any, text: str, tokens: int) -> None:
+    pieces: list[str] = []
+    config = GenerationConfig(
+        max_tokens=12,
+        stop_strings=stop,
+        eos_token_ids=(),
+        on_token=lambda row, token, text, logprob: pieces.append(text),
+    )
+    (generation,) = generate(scripted(b"hello world!"), Bytes(), ["x"], config=config)
+    assert generation.text == text == "".join(pieces)
+    assert len(generation.token_ids) == tokens == len(pieces)
+    assert generation.stop_reason == ("length" if text == "hello world!" else "stop")
 
 
-def test_streaming_waits_for_whole_characters() -> None:
+def test_generate_streams_whole_characters() -> None:
     text = "aé日😀b"
-    heard: list[tuple[int, int, str, float]] = []
-    (found,) = generate(scripted(text.encode()), Bytes(), ["x"], config=GenerationConfig(max_tokens=len(text.encode()), eos_token_ids=(), on_token=lambda *what: heard.append(what)))  # fmt: skip
-    assert [piece for _, _, piece, _ in heard] == ["a", "", "é", "", "", "日", "", "", "", "😀", "b"]
-    assert found.text == text
-    assert [token for _, token, _, _ in heard] == found.token_ids
-    assert [logprob for *_, logprob in heard] == found.logprobs
-    (cut,) = generate(scripted(text.encode()), Bytes(), ["x"], config=GenerationConfig(max_tokens=2, eos_token_ids=()))
-    assert cut.text == "a\ufffd"
-
-
-def test_an_eos_ends_what_was_waiting() -> None:
-    heard: list[str] = []
-    (found,) = generate(
-        scripted(b"abc\x02"),
-        Bytes(),
-        ["x"],
-        config=GenerationConfig(max_tokens=9, stop_strings="cd", on_token=lambda *what: heard.append(what[2])),
+    calls: list[tuple[int, int, str, float]] = []
+    config = GenerationConfig(
+        max_tokens=len(text.encode()), eos_token_ids=(), on_token=lambda *arguments: calls.append(arguments)
     )
-    assert heard == ["a", "b", "", "c"]
-    assert (found.text, found.token_ids, found.stop_reason) == ("abc", [*b"abc", 2], "eos")
+    (generation,) = generate(scripted(text.encode()), Bytes(), ["x"], config=config)
+    assert [piece for _, _, piece, _ in calls] == ["a", "", "é", "", "", "日", "", "", "", "😀", "b"]
+    assert generation.text == text
+    assert [token for _, token, _, _ in calls] == generation.token_ids
+    assert [logprob for *_, logprob in calls] == generation.logprobs
+    config = GenerationConfig(max_tokens=2, eos_token_ids=())
+    (truncated,) = generate(scripted(text.encode()), Bytes(), ["x"], config=config)
+    assert truncated.text == "a\ufffd"
 
 
-def test_a_character_cut_between_prompt_and_continuation() -> None:
-    (found,) = generate(
-        scripted(b"\xa9!"), Bytes(), input_ids=[[0xC3]], config=GenerationConfig(max_tokens=2, eos_token_ids=())
-    )
-    assert found.text == "é!"
+def test_generate_streams_pending_text_at_eos() -> None:
+    pieces: list[str] = []
+    config = GenerationConfig(max_tokens=9, stop_strings="cd", on_token=lambda *arguments: pieces.append(arguments[2]))
+    (generation,) = generate(scripted(b"abc\x02"), Bytes(), ["x"], config=config)
+    assert pieces == ["a", "b", "", "c"]
+    assert (generation.text, generation.token_ids, generation.stop_reason) == ("abc", [*b"abc", 2], "eos")
 
 
-def test_streams_of_a_batch_add_up() -> None:
+def test_generate_completes_a_character_of_the_prompt() -> None:
+    config = GenerationConfig(max_tokens=2, eos_token_ids=())
+    (generation,) = generate(scripted(b"\xa9!"), Bytes(), input_ids=[[0xC3]], config=config)
+    assert generation.text == "é!"
+
+
+def test_generate_streams_of_a_batch_concatenate_to_the_texts() -> None:
     folder = shared_dir() / "models" / "stories260k"
     decoder, tokenizer = laconic.Decoder.from_pretrained(folder), laconic.load_tokenizer(folder)
     prompts = ["Once upon a time", "Lily", ""]
-    heard: list[list[Any]] = [[], [], []]
-    found = generate(decoder, tokenizer, prompts, config=GenerationConfig(max_tokens=60, temperature=1.2, seed=[1, 2, 3], stop_strings=["She", "\n"], on_token=lambda row, *what: heard[row].append(what)))  # fmt: skip
-    for prompt, one, pieces in zip(prompts, found, heard, strict=True):
+    calls: list[list[Any]] = [[], [], []]
+    config = GenerationConfig(
+        max_tokens=60,
+        temperature=1.2,
+        seed=[1, 2, 3],
+        stop_strings=["She", "\n"],
+        on_token=lambda row, *arguments: calls[row].append(arguments),
+    )
+    generations = generate(decoder, tokenizer, prompts, config=config)
+    for prompt, one, pieces in zip(prompts, generations, calls, strict=True):
         assert "".join(piece for _, piece, _ in pieces) == one.text
         assert [token for token, _, _ in pieces] == one.token_ids
         whole = tokenizer.decode(tokenizer.encode(prompt) + one.token_ids)[len(prompt) :]
@@ -495,158 +449,146 @@ def test_streams_of_a_batch_add_up() -> None:
         assert ("She" in whole or "\n" in whole) == (one.stop_reason == "stop")
 
 
-def test_text_needs_a_tokenizer_and_ids_do_not() -> None:
-    heard: list[Any] = []
-    (found,) = generate(
-        scripted(b"ab"),
-        input_ids=[[1]],
-        config=GenerationConfig(max_tokens=2, on_token=lambda *what: heard.append(what)),
-    )
-    assert found.text == ""
-    assert [what[1:3] for what in heard] == [(97, ""), (98, "")]
+def test_generate_without_a_tokenizer_has_no_text() -> None:
+    calls: list[Any] = []
+    (generation,) = continue_ids(scripted(b"ab"), [[1]], max_tokens=2, on_token=lambda *args: calls.append(args))
+    assert generation.text == ""
+    assert [arguments[1:3] for arguments in calls] == [(97, ""), (98, "")]
 
 
-def test_log_probabilities_are_of_the_unfiltered_distribution() -> None:
+def test_generate_logprobs_are_of_the_unfiltered_distribution() -> None:
     decoder = decoder_of("llama", torch.float32)
-    for settings in SETTINGS.values():
-        (found,) = generate(
-            decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=6, **{**settings, "seed": 5})
-        )
-        ids = torch.tensor([ROWS[0] + found.token_ids])
+    for options in OPTIONS.values():
+        (generation,) = continue_ids(decoder, ROWS[:1], max_tokens=6, **{**options, "seed": 5})
+        ids = torch.tensor([ROWS[0] + generation.token_ids])
         logits = decoder.logits(decoder(decoder.embed(ids)).hidden_states)[0, 6:-1]
-        asked = logits.log_softmax(-1).gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
-        assert found.logprobs == pytest.approx(asked.tolist(), abs=1e-4)
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
+        assert generation.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 # --- lengths
 
 
-def test_the_last_position_of_a_table_is_used_and_no_more() -> None:
+def test_generate_uses_learned_positions_to_the_last() -> None:
     decoder = decoder_of("gpt2", torch.float32)
     row = [3] * 100
-    assert (
-        len(
-            generate(decoder, input_ids=[row, [5]], config=GenerationConfig(max_tokens=28, eos_token_ids=()))[
-                0
-            ].token_ids
-        )
-        == 28
-    )
-    with pytest.raises(UsageError, match=r"^prompt 100 \+ max_tokens 29 > 128 positions of gpt2; shorten by 1$"):
-        generate(decoder, input_ids=[[5], row], config=GenerationConfig(max_tokens=29))
-    state = decoder(decoder.embed(torch.tensor([row]))).cache
-    with pytest.raises(UsageError, match=r"^prompt 101 \+ max_tokens 1,100 > 128 positions of gpt2; shorten by 1,073$"):
-        generate(decoder, input_ids=[[5]], state=state, config=GenerationConfig(max_tokens=1100))
+    assert len(free(decoder, [row, [5]], 28)[0].token_ids) == 28
+    with pytest.raises(UsageError, match="shorten by 1"):
+        continue_ids(decoder, [[5], row], max_tokens=29)
+    cache = decoder(decoder.embed(torch.tensor([row]))).cache
+    with pytest.raises(UsageError, match="shorten by 1,073"):
+        generate(decoder, input_ids=[[5]], state=cache, config=GenerationConfig(max_tokens=1100))
 
 
-def test_rope_goes_on_beyond_its_positions_with_one_warning() -> None:
+def test_generate_beyond_the_rope_positions_warns_once() -> None:
     decoder = decoder_of("llama", torch.float32)
-    with pytest.warns(UserWarning, match="position 128 ≥ 128 of llama") as told:
-        assert (
-            len(
-                generate(decoder, input_ids=[[3] * 120], config=GenerationConfig(max_tokens=30, eos_token_ids=()))[
-                    0
-                ].token_ids
-            )
-            == 30
-        )
-    assert len(told) == 1
-    with pytest.warns(UserWarning, match="position 128 ≥ 128 of llama") as told:
-        generate(decoder, input_ids=[[3] * 130], config=GenerationConfig(max_tokens=9, eos_token_ids=()))
-    assert len(told) == 1
+    for prompt, new in ((120, 30), (130, 9)):
+        with pytest.warns(UserWarning, match="position 128") as caught:
+            assert len(free(decoder, [[3] * prompt], new)[0].token_ids) == new
+        assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        generate(
-            decoder, input_ids=[[3] * 120], config=GenerationConfig(max_tokens=9, eos_token_ids=())
-        )  # the ninth is not read
+        free(decoder, [[3] * 120], 9)  # the ninth id is not read
 
 
 # --- errors
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "options",
     [
-        ({"temperature": -1}, "temperature −1: must be ≥ 0"),
-        ({"temperature": float("nan")}, "temperature nan: must be ≥ 0"),
-        ({"top_p": 0}, "top_p 0: must be in (0, 1]"),
-        ({"top_p": 1.5}, "top_p 1.5: must be in (0, 1]"),
-        ({"top_k": -2}, "top_k −2: must be ≥ 0"),
-        ({"min_p": 2}, "min_p 2: must be in [0, 1]"),
-        ({"repetition_penalty": 0}, "repetition_penalty 0: must be > 0"),
-        ({"max_tokens": 0}, "max_tokens 0: must be ≥ 1"),
-        ({"min_tokens": 4}, "min_tokens 4: must be in [0, max_tokens 3]"),
-        ({"chunk": 0}, "chunk 0: must be ≥ 1"),
-        ({"stop": ["a", ""]}, "stop: an empty string stops everything; leave it out"),
-        ({"stop": "a"}, "stop strings given without a tokenizer; give one, or eos ids"),
-        ({"seed": [1, 2]}, "seed has 2 entries, there are 1 rows; give one each or one for all"),
-        ({"ids": None}, "no prompt given; give one of prompts, ids and vectors"),
-        ({"prompts": ["a"]}, "prompts and ids given; give one of prompts, ids and vectors"),
-        ({"ids": None, "prompts": ["a"]}, "prompts given without a tokenizer; give one, or ids"),
-        ({"ids": [[1], []]}, "row 1 has no live position"),
-        ({"live": torch.ones(1, 1).long()}, "live is int64; give booleans, mask.bool() say"),
-        ({"ids": torch.ones(1, 1)}, "ids are float32; did you mean vectors=?"),
-        ({"eos": 1000}, "eos 1000: must be in [0, vocabulary 97)"),
-        ({"banned": [5, 97]}, "banned 97: must be in [0, vocabulary 97)"),
-        ({"eos_count": 0}, "eos_count 0: must be ≥ 1"),
-        ({"live": torch.ones(1, 1).bool()}, "live given with ids, whose padding is made here; give live with vectors"),
-        ({"ids": None, "vectors": torch.zeros(2, 3, 48), "live": torch.tensor([[True] * 3, [False] * 3])},
-         "row 1 has no live position"),
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"min_tokens": 4},
+        {"prefill_chunk_size": 0},
+        {"eos_count": 0},
+        {"stop_strings": ["a", ""]},
     ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as told:
-        generate(decoder_of("llama", torch.float32), **{"ids": [[1]], "max_tokens": 3, **settings})
-    assert str(told.value) == message
+    ids=str,
+)
+def test_generation_config_refuses_values_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        GenerationConfig(**{"max_tokens": 3, **options})
 
 
-def test_an_empty_prompt() -> None:
-    message = "^prompt 2 is empty and the tokenizer adds no first token; give text, ids or vectors$"
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_strings": "a"}, "need a tokenizer"),
+        ({"seed": [1, 2]}, "seed has 2 entries for 1 rows"),
+        ({"eos_token_ids": 1000}, "eos_token_ids=1000"),
+        ({"suppress_token_ids": [5, 97]}, "suppress_token_ids=97"),
+    ],
+)
+def test_generate_refuses_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        generate(decoder_of("llama", torch.float32), Letters(), ["a", "b", ""], config=GenerationConfig(max_tokens=3))
+        continue_ids(decoder_of("llama", torch.float32), [[1]], max_tokens=3, **options)
 
 
-def test_a_prompt_that_is_one_text() -> None:
+HALF_EMPTY = torch.tensor([[True] * 3, [False] * 3])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({}, "no prompt given"),
+        ({"prompts": ["a"], "input_ids": [[1]]}, "prompts and input_ids given"),
+        ({"prompts": ["a"]}, "need a tokenizer"),
+        ({"input_ids": [[1], []]}, "row 1 of the prompt has no token"),
+        ({"inputs_embeds": torch.zeros(2, 3, 48), "attention_mask": HALF_EMPTY}, "row 1 of the prompt has no token"),
+        ({"input_ids": [1, 2, 3]}, "one list per row"),
+        ({"input_ids": torch.tensor([1, 2, 3])}, "one list per row"),
+        ({"input_ids": torch.ones(1, 1)}, "pass embeddings as inputs_embeds"),
+        ({"input_ids": torch.ones(1, 1).long(), "attention_mask": torch.ones(1, 1).long()}, "mask.bool"),
+        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2).bool()}, r"\[1, 2\]"),
+        ({"input_ids": [[1]], "attention_mask": torch.ones(1, 1).bool()}, "needs a tensor"),
+    ],
+)
+def test_generate_refuses_invalid_prompts(prompt: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        generate(decoder_of("llama", torch.float32), **prompt, config=GenerationConfig(max_tokens=3))
+
+
+def test_generate_refuses_an_empty_text() -> None:
+    with pytest.raises(UsageError, match="prompt 2 is empty"):
+        generate(decoder_of("llama", torch.float32), Letters(), ["a", "b", ""])
+
+
+def test_generate_refuses_ids_outside_the_vocabulary() -> None:
+    for rows, message in (([[1], [0, 1, 700, 900]], r"\[1, 2\] = 700"), ([[-1]], r"\[0, 0\] = -1")):
+        with pytest.raises(InputError, match=message):
+            continue_ids(decoder_of("llama", torch.float32), rows, max_tokens=3)
+
+
+def test_generate_refuses_a_tokenizer_of_another_model() -> None:
+    with pytest.raises(InputError, match="256 ids, the model 97"):
+        generate(decoder_of("llama", torch.float32), Bytes(), ["a"])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_generate_refuses_states_and_embeddings_of_another_shape() -> None:
     decoder = decoder_of("llama", torch.float32)
-    assert ids_of(generate(decoder, Letters(), "ab", config=GenerationConfig(max_tokens=3))) == ids_of(
-        generate(decoder, Letters(), ["ab"], config=GenerationConfig(max_tokens=3))
-    )
+    cache = decoder(decoder.embed(torch.tensor([[1], [2]]))).cache
+    with pytest.raises(ValueError, match="2 rows"):
+        generate(decoder, input_ids=[[1], [2], [3]], state=cache)
+    other = decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).cache
+    with pytest.raises(ValueError, match="KV heads"):
+        generate(decoder, input_ids=[[1]], state=other)
+    for embeds in (torch.zeros(1, 2, 64), torch.zeros(3, 48)):
+        with pytest.raises(ValueError, match="inputs_embeds"):
+            generate(decoder, inputs_embeds=embeds)
 
 
-def test_ids_that_are_no_words() -> None:
-    with pytest.raises(InputError, match=r"^ids\[1, 2\] = 700, vocabulary 97$"):
-        generate(
-            decoder_of("llama", torch.float32), input_ids=[[1], [0, 1, 700, 900]], config=GenerationConfig(max_tokens=3)
-        )
-    with pytest.raises(InputError, match=r"^ids\[0, 0\] = -1, vocabulary 97$"):
-        generate(decoder_of("llama", torch.float32), input_ids=[[-1]], config=GenerationConfig(max_tokens=3))
-
-
-def test_a_tokenizer_of_another_model() -> None:
-    message = "^tokenizer has 256 ids, model has 97 rows; grow the model or take its own tokenizer$"
-    with pytest.raises(InputError, match=message):
-        generate(decoder_of("llama", torch.float32), Bytes(), ["a"], config=GenerationConfig(max_tokens=3))
-
-
-def test_states_and_vectors_of_another_shape() -> None:
-    decoder = decoder_of("llama", torch.float32)
-    state = decoder(decoder.embed(torch.tensor([[1], [2]]))).cache
-    with pytest.raises(ValueError, match="state has 2 rows, vectors 3"):
-        generate(decoder, input_ids=[[1], [2], [3]], state=state, config=GenerationConfig(max_tokens=2))
-    with pytest.raises(ValueError, match="state has 2 layers of 4 heads × 12, decoder 2 of 2 × 16"):
-        generate(
-            decoder,
-            input_ids=[[1]],
-            state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).cache,
-            config=GenerationConfig(max_tokens=2),
-        )
-    with pytest.raises(ValueError, match="vectors have width 64, decoder 48"):
-        generate(decoder, inputs_embeds=torch.zeros(1, 2, 64), config=GenerationConfig(max_tokens=2))
-
-
-def test_logits_that_are_no_numbers() -> None:
+def test_generate_refuses_nan_logits() -> None:
     decoder = fresh("llama")
     with torch.no_grad():
         decoder.get_parameter("model.norm.weight").fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match=r"^row 0, token 0: logits are not finite; check the weights$"):
-        generate(decoder, input_ids=[[1]], config=GenerationConfig(max_tokens=2))
+    with pytest.raises(NonFiniteError, match="row 0, token 0"):
+        continue_ids(decoder, [[1]], max_tokens=2)

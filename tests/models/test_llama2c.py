@@ -1,4 +1,4 @@
-"""llama2.c files agree to the bit with the checkpoint they were made from; row permutations of Meta's and GGUF files."""
+"""llama2.c files equal their checkpoint to the bit; row permutations of Meta's and GGUF files."""
 
 import json
 import struct

@@ -64,11 +64,11 @@ def test_every_activation_in_chunks_equals_one_pass(name: str, batch: EmbedBatch
         read_in_chunks(decoder, batch, (*capture_names, "hidden")),
     )
     assert {key.split(".")[0] for key in whole.activations} == {*capture_names, "hidden"}
-    for key, whole in whole.activations.items():
+    for key, expected_activation in whole.activations.items():
         stem = key.split(".")[0]
         shape = ["B", "T", "D"] if stem == "hidden" else letters[stem]
         for (start, end), piece in zip(batch.chunks, chunks, strict=True):
-            actual, expected = piece.activations[key], whole
+            actual, expected = piece.activations[key], expected_activation
             if shape[:2] == ["B", "T"]:
                 actual, expected = (
                     actual[batch.attention_mask[:, start:end]],

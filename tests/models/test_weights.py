@@ -320,17 +320,17 @@ def test_load_ignores_an_equal_tied_head_and_refuses_another(tmp_path: Path, fam
 
 
 def test_load_refuses_a_folder_without_weights(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no config.json"):
+    with pytest.raises(InputError, match=r"no config.json"):
         Decoder.from_pretrained(tmp_path)
     (save_tiny(tmp_path / "a") / WHOLE).unlink()
-    with pytest.raises(InputError, match="no model.safetensors and no index"):
+    with pytest.raises(InputError, match=r"no model.safetensors and no index"):
         Decoder.from_pretrained(tmp_path / "a")
 
 
 def test_load_refuses_pickled_weights(tmp_path: Path) -> None:
     save_tiny(tmp_path / "a")
     (tmp_path / "a" / WHOLE).rename(tmp_path / "a" / "pytorch_model.bin")
-    with pytest.raises(UnsafeFileError, match="pytorch_model.bin is a pickle"):
+    with pytest.raises(UnsafeFileError, match=r"pytorch_model.bin is a pickle"):
         Decoder.from_pretrained(tmp_path / "a")
     save_tiny(tmp_path / "b")
     (tmp_path / "b" / "pytorch_model.bin").write_bytes(b"\x80\4")
@@ -365,7 +365,7 @@ def test_load_refuses_truncated_and_extended_shards(tmp_path: Path) -> None:
 def test_load_refuses_a_tensor_in_two_shards(tmp_path: Path) -> None:
     first, second, *_ = sorted(save_sharded(tmp_path / "a").glob("model-*.safetensors"))
     shutil.copy(first, second)
-    with pytest.raises(InputError, match=f"{first.name} and in {second.name}"):
+    with pytest.raises(InputError, match=rf"{first.name} and in {second.name}"):
         Decoder.from_pretrained(tmp_path / "a")
 
 
@@ -392,7 +392,7 @@ def test_load_refuses_nan_and_infinity(tmp_path: Path, family: str, dtype: torch
 def test_load_refuses_overflow_of_the_dtype(tmp_path: Path) -> None:
     edit_tensors(save_tiny(tmp_path / "a"), lambda t: t["model.norm.weight"].fill_(1e6))
     Decoder.from_pretrained(tmp_path / "a", torch.bfloat16)
-    with pytest.raises(NonFiniteError, match="model.norm.weight"):
+    with pytest.raises(NonFiniteError, match=r"model.norm.weight"):
         Decoder.from_pretrained(tmp_path / "a", torch.float16)
 
 
@@ -512,7 +512,7 @@ def test_save_copies_tokenizer_files_but_no_links_out_of_the_folder(tmp_path: Pa
     assert {p.name for p in (tmp_path / "b").iterdir()} == expected | {"config.json", WHOLE}
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "a" / "tokenizer.json").symlink_to("../secret")
-    with pytest.raises(UnsafeFileError, match="tokenizer.json leads out of its folder"):
+    with pytest.raises(UnsafeFileError, match=r"tokenizer.json leads out of its folder"):
         decoder.save_pretrained(tmp_path / "c")
     assert not (tmp_path / "c").exists()
 

@@ -70,9 +70,9 @@ def dtype_name(x: Tensor | torch.dtype) -> str:
 
 def check_cache(config: DecoderConfig, cache: KVCache, batch_size: int) -> None:
     """Raise ValueError for a cache of another shape, or with another number of rows."""
-    expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-    if expected != cache.shape_summary:
-        raise ValueError(f"the cache has (layers, KV heads, head size) {cache.shape_summary}, the decoder {expected}")
+    expected, actual = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim), cache.shape_summary
+    if actual != expected:
+        raise ValueError(f"the cache has (layers, KV heads, head size) {actual}, the decoder {expected}")
     if cache.B != batch_size:
         raise ValueError(f"the cache has {cache.B} rows, the inputs {batch_size}")
 
