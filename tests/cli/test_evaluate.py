@@ -15,7 +15,6 @@ from laconic.batches import AnswerBatch
 from laconic.cli import main as cli
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.train import TrainCommand
-from laconic.evaluation.inspection import run as inspection_run
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.evaluation.runs import resolve_step
@@ -83,7 +82,7 @@ def told(run: RunCli, *args: object) -> dict[str, Any]:
     return json.loads(out)
 
 
-def test_a_run_on_its_own_test_in_every_way(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
     found = told(run, *asked)
     assert found["protocol"] == "last digit"
@@ -107,7 +106,7 @@ def test_a_run_on_its_own_test_in_every_way(run: RunCli, runs: Path, monkeypatch
     assert told(run, *asked)["datasets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
 
 
-def test_seeds_sets_and_papers(run: RunCli, runs: Path) -> None:
+def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> None:
     data = (
         "--tasks",
         "gsm8k,gsm-hard,svamp:test",
@@ -134,7 +133,7 @@ def test_seeds_sets_and_papers(run: RunCli, runs: Path) -> None:
     assert len(list((runs / "kava").glob("seed-*/evaluations/reasoning-svamp-pccot-step-2-limit-12"))) == 3
 
 
-def test_papers_stand_beside_whole_sets_and_time_is_taken(run: RunCli, tmp_path: Path) -> None:
+def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
     found = told(
@@ -164,7 +163,7 @@ def test_papers_stand_beside_whole_sets_and_time_is_taken(run: RunCli, tmp_path:
     assert "seed" not in note
 
 
-def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
+def test_decoding_for_takes_prompt_and_budget_of_the_protocol(runs: Path) -> None:
     kava, plain = (load_run(runs / name, torch.device("cpu")) for name in ("kava/seed-0", "plain"))
     path = str(REPO / "examples/own.jsonl")
     longest = max(len(row) for row in Path(path).read_text().splitlines())
@@ -190,9 +189,10 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
     assert not reasoning_run.budget_warnings(kava, asked, "kava")
 
 
-def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, given = load_run(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
-    monkeypatch.setattr(inspection_run, "load_inspected_run", lambda *args: given.append(args[3]))
+    load = "laconic.evaluation.inspection.inspected_run.load_inspected_run"
+    monkeypatch.setattr(load, lambda *args: given.append(args[3]))
     path = str(REPO / "examples/own.jsonl")
     for name in ("codi", "pccot"):
         protocol = reasoning_run.choose_protocol(run.recipe, name)
@@ -209,7 +209,7 @@ def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypa
     assert [len(how.answer_prompt) for how in given] == [0, 0, 5, 5]
 
 
-def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: RunCli, tmp_path: Path) -> None:
+def test_evaluate_refuses_two_files_of_one_name(run: RunCli, tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         line = f'{{"question": "What is {folder}?", "answer": "7", "rationale": "no step"}}\n'
@@ -225,7 +225,7 @@ def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: RunCli, t
     assert "remove it to evaluate again, or give your file another name" in err
 
 
-def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
+def test_evaluate_loads_sets_once_and_times_greedily(
     run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
@@ -253,7 +253,7 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
     assert any("timings are of greedy decoding" in text for text in found["notes"])
 
 
-def test_a_signal_ends_with_75_and_the_same_command_goes_on(
+def test_evaluate_resumes_after_a_signal(
     run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = reasoning_run.answer_questions, list[int]()
@@ -276,7 +276,7 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
     assert not part.parent.exists()
 
 
-def test_a_signal_while_time_is_taken(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
 
     def latencies(*rest: object, **more: object) -> None:
@@ -294,55 +294,54 @@ def test_a_signal_while_time_is_taken(run: RunCli, monkeypatch: pytest.MonkeyPat
     [
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone is no run directory"),
-        (("digits", "--limit", 0), 2, "--limit 0: too few; give 1 or more"),
+        (("digits", "--limit", 0), 2, "--limit 0: must be at least 1"),
         (("digits", "--jacobi-iterations", "two"), 2, "--jacobi-iterations two: expected comma-separated integers, for example 1,2"),
-        (("digits", "--tasks", ","), 2, "--tasks: no set given; name one, test say"),
-        (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: write a number, as 0.001"),
-        (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: protocol codi has no tolerance; give"),
-        (("digits", "--tolerance", "0.1"), 2, "--tolerance 0.1: the protocols of recipes have no tolerance; give --protocol dec"),
-        (("digits", "--protocol", "decimal", "--tolerance", "-1"), 2, "tolerance -1: give 0 or a positive number"),
+        (("digits", "--tasks", ","), 2, "--tasks: empty"),
+        (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: expected a number"),
+        (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: requires --protocol decimal"),
+        (("digits", "--protocol", "decimal", "--tolerance", "-1"), 2, "tolerance -1: must be"),
         (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits"),
-        (("digits", "--protocol", "pccot"), 2, "--protocol pccot: digits writes answers in format digits"),
+        (("digits", "--protocol", "pccot"), 2, "--protocol pccot cannot judge digits"),
         (("kava", "digits"), 2, "last digit and pccot"),
         (("plain", "--with-cot"), 2, "--with-cot: method nocot"),
         (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain has no Jacobi iterations"),
         (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),
-        (("kava", "--tasks", "svanp"), 66, "no data set svanp; did you mean svamp?"),
-        (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9; there: "),
+        (("kava", "--tasks", "svanp"), 66, "did you mean svamp?"),
+        (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9"),
         (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "--checkpoint last: not available in kava/seed-0"),
         (("digits", "--checkpoint", "best"), 2, "--checkpoint best: not available in digits"),
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_is_one_line(run: RunCli, args: tuple[str, ...], code: int, said: str) -> None:
+def test_evaluate_refuses_in_one_line(run: RunCli, args: tuple[str, ...], code: int, said: str) -> None:
     ended, out, err = run(*args, *(("--device", "cpu") if args else ()))
     assert (ended, out) == (code, "")
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_protocol_that_does_not_fit_the_data_is_refused(run: RunCli) -> None:
+def test_evaluate_refuses_a_protocol_that_cannot_judge_the_data(run: RunCli) -> None:
     code, out, err = run("kava", "--tasks", "prosqa", "--protocol", "codi", "--data-dir", shared_dir() / "data")
     assert (code, out, err.count("\n")) == (66, "", 1)
-    assert "prosqa: the answer of prosqa-test-0000 is 'Sally is a sterpus.', protocol codi asks for a number" in err
+    assert "protocol codi expects a number" in err
 
 
-def test_the_best_step_is_that_of_the_runs_own_validation(run: RunCli, runs: Path) -> None:
+def test_resolve_step_best_is_by_validation(run: RunCli, runs: Path) -> None:
     best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
     assert resolve_step(runs / "kava/seed-0", "best") == best
     assert resolve_step(runs / "kava/seed-0", "1") == 1
     assert resolve_step(runs / "kava/seed-0", "latest") == 2
 
 
-def test_time_is_taken_in_one_process(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_times_in_one_process(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run("digits", "--latency", 5)
     assert code == 2
-    assert "--latency: time is taken in one process; ask first with torchrun, then time without it" in err
+    assert "--latency: requires a single process" in err
 
 
 @pytest.mark.loopback
-def test_two_ranks_give_the_rows_of_one_process(run: RunCli, runs: Path, tmp_path: Path) -> None:
+def test_evaluate_on_two_ranks_gives_the_records_of_one(run: RunCli, runs: Path, tmp_path: Path) -> None:
     from tests.training.multi_rank import run_ranks
 
     (runs / "two").mkdir()
@@ -355,7 +354,7 @@ def test_two_ranks_give_the_rows_of_one_process(run: RunCli, runs: Path, tmp_pat
             cli.main()
         return int(end.value.code or 0)
 
-    assert [end.said for end in run_ranks(tmp_path, command)] == [0, 0]
+    assert [end.result for end in run_ranks(tmp_path, command)] == [0, 0]
     assert run("digits", "--batch-size", "4", "--device", "cpu")[0] == 0
     one, two = (reasoning_run.load_result(runs / name, "test") for name in ("digits", "two"))
     assert one is not None

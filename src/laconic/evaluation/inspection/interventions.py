@@ -91,7 +91,7 @@ def choose_donors(n: int, seed: int) -> NDArray[np.int64]:
 def shuffle_order(inputs: InterventionInputs, slots: Sequence[int]) -> Int[Tensor, "B M"]:
     """Return the latent that each slot receives; only the given slots change places."""
     if len(slots) < 2:
-        raise UsageError(f"shuffle needs at least two slots, got {len(slots)}; give more --slots, or none for all")
+        raise UsageError(f"shuffle needs at least two slots, got {len(slots)}; give more --latents, or none for all")
     moved, M = np.array(slots), inputs.rollout.latents.shape[1]
     order = np.tile(np.arange(M), (len(inputs.row_index), 1))
     order[:, moved] = moved[derangement(uniform(inputs.seed, SHUFFLE_STREAM, inputs.row_index[:, None], moved))]
@@ -102,7 +102,7 @@ def resolve_slots(spec: InterventionSpec, M: int) -> tuple[int, ...]:
     """Return the slots that an intervention changes; `UsageError` for one that does not exist."""
     slots = tuple(range(M)) if spec.slots is None else spec.slots
     if not slots or min(slots) < 0 or max(slots) >= M:
-        raise UsageError(f"--slots {[m + 1 for m in slots]}: there are {M} latents, counted from 1")
+        raise UsageError(f"--latents {[m + 1 for m in slots]}: there are {M} latents, counted from 1")
     return slots
 
 
