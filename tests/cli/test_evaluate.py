@@ -253,9 +253,7 @@ def test_evaluate_loads_sets_once_and_times_greedily(
     assert any("timings are of greedy decoding" in text for text in found["notes"])
 
 
-def test_evaluate_resumes_after_a_signal(
-    run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluate_resumes_after_a_signal(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = reasoning_run.answer_questions, list[int]()
 
     def answer(method: Any, questions: Any, told: Any, *, with_cot: bool = False) -> AnswerBatch:

@@ -30,7 +30,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of one step: KaVa, one without distillation, one that writes its chain, Coconut with latents and before."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.toml").write_text(RECIPE)
-    (folder / "in-turn.toml").write_text(RECIPE.replace("jacobi_iterations = 1\n", 'schedule = "sequential"\nprojection = "none"\n'))
+    (folder / "in-turn.toml").write_text(
+        RECIPE.replace("jacobi_iterations = 1\n", 'schedule = "sequential"\nprojection = "none"\n')
+    )
     staged = ("method=coconut", "coconut.max_stage=1", "coconut.latents_per_step=2")
     for recipe, name, keys in (
         ("tiny", "kava", ()),
@@ -146,11 +148,22 @@ def test_a_set_beside_another_run(run: RunCli, tmp_path: Path) -> None:
     assert first["chain_words"]["all"]["questions"] == 6
     page = sound((tmp_path / "set.html").read_text(encoding="utf-8"))
     text = " ".join(page.text.split())
-    for said in ("6 questions of test", "Jacobi iterations at test time", "as trained", "Tokens named by latents", "chance"):
+    for said in (
+        "6 questions of test",
+        "Jacobi iterations at test time",
+        "as trained",
+        "Tokens named by latents",
+        "chance",
+    ):
         assert said in text, said
     out = run(*asked, "--intervene-on", "cache")[1]
     assert out.startswith("6 questions of test, protocol last digit; majority baseline")
-    for said in ("kava (kava): ", "zero in cache", "accuracy by Jacobi iterations: 0: ", "of latents name a token of the chain"):
+    for said in (
+        "kava (kava): ",
+        "zero in cache",
+        "accuracy by Jacobi iterations: 0: ",
+        "of latents name a token of the chain",
+    ):
         assert said in out, said
 
 
