@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic import DGD
-from laconic.nested.optim import dgd_equations
+from laconic.nested.optim.input_recording import record_inputs
 
 torch.set_num_threads(1)  # all of it is small
 D_IN, D_OUT, N = 16, 8, 600
@@ -49,6 +49,6 @@ for lr in (0.01, 0.1, 1.0, 10.0):
     plain = fresh()
     found = [learn(plain, torch.optim.SGD(plain.parameters(), lr=lr))]
     for value in ("minus_delta", "target"):  # the paper's rule also erases: it settles at half of what is asked
-        model = dgd_equations.record_inputs(fresh())
+        model = record_inputs(fresh())
         found.append(learn(model, DGD(model.parameters(), lr=lr, inputs="raw", value=value)))
     print(f"{lr:<7} {told(found[0]):>13} {told(found[1]):>13} {told(found[2]):>13}")

@@ -8,7 +8,7 @@ import torch
 from laconic.errors import UsageError
 from laconic.nested.ablations import build_ablations, freeze_levels, measure_level_contribution
 from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.language_model import NestedLanguageModel
 from laconic.nested.metrics import group_gates
 from tests.nested.test_hope_model import (
@@ -38,7 +38,7 @@ def test_freeze_levels_freezes_only_these_levels(objective: str) -> None:
             _, state = read(ablated, ids)
             for n, layer in enumerate(state.layers):
                 for C, level in zip(model.hope_config.chunk_sizes[n], require_levels(layer), strict=True):
-                    assert level_has_changed(level) == (C != (2, 4)[frozen])
+                    assert level_has_changed(level) is (C != (2, 4)[frozen])
         name = "model.layers.0.mlp.levels.0.up_proj.weight"
         assert ablated.get_parameter(name) is model.get_parameter(name)
     with pytest.raises(UsageError, match="level 2"):

@@ -19,7 +19,7 @@ from laconic.nested.cms.equations import chunk_sizes, place_levels
 from laconic.nested.cms.forward import accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import LinearRecords, clip_error, linear_errors
-from laconic.nested.cms.low_rank_updates import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
+from laconic.nested.cms.low_rank_changes import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
 from laconic.nested.state import LayerState, LowRankChange
 from laconic.nested.state_file import load_state, save_state
 from tests.core.readings import noise

@@ -14,7 +14,7 @@ from laconic.nested.cms.config import CMSParams, CMSShape
 from laconic.nested.cms.equations import aggregate, chain, chunk_sizes, place_levels
 from laconic.nested.cms.forward import forward_with_state, initial_state, require_levels
 from laconic.nested.cms.level import level_mlp
-from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.hope.forward import hope_block
 from laconic.nested.state import LayerState
 from tests.core.readings import noise

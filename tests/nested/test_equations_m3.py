@@ -1,4 +1,4 @@
-"""Nested 30 to 55 and 75 against their oracles, with gradients."""
+"""Nested Learning 30 to 55 and 75 against their oracles, with gradients."""
 
 from functools import partial
 from typing import Any
@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.nested.optim import m3_equations
-from laconic.nested.optim.m3_equations import M3Hyperparameters, M3State, MLPGradientMemory
+from laconic.nested.optim.m3_equations import CUBIC, M3Hyperparameters, M3State
 from tests.oracles.compare import agree
 from tests.oracles.m3 import MISREAD, ORACLE, newton_schulz, proximal
+from tests.reference import gradient_memories as reference
+from tests.reference.gradient_memories import MLPGradientMemory
 
 o, i, N = 3, 4, 5
 
@@ -27,33 +29,33 @@ def free(*tensors: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.equation("nested-learning", "30,54")
 def test_descent() -> None:
     X, D = normal(N, i), normal(N, i)  # square, so that input and error can be exchanged
-    agree(m3_equations.descent, ORACLE["30,54"], MISREAD["30,54"], normal(i, i), X, D, 0.3)
-    assert gradcheck(partial(m3_equations.descent, step=0.3), free(normal(i, i), X, D))
+    agree(reference.descent, ORACLE["30,54"], MISREAD["30,54"], normal(i, i), X, D, 0.3)
+    assert gradcheck(partial(reference.descent, step=0.3), free(normal(i, i), X, D))
 
 
 @pytest.mark.equation("nested-learning", "31,55")
 def test_dot_proximal() -> None:
-    given = normal(o, i), normal(N, i), normal(N, o)
-    agree(m3_equations.dot_proximal, ORACLE["31,55"], MISREAD["31,55"], *given, 0.3)
-    assert gradcheck(partial(m3_equations.dot_proximal, step=0.3), free(*given))
+    arguments = normal(o, i), normal(N, i), normal(N, o)
+    agree(reference.dot_proximal, ORACLE["31,55"], MISREAD["31,55"], *arguments, 0.3)
+    assert gradcheck(partial(reference.dot_proximal, step=0.3), free(*arguments))
 
 
 @pytest.mark.equation("nested-learning", "33")
 def test_momentum() -> None:
-    given = normal(o, i), normal(o, i), normal(o, i)
-    agree(m3_equations.momentum, ORACLE["33"], MISREAD["33"], *given, 0.9, 0.3)
-    assert gradcheck(partial(m3_equations.momentum, beta=0.9, step=0.3), free(*given))
-    held = torch.tensor([0.1 * 0.9**n for n in range(99)]).cumsum(0)  # of the weight, by the last 1, 2, ... gradients
-    assert [int((held < part).sum()) + 1 for part in (0.5, 0.99)] == [7, 44]
+    arguments = normal(o, i), normal(o, i), normal(o, i)
+    agree(m3_equations.momentum, ORACLE["33"], MISREAD["33"], *arguments, 0.9, 0.3)
+    assert gradcheck(partial(m3_equations.momentum, beta=0.9, step=0.3), free(*arguments))
+    state = torch.tensor([0.1 * 0.9**n for n in range(99)]).cumsum(0)  # of the weight, by the last 1, 2, ... gradients
+    assert [int((state < part).sum()) + 1 for part in (0.5, 0.99)] == [7, 44]
 
 
 @pytest.mark.equation("nested-learning", "42")
 def test_muon() -> None:
-    given = normal(o, i), normal(o, i), normal(o, i)
-    agree(m3_equations.muon, ORACLE["42"], MISREAD["42"], *given, 0.9, 0.3)
-    mapped = m3_equations.mapped_momentum(given[0], m3_equations.momentum(*given, 0.9, 0.3)[1])
-    assert torch.equal(mapped, m3_equations.muon(*given, 0.9, 0.3)[0])
-    assert gradcheck(partial(m3_equations.muon, beta=0.9, step=0.3), free(*given))
+    arguments = normal(o, i), normal(o, i), normal(o, i)
+    agree(reference.muon, ORACLE["42"], MISREAD["42"], *arguments, 0.9, 0.3)
+    mapped = reference.mapped_momentum(arguments[0], m3_equations.momentum(*arguments, 0.9, 0.3)[1])
+    assert torch.equal(mapped, reference.muon(*arguments, 0.9, 0.3)[0])
+    assert gradcheck(partial(reference.muon, beta=0.9, step=0.3), free(*arguments))
 
 
 @pytest.mark.equation("nested-learning", "44")
@@ -62,7 +64,7 @@ def test_newton_schulz(shape: tuple[int, int]) -> None:
     m = normal(*shape)
     misread = MISREAD["44"] if min(shape) > 1 else {"four steps": MISREAD["44"]["four steps"]}
     agree(m3_equations.newton_schulz, ORACLE["44"], misread, m)
-    agree(partial(m3_equations.newton_schulz, coefficients="cubic"), MISREAD["44"]["the cubic polynomial"], {}, m)
+    agree(partial(m3_equations.newton_schulz, coefficients=CUBIC), MISREAD["44"]["the cubic polynomial"], {}, m)
     both = torch.stack([m, 3 * m])
     agree(m3_equations.newton_schulz, lambda x: torch.stack([newton_schulz(y) for y in x]), {}, both)
     assert gradcheck(m3_equations.newton_schulz, free(m))
@@ -71,142 +73,145 @@ def test_newton_schulz(shape: tuple[int, int]) -> None:
 def test_the_cubic_step_descends_43_and_the_printed_one_does_not() -> None:
     """Its gradient is 4 O (O'O - I); a step of 1/8 along it is the cubic polynomial."""
     (O,) = free(normal(o, i))
-    (slope,) = torch.autograd.grad((O.mT @ O - torch.eye(i)).square().sum(), O)
-    assert torch.allclose(slope, 4 * O @ (O.mT @ O - torch.eye(i)), atol=1e-12, rtol=0)
+    (grad,) = torch.autograd.grad((O.mT @ O - torch.eye(i)).square().sum(), O)
+    assert torch.allclose(grad, 4 * O @ (O.mT @ O - torch.eye(i)), atol=1e-12, rtol=0)
     m = O.detach() / (O.detach().norm() + 1e-7)
     step = m - (4 * m @ (m.mT @ m - torch.eye(i))) / 8
-    assert torch.allclose(
-        m3_equations.newton_schulz(O.detach(), steps=1, coefficients="cubic"), step, atol=1e-12, rtol=0
-    )
-    singular = torch.linalg.svdvals(m3_equations.newton_schulz(normal(o, i), steps=40, coefficients="cubic"))
+    assert torch.allclose(m3_equations.newton_schulz(O.detach(), steps=1, coefficients=CUBIC), step, atol=1e-12, rtol=0)
+    singular = torch.linalg.svdvals(m3_equations.newton_schulz(normal(o, i), steps=40, coefficients=CUBIC))
     assert torch.allclose(singular, torch.ones(o).double(), atol=1e-12, rtol=0)
 
 
 @pytest.mark.equation("nested-learning", "47")
 def test_preconditioned() -> None:
-    given, P = (normal(i, i), normal(i, i)), normal(i, i)
+    arguments, P = (normal(i, i), normal(i, i)), normal(i, i)
     misread = {n: w for n, w in MISREAD["47"].items() if n != "P from the right"}
-    agree(m3_equations.preconditioned_momentum, ORACLE["47"], misread, *given, 0.9, 0.3, P)
+    agree(reference.preconditioned_momentum, ORACLE["47"], misread, *arguments, 0.9, 0.3, P)
     right = lambda m, g, share, step, P: MISREAD["47"]["P from the right"](m, g, share, step, P).T  # noqa: E731
-    agree(m3_equations.preconditioned_momentum, ORACLE["47"], {"right": right}, *given, 0.9, 0.3, P)
+    agree(reference.preconditioned_momentum, ORACLE["47"], {"right": right}, *arguments, 0.9, 0.3, P)
     agree(
-        lambda *a: m3_equations.preconditioned_momentum(*a[:-1], lambda g: a[-1] @ g),
+        lambda *a: reference.preconditioned_momentum(*a[:-1], lambda g: a[-1] @ g),
         ORACLE["47"],
         {},
-        *given,
+        *arguments,
         0.9,
         0.3,
         P,
     )
-    agree(lambda *a: m3_equations.preconditioned_momentum(*a[:-1]), MISREAD["47"]["no P"], {}, *given, 0.9, 0.3, P)
-    assert gradcheck(lambda m, g, P: m3_equations.preconditioned_momentum(m, g, 0.9, 0.3, P), free(*given, P))
+    agree(lambda *a: reference.preconditioned_momentum(*a[:-1]), MISREAD["47"]["no P"], {}, *arguments, 0.9, 0.3, P)
+    assert gradcheck(lambda m, g, P: reference.preconditioned_momentum(m, g, 0.9, 0.3, P), free(*arguments, P))
 
 
 @pytest.mark.equation("nested-learning", "49")
 def test_delta_momentum() -> None:
-    given = normal(o, i), normal(o, i), 0.9, 0.3, normal(o, o)
-    agree(m3_equations.delta_momentum, ORACLE["49"], MISREAD["49"], *given)
-    printed = partial(m3_equations.delta_momentum, normalize="none")
-    agree(printed, MISREAD["49"]["g not normalised"], {"unit": ORACLE["49"]}, *given)
+    def run(m: Tensor, g: Tensor, beta: float, step: float, P: Tensor) -> Tensor:
+        return m3_equations.delta_momentum(m, g, beta, 0.0) - step * P @ g
+
+    arguments = normal(o, i), normal(o, i), 0.9, 0.3, normal(o, o)
+    agree(run, ORACLE["49"], MISREAD["49"], *arguments)
+    plain = m3_equations.delta_momentum(*arguments[:4])
+    torch.testing.assert_close(plain, run(*arguments[:4], torch.eye(o).double()))
+    printed = reference.delta_momentum_printed
+    agree(printed, MISREAD["49"]["g not normalised"], {"unit": ORACLE["49"]}, *arguments)
     for shape in ((o, i), (i, o)):
         m, g, P = normal(*shape), normal(*shape), normal(shape[0], shape[0])
-        agree(
-            partial(m3_equations.delta_momentum, form="proximal"), proximal, {"unit": ORACLE["49"]}, m, g, 0.9, 0.3, P
+        agree(reference.delta_momentum_proximal, proximal, {"unit": ORACLE["49"]}, m, g, 0.9, 0.3, P)
+    for form in (run, printed, reference.delta_momentum_proximal):
+        assert gradcheck(
+            lambda m, g, P, form=form: form(m, g, 0.9, 0.3, P), free(arguments[0], arguments[1], arguments[4])
         )
-    for form in (m3_equations.delta_momentum, printed, partial(m3_equations.delta_momentum, form="proximal")):
-        assert gradcheck(lambda m, g, P, form=form: form(m, g, 0.9, 0.3, P), free(given[0], given[1], given[4]))
 
 
 def test_delta_momentum_is_stable_where_the_print_is_not() -> None:
     g, m = 2 * normal(o, i), normal(o, i)
     zero = torch.zeros(o, o).double()
-    grown = {"print": m, "unit": m, "proximal": m}
+    norms = {"print": m, "unit": m, "proximal": m}
     for _ in range(50):
-        grown["print"] = m3_equations.delta_momentum(grown["print"], g, 0.9, 0.3, zero, normalize="none")
-        grown["unit"] = m3_equations.delta_momentum(grown["unit"], g, 0.9, 0.3, zero)
-        grown["proximal"] = m3_equations.delta_momentum(grown["proximal"], g, 0.9, 0.3, zero, form="proximal")
+        norms["print"] = reference.delta_momentum_printed(norms["print"], g, 0.9, 0.3, zero)
+        norms["unit"] = m3_equations.delta_momentum(norms["unit"], g, 0.9, 0.0)
+        norms["proximal"] = reference.delta_momentum_proximal(norms["proximal"], g, 0.9, 0.3, zero)
     assert float(torch.linalg.matrix_norm(g, 2)) ** 2 > 1.9
-    assert grown["print"].norm() > 1e3 > 1 > grown["unit"].norm() > grown["proximal"].norm()
+    assert norms["print"].norm() > 1e3 > 1 > norms["unit"].norm() > norms["proximal"].norm()
 
 
 @pytest.mark.equation("nested-learning", "50")
 @pytest.mark.parametrize("loss", ["align", "ones"])
 def test_deep_momentum(loss: Any) -> None:
-    def of(W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, share: float, step: float, lr: float, loss: Any) -> Any:
-        new, phi = m3_equations.deep_momentum(W, MLPGradientMemory(A1, A2), g, share, step, lr, loss=loss)
+    def run(W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, share: float, step: float, lr: float, loss: Any) -> Any:
+        new, phi = reference.deep_momentum(W, MLPGradientMemory(A1, A2), g, share, step, lr, loss=loss)
         return new, *phi
 
-    given = normal(o, i), normal(i, 6), normal(6, i), normal(o, i)
-    agree(of, ORACLE["50"], MISREAD["50"], *given, 0.9, 0.3, 0.1, loss)
-    assert gradcheck(lambda *a: of(*a, 0.9, 0.3, 0.1, loss), free(*given))
+    arguments = normal(o, i), normal(i, 6), normal(6, i), normal(o, i)
+    agree(run, ORACLE["50"], MISREAD["50"], *arguments, 0.9, 0.3, 0.1, loss)
+    assert gradcheck(lambda *a: run(*a, 0.9, 0.3, 0.1, loss), free(*arguments))
 
 
 def test_a_deep_memory_begins_with_nothing_and_moves_against_the_gradient() -> None:
-    phi, g = m3_equations.deep_start(i, torch.Generator().manual_seed(0), torch.float64), normal(o, i)
+    phi, g = reference.deep_start(i, torch.Generator().manual_seed(0), torch.float64), normal(o, i)
     assert phi.A1.shape == (i, 16)
     assert not phi.A1.any()
-    W, _ = m3_equations.deep_momentum(torch.zeros(o, i).double(), phi, g, 0.9, 0.3, 0.1)
+    W, _ = reference.deep_momentum(torch.zeros(o, i).double(), phi, g, 0.9, 0.3, 0.1)
     assert (W * g).sum() < 0
 
 
 @pytest.mark.equation("nested-learning", "51")
 def test_feature_momentum() -> None:
-    given = normal(o, i), normal(o, i)
-    agree(m3_equations.feature_momentum, ORACLE["51"], MISREAD["51"], *given, 0.9, 0.3)
-    mapped = m3_equations.feature_momentum(*given, 0.9, 0.3, m3_equations.newton_schulz, lambda g: 2 * g)
-    assert torch.allclose(mapped, 0.9 * given[0] - 0.6 * newton_schulz(given[1]), atol=1e-12, rtol=0)
-    assert gradcheck(partial(m3_equations.feature_momentum, beta=0.9, step=0.3), free(*given))
+    arguments = normal(o, i), normal(o, i)
+    agree(reference.feature_momentum, ORACLE["51"], MISREAD["51"], *arguments, 0.9, 0.3)
+    mapped = reference.feature_momentum(*arguments, 0.9, 0.3, m3_equations.newton_schulz, lambda g: 2 * g)
+    assert torch.allclose(mapped, 0.9 * arguments[0] - 0.6 * newton_schulz(arguments[1]), atol=1e-12, rtol=0)
+    assert gradcheck(partial(reference.feature_momentum, beta=0.9, step=0.3), free(*arguments))
 
 
 @pytest.mark.equation("nested-learning", "52")
 def test_mapped_momentum() -> None:
-    given = normal(o, i), normal(o, i)
-    agree(m3_equations.mapped_momentum, ORACLE["52"], MISREAD["52"], *given)
-    agree(partial(m3_equations.mapped_momentum, matrix_map=lambda m: m), MISREAD["52"]["not mapped"], {}, *given)
-    assert gradcheck(m3_equations.mapped_momentum, free(*given))
+    arguments = normal(o, i), normal(o, i)
+    agree(reference.mapped_momentum, ORACLE["52"], MISREAD["52"], *arguments)
+    agree(partial(reference.mapped_momentum, matrix_map=lambda m: m), MISREAD["52"]["not mapped"], {}, *arguments)
+    assert gradcheck(reference.mapped_momentum, free(*arguments))
 
 
-def run(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
-    """Every W of a run."""
-    zero, found = torch.zeros_like(W), []
+def run_steps(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
+    """Return W after every gradient."""
+    zero, weights = torch.zeros_like(W), []
     memory = M3State(0, zero, zero, zero, zero)
     for g in gradients:
         W, memory = step(W, g, memory)
-        found.append(W)
-    return tuple(found)
+        weights.append(W)
+    return tuple(weights)
 
 
 @pytest.mark.equation("nested-learning", "75")
 @pytest.mark.parametrize("shape", [(3, 4), (4, 2)])
 def test_literal(shape: tuple[int, int]) -> None:
-    def of(W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int) -> tuple[Tensor, ...]:
+    def run(W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int) -> tuple[Tensor, ...]:
         how = M3Hyperparameters(betas, alpha, f)
-        return run(
-            W, gradients, lambda W, g, held: m3_equations.algorithm1(W, g, held, lr, how, m3_equations.newton_schulz)
+        return run_steps(
+            W, gradients, lambda W, g, state: m3_equations.algorithm1(W, g, state, lr, how, m3_equations.newton_schulz)
         )
 
-    given = normal(*shape), normal(7, *shape)
-    agree(of, ORACLE["75"], MISREAD["75"], *given, 0.1, (0.9, 0.99, 0.8), 0.7, 3)
-    assert gradcheck(lambda W, g: of(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2)[-1], free(given[0], given[1][:4]))
+    arguments = normal(*shape), normal(7, *shape)
+    agree(run, ORACLE["75"], MISREAD["75"], *arguments, 0.1, (0.9, 0.99, 0.8), 0.7, 3)
+    assert gradcheck(lambda W, g: run(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2)[-1], free(arguments[0], arguments[1][:4]))
 
 
 @pytest.mark.equation("nested-learning", "75e")
 @pytest.mark.parametrize("second", [False, True])
 def test_ema(second: bool) -> None:
-    def of(
+    def run(
         W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int, decay: float, second: bool
     ) -> tuple[Tensor, ...]:
         how = M3Hyperparameters(betas, alpha, f)
-        return run(
+        return run_steps(
             W,
             gradients,
-            lambda W, g, held: m3_equations.algorithm1_ema(
-                W, g, held, lr, how, m3_equations.newton_schulz, decay, second
+            lambda W, g, state: m3_equations.algorithm1_ema(
+                W, g, state, lr, how, m3_equations.newton_schulz, decay, second
             ),
         )
 
-    given = normal(3, 4), normal(9, 3, 4)
-    agree(of, ORACLE["75e"], MISREAD["75e"], *given, 0.1, (0.9, 0.99, 0.8), 0.7, 3, 0.2, second)
+    arguments = normal(3, 4), normal(9, 3, 4)
+    agree(run, ORACLE["75e"], MISREAD["75e"], *arguments, 0.1, (0.9, 0.99, 0.8), 0.7, 3, 0.2, second)
     assert gradcheck(
-        lambda W, g: of(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2, 0.2, second)[-1], free(given[0], given[1][:4])
+        lambda W, g: run(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2, 0.2, second)[-1], free(arguments[0], arguments[1][:4])
     )

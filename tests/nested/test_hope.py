@@ -218,7 +218,8 @@ def test_self_titans_one_write_is_read_back() -> None:
 
 
 def test_self_titans_without_update_weights_moves_only_the_convolution() -> None:
-    for options in ({}, {"memory_kind": "affine"}, {"memory_kind": "mlp"}, {"adaptive_projections": ()}, {"adaptive_query": True}):  # fmt: skip
+    kinds = [{"memory_kind": "affine"}, {"memory_kind": "mlp"}, {"adaptive_projections": ()}, {"adaptive_query": True}]
+    for options in ({}, *kinds):
         layer, x = build(**options), noise(10, 2, 8, D)
         _, state = layer(x[:, :4])
         y, after = layer(x[:, 4:], state, update_weights=False)

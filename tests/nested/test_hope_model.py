@@ -16,7 +16,7 @@ from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
 from laconic.nested import state as states
 from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
@@ -394,7 +394,7 @@ def test_hope_forward_accepts_the_arguments_of_a_decoder() -> None:
 def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
     model, ids = build_hope(), random_ids(1, 5)
     state = model.read_tokens(ids).cache
-    with pytest.raises(UsageError, match="cannot capture probs.0"):
+    with pytest.raises(UsageError, match=r"cannot capture probs\.0"):
         model(model.embed(ids), capture=("probs.0",))
     with pytest.raises(UsageError, match="position_ids"):
         model(model.embed(ids), input_ids=ids, capture=("embed",))
@@ -407,7 +407,7 @@ def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="head_dim 3"):
         HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=TitansOptions())
     for options in (CMSOptions(level_order="slow_first"), CMSOptions(residual="plain")):
-        with pytest.raises(UsageError, match="slow_first|residual"):
+        with pytest.raises(UsageError, match=r"slow_first|residual"):
             HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=options)
 
 

@@ -15,7 +15,7 @@ from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptio
 from laconic.errors import UsageError
 from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel, check_levels

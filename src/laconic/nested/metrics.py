@@ -19,7 +19,7 @@ from torch import Tensor
 from laconic.nested.cms.config import CMSParams
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.level import start_weight
-from laconic.nested.cms.low_rank_updates import add, frobenius_norm, scale
+from laconic.nested.cms.low_rank_changes import add, frobenius_norm, scale
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.memories import SelfModifyingMemories

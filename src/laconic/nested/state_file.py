@@ -1,4 +1,4 @@
-"""Save and load a fast-weight state: one safetensors file with its structure, its kind and the weights it belongs to."""
+"""Save and load a fast-weight state: one safetensors file with its structure, its kind and the model it belongs to."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,9 +2,9 @@
 
 Nested Learning arXiv:2512.24695, section 7. Level 0 is the fastest here.
 
-Symbols: K levels l; C_l tokens between two updates of level l, its chunk size; f_l its frequency; theta its weights; e_t
-the gradient of token t's inner loss by them; i valid tokens read, from 1; y the output. What is stored of theta is its
-change since the trained start, see `low_rank_updates.py`.
+Symbols: K levels l; C_l tokens between two updates of level l, its chunk size; f_l its frequency; theta its weights;
+e_t the gradient of token t's inner loss by them; i valid tokens read, from 1; y the output. What is stored of theta is
+its change since the trained start, see `low_rank_changes.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.config.nested import DonorLayout, LevelConnection, NewLevelInit, find_chunk_error
 from laconic.errors import UsageError
-from laconic.nested.cms.low_rank_updates import WeightChange, add, scale
+from laconic.nested.cms.low_rank_changes import WeightChange, add, scale
 
 LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]

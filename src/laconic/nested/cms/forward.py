@@ -28,7 +28,7 @@ from laconic.nested.cms.level import (
     init_level,
     level_mlp,
 )
-from laconic.nested.cms.low_rank_updates import where_rows
+from laconic.nested.cms.low_rank_changes import where_rows
 from laconic.nested.cms.updates import accumulate_errors, apply_update, expand_rows, reset_to_start, store_inputs
 from laconic.nested.recurrence.chunked_scan import check_inputs
 from laconic.nested.recurrence.packing import build_valid_mask, pack_left, to_ints, unpack

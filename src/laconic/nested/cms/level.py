@@ -15,7 +15,7 @@ from laconic.config.nested import OuterGradient
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
 from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.low_rank_updates import WeightChange, apply_change, is_empty, zero_change
+from laconic.nested.cms.low_rank_changes import WeightChange, apply_change, is_empty, zero_change
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
 from laconic.nested.titans.equations import l2_normalize
 

@@ -25,7 +25,7 @@ from laconic.nested.cms.level import (
     init_stored_inputs,
     start_weight,
 )
-from laconic.nested.cms.low_rank_updates import (
+from laconic.nested.cms.low_rank_changes import (
     WeightChange,
     add,
     frobenius_norm,

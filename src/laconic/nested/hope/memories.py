@@ -55,8 +55,8 @@ READ_POSITIONS: dict[str, ReadPosition] = {"token": "before", "boundary": "bound
 class SelfModifyingMemories:
     """All memories of a layer, as a `ChunkedMemory`.
 
-    States by name: P of every group under the group's name and Q under `GROUP_own`. With MLP memories, each memory has a
-    state under its own name, and P of the gates is under `gates`.
+    States by name: P of every group under the group's name and Q under `GROUP_own`. With MLP memories, each memory has
+    a state under its own name, and P of the gates is under `gates`.
 
     Attributes:
         shape: shape of the layer.

@@ -1,4 +1,4 @@
-"""DGD as an optimizer of torch: a model's maps and tables by the delta rule, all else by AdamW."""
+"""DGD as a torch optimizer: linear maps and embeddings by the delta rule, everything else by AdamW."""
 
 from collections.abc import Callable
 from typing import Literal, cast
@@ -27,23 +27,32 @@ BatchMode = Literal["joint", "mean", "sequential"]
 
 
 def get_statistics(p: Tensor) -> InputStatistics | None:
-    """What `dgd.record` put beside a parameter."""
+    """Return the input statistics that `record_inputs` attached to a parameter."""
     return cast("InputStatistics | None", getattr(p, "recording", None))
 
 
 class DGD(torch.optim.Optimizer):
-    """Delta gradient descent, Eq. 57b to 57v, on the maps and tables of a model that `dgd.record` prepared.
+    """Delta gradient descent (Nested Learning, Eq. 57b to 57v) on a model prepared by `record_inputs`.
 
-    `lr` is eta: each step is the minimiser of 56, bounded for whatever eta and inputs. `batch="joint"` takes all
-    positions since the last step at once; "mean" and "sequential" keep every input and its gradient (neither clipping
-    nor a loss scale reaches those). `inputs="unit"` makes each input of length 1, with its gradient scaled so that G
-    stays; "raw" takes it as it is. `erase` is the weight of the erasing (0: plain descent, as far as the step goes) and
-    `value="target"` draws the output to y - delta, where nothing is erased. `loss` says whether the loss is a "mean" or
-    a "sum" over positions. `momentum` is 33 on the step. `bias="rides"` has the bias in x as a 1, "gd" descends it.
+    Parameters that are no recorded weights are updated by AdamW, as are groups with `rule="adamw"`. One step uses
+    what was recorded since the last; under DDP it is summed over all ranks.
 
-    What is no recorded weight goes into groups of AdamW (`adam_lr`, `adam_betas`, `adam_decay`), as does a group given
-    with rule="adamw". One step takes what was recorded since the last; under DDP it is summed over all ranks. Raises
-    `Usage` (2) for a matrix that nothing recorded, by name where the parameters come with names.
+    Args:
+        params: parameters, best with their names (`model.named_parameters()`), or groups.
+        lr: eta. Each step minimises Eq. 56 and is bounded for any eta and inputs.
+        batch: "joint" uses all positions since the last step at once; "mean" and "sequential" store every input and
+            its gradient, which neither gradient clipping nor a loss scale changes.
+        inputs: "unit" scales inputs to length 1 and their gradients so that the gradient of the weight stays; "raw"
+            uses them as they are.
+        erase: weight of the erasure; 0 is plain gradient descent.
+        value: "target" draws the output to y - delta, so that nothing is erased.
+        loss: whether the loss is a mean or a sum over positions.
+        momentum: Eq. 33 on the step.
+        bias: "input" treats the bias as the weight of an input 1, "gd" descends its gradient.
+        adam_lr, adam_betas, adam_decay: settings of AdamW.
+
+    Raises:
+        UsageError: for a matrix that was not recorded, and for invalid settings.
     """
 
     def __init__(
@@ -57,7 +66,7 @@ class DGD(torch.optim.Optimizer):
         value: Literal["minus_delta", "target"] = "minus_delta",
         loss: Literal["mean", "sum"] = "mean",
         momentum: float = 0.0,
-        bias: Literal["rides", "gd"] = "rides",
+        bias: Literal["input", "gd"] = "input",
         adam_lr: float = 1e-3,
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_decay: float = 0.0,
@@ -66,91 +75,86 @@ class DGD(torch.optim.Optimizer):
         check_choice("DGD", "inputs", inputs, ("unit", "raw"))
         check_choice("DGD", "value", value, ("minus_delta", "target"))
         check_choice("DGD", "loss", loss, ("mean", "sum"))
-        check_choice("DGD", "bias", bias, ("rides", "gd"))
+        check_choice("DGD", "bias", bias, ("input", "gd"))
         check_fraction("DGD", "momentum", momentum)
         if erase < 0:
-            raise UsageError(f"DGD: erase {erase}; it is the weight of a square, 0 or more")
+            raise UsageError(f"DGD: erase {erase} must be 0 or more")
         self.batch, self.inputs, self.erase, self.value, self.loss, self.bias = batch, inputs, erase, value, loss, bias
         settings: ParamGroup = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "adam_decay": adam_decay}
         super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """A further group, rule "dgd" unless it says another."""
+        """Add a group, with rule "dgd" unless it names another."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_group("DGD", group, ("dgd", "adamw"))
         members = {id(p) for p in group["params"]}
         for p in group["params"] if group["rule"] == "dgd" else ():
             if dgd_rule(describe_parameter(p), p) == "adamw":
-                raise UsageError(
-                    f"DGD: {describe_parameter(p)} belongs to no recorded map; give its group rule='adamw'"
-                )
-            recording = cast(InputStatistics, get_statistics(p))
-            recording.store_pairs, recording.normalize_inputs = self.batch != "joint", self.inputs == "unit"
-            both = {id(recording.weight), id(recording.bias)} <= members
-            recording.bias_in_input = self.bias == "rides" and both and cast(Tensor, recording.bias).requires_grad
-            recording.clear()
+                raise UsageError(f"DGD: {describe_parameter(p)} is no recorded weight; set rule='adamw' for its group")
+            statistics = cast(InputStatistics, get_statistics(p))
+            statistics.store_pairs, statistics.normalize_inputs = self.batch != "joint", self.inputs == "unit"
+            has_both = {id(statistics.weight), id(statistics.bias)} <= members
+            statistics.bias_in_input = self.bias == "input" and has_both and cast(Tensor, statistics.bias).requires_grad
+            statistics.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients and what was recorded with them."""
+        """Reset gradients and everything recorded with them."""
         super().zero_grad(set_to_none)
-        for recording in self.input_statistics():
-            recording.clear()
+        for statistics in self.input_statistics():
+            statistics.clear()
 
     def input_statistics(self) -> list[InputStatistics]:
-        """Of every weight moved by the rule."""
-        found = [get_statistics(p) for group in self.param_groups if group["rule"] == "dgd" for p in group["params"]]
-        return list({id(r): r for r in found if r is not None}.values())
+        """Return the statistics of every weight updated by the delta rule."""
+        groups = [group for group in self.param_groups if group["rule"] == "dgd"]
+        every = [get_statistics(p) for group in groups for p in group["params"]]
+        return list({id(statistics): statistics for statistics in every if statistics is not None}.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update by what was recorded since the last; gives the closure's loss."""
+        """Update by what was recorded since the last step; return the closure's loss."""
         loss = call_closure(closure)
         for group in self.param_groups:
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
                 continue
             for p in cast("list[Tensor]", group["params"]):
-                recording = cast(InputStatistics, get_statistics(p))
-                if p.grad is None or (p is recording.bias and recording.bias_in_input):
+                statistics = cast(InputStatistics, get_statistics(p))
+                if p.grad is None or (p is statistics.bias and statistics.bias_in_input):
                     continue
-                if p is recording.bias:
-                    p.sub_(group["lr"] * self.mean_gradient(p.grad, recording))
+                if p is statistics.bias:
+                    p.sub_(group["lr"] * self.mean_gradient(p.grad, statistics))
                 else:
-                    self.update_parameter(recording, group["lr"], group["momentum"])
-        for recording in self.input_statistics():
-            recording.clear()
+                    self.update_parameter(statistics, group["lr"], group["momentum"])
+        for statistics in self.input_statistics():
+            statistics.clear()
         return loss
 
     def mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
-        """The gradient of the mean over positions."""
+        """Return the gradient of the mean over positions."""
         if self.loss == "mean" or statistics.num_positions is None:
             return G
         return G / statistics.num_positions.clamp(min=1)
 
     def update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
-        """A weight, with the bias that rides on it, to where the rule and its momentum take it."""
+        """Update a weight, and the bias that is part of its input."""
         all_reduce_statistics(statistics)
         if statistics.num_positions is None:
-            raise UsageError(
-                f"DGD: {statistics.name} has a gradient and no inputs beside it; step once after each backward"
-            )
+            raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
         bias = statistics.bias if statistics.bias_in_input else None
-        W, G = (
-            concat_bias(statistics.weight, bias),
-            concat_bias(statistics.weight.grad, None if bias is None else bias.grad),
-        )
-        held = W if self.value == "target" else torch.zeros_like(W)  # the erasing acts on what W has beside it
-        moved = self.dgd_update(W - held, self.mean_gradient(G, statistics), statistics, eta) - (W - held)
+        W = concat_bias(statistics.weight, bias)
+        G = concat_bias(statistics.weight.grad, None if bias is None else bias.grad)
+        offset = W if self.value == "target" else torch.zeros_like(W)  # the erasure acts on W - offset
+        change = self.dgd_update(W - offset, self.mean_gradient(G, statistics), statistics, eta) - (W - offset)
         if momentum:
             state = self.state[statistics.weight]
-            state["m"] = moved = moved + momentum * state["m"].to(W.dtype) if "m" in state else moved
-        statistics.weight.copy_((W + moved)[:, : statistics.weight.shape[1]])
+            state["m"] = change = change + momentum * state["m"].to(W.dtype) if "m" in state else change
+        statistics.weight.copy_((W + change)[:, : statistics.weight.shape[1]])
         if bias is not None:
-            bias.copy_((W + moved)[:, -1])
+            bias.copy_((W + change)[:, -1])
 
     def dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
-        """V' by 57b, 57c or 57d; a table's rows by 57v, whatever the batch."""
+        """Return V' by 57b, 57c or 57d, and rows of an embedding by 57v."""
         N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
         if statistics.kind == "embedding":
             return dgd_embedding(V, G, statistics.compute_gram(), N, eta, erase=self.erase)
@@ -160,37 +164,33 @@ class DGD(torch.optim.Optimizer):
         if self.batch == "joint":
             return solve_ridge(V - eta * G, X, self.erase * eta / N)
         D = torch.cat(statistics.output_gradients).to(V.dtype)
-        live = (D != 0).any(-1)
+        valid = (D != 0).any(-1)
         form = dgd_mean if self.batch == "mean" else dgd_sequential
-        return form(V, X, D * N if self.loss == "mean" else D, eta, valid=live, erase=self.erase)
+        return form(V, X, D * N if self.loss == "mean" else D, eta, valid=valid, erase=self.erase)
 
 
 def dgd_rule(name: str, p: Tensor) -> str:
-    """Which rule moves a parameter. Raises `Usage` (2) for a matrix that nothing recorded."""
-    recording = get_statistics(p)
-    if recording is None and p.ndim == 2:
-        raise UsageError(
-            f"DGD: {name} was not recorded; call dgd.record(model) first, or give it a group of rule='adamw'"
-        )
-    if recording is not None and recording.kind == "foreign":
-        raise UsageError(
-            f"DGD: {recording.name} is a map with a forward of its own, not recorded; give it rule='adamw'"
-        )
-    return "dgd" if recording is not None and recording.kind in ("linear", "embedding") else "adamw"
+    """Return the rule of a parameter, "dgd" or "adamw". Raises `UsageError` for a matrix that was not recorded."""
+    statistics = get_statistics(p)
+    if statistics is None and p.ndim == 2:
+        raise UsageError(f"DGD: {name} was not recorded; call record_inputs(model), or set rule='adamw' for its group")
+    if statistics is not None and statistics.kind == "foreign":
+        raise UsageError(f"DGD: {statistics.name} has a forward of its own and is not recorded; set rule='adamw'")
+    return "dgd" if statistics is not None and statistics.kind in ("linear", "embedding") else "adamw"
 
 
 def concat_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """[W b], or W alone, wide."""
-    whole = cast(Tensor, weight) if bias is None else torch.cat([cast(Tensor, weight), bias[:, None]], 1)
-    return whole.to(accumulation_dtype(whole.dtype))
+    """Return [W b], or W alone, in the accumulation type."""
+    matrix = cast(Tensor, weight) if bias is None else torch.cat([cast(Tensor, weight), bias[:, None]], 1)
+    return matrix.to(accumulation_dtype(matrix.dtype))
 
 
 def all_reduce_statistics(statistics: InputStatistics) -> None:
-    """What all ranks recorded, where there are several. Raises `Usage` (2) for rows, which stay where they are."""
+    """Sum the statistics over all ranks. Raises `UsageError` for stored rows, which cannot be summed."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
     if statistics.store_pairs:
-        raise UsageError(f"DGD: {statistics.name}: several ranks add up X'X, which batch='joint' alone can do with")
+        raise UsageError(f"DGD: {statistics.name}: several ranks need batch='joint', which sums X'X")
     weight = statistics.weight
     size = [len(weight)] if statistics.kind == "embedding" else [weight.shape[1] + statistics.bias_in_input] * 2
     if statistics.num_positions is None:

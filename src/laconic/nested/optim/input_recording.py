@@ -1,7 +1,7 @@
-"""What a model's linear maps saw: kept beside the weights by the backward pass, for optimizers that ask for inputs.
+"""Record the inputs of a model's linear maps and embeddings in the backward pass, for optimizers that need them.
 
-Symbols: X inputs of a map, a row for each position, and D the loss's gradient at its outputs. Positions whose row of D
-is zero throughout (padding, labels that are ignored) are not counted.
+Symbols: X inputs of a map, one row per position, and D the loss's gradient at its outputs. Positions whose row of D is
+zero (padding, ignored labels) do not count.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,22 @@ ParameterKind = Literal["linear", "embedding", "foreign", "other"]
 
 
 class InputStatistics:
-    """Of one weight: X'X and the number of positions, or the rows of X while they are fewer than it has columns.
+    """Input statistics of one weight: X'X and the number of positions.
 
-    `kind` is "foreign" for a linear map with a forward of its own, "other" for whatever else is no map's weight alone.
-    `pairs` keeps all rows of X and D, `unit` divides each row by its length and multiplies D by it, `rides` appends the
-    bias's 1 to X; the optimizer sets them. An embedding counts how often each row was met, but for its padding.
+    The rows of X are stored instead while they are fewer than its columns. For an embedding X'X is diagonal: how often
+    each row was looked up, without its padding.
+
+    Args:
+        name: name of the weight.
+        kind: "foreign" for a linear map with a forward of its own, "other" for any other parameter.
+        weight: the weight.
+        bias: bias of the map, if it belongs to this weight alone.
+        padding_idx: padding row of an embedding.
+
+    Attributes:
+        store_pairs: whether to store all rows of X and D. The optimizer sets this and the next two.
+        normalize_inputs: whether to divide each row of X by its length, and multiply D by it.
+        bias_in_input: whether to append a 1 to X for the bias.
     """
 
     def __init__(
@@ -34,25 +45,25 @@ class InputStatistics:
         self.clear()
 
     def clear(self) -> None:
-        """As before the first backward pass."""
+        """Forget everything recorded."""
         self.gram: Tensor | None = None
         self.num_positions: Tensor | None = None
         self.inputs: list[Tensor] = []
         self.output_gradients: list[Tensor] = []
 
     def add(self, x: Tensor, d: Tensor) -> None:
-        """Inputs and output gradients of one call; adds up, as `.grad` does."""
+        """Add the inputs and output gradients of one call, as `.grad` accumulates."""
         d = d.detach().reshape(-1, d.shape[-1]).to(accumulation_dtype(d.dtype))
-        live = (d != 0).any(-1)
+        valid = (d != 0).any(-1)
         if self.kind == "embedding":
-            self.count_ids(x.reshape(-1), live)
+            self.count_ids(x.reshape(-1), valid)
             return
         x = x.detach().reshape(-1, x.shape[-1]).to(d.dtype)
-        x = (F.pad(x, (0, 1), value=1.0) if self.bias_in_input else x) * live[:, None]
+        x = (F.pad(x, (0, 1), value=1.0) if self.bias_in_input else x) * valid[:, None]
         if self.normalize_inputs:
-            length = x.square().sum(-1, keepdim=True).sqrt()
-            x, d = x / length.clamp(min=torch.finfo(x.dtype).tiny), d * length
-        self.add_positions(live)
+            norm = x.square().sum(-1, keepdim=True).sqrt()
+            x, d = x / norm.clamp(min=torch.finfo(x.dtype).tiny), d * norm
+        self.add_positions(valid)
         if self.store_pairs:
             self.output_gradients.append(d)
         if self.gram is not None:
@@ -63,20 +74,21 @@ class InputStatistics:
             self.compute_gram()
 
     def add_positions(self, valid: Tensor) -> None:
-        """Count positions."""
+        """Add to the number of positions."""
         self.num_positions = valid.sum() + (0 if self.num_positions is None else self.num_positions)
 
     def count_ids(self, ids: Tensor, valid: Tensor) -> None:
-        """An embedding's X'X is the diagonal of how often each row was met."""
+        """Count the rows of an embedding that were looked up."""
         if self.padding_idx is not None:
-            valid = valid & (ids != self.padding_idx)  # no gradient reaches that row, so nothing erases it
+            valid = valid & (ids != self.padding_idx)  # no gradient reaches that row, so nothing may erase it
         if self.gram is None:
-            self.gram = torch.zeros(len(self.weight), dtype=accumulation_dtype(self.weight.dtype), device=ids.device)
+            dtype = accumulation_dtype(self.weight.dtype)
+            self.gram = torch.zeros(len(self.weight), dtype=dtype, device=ids.device)
         self.gram.index_add_(0, ids, valid.to(self.gram.dtype))
         self.add_positions(valid)
 
     def compute_gram(self) -> Tensor:
-        """X'X, made of the rows if it is not there yet."""
+        """Return X'X, computed from the stored rows if necessary."""
         if self.gram is None:
             x = torch.cat(self.inputs)
             self.gram, self.inputs = x.mT @ x, []
@@ -84,9 +96,9 @@ class InputStatistics:
 
 
 class RecordGradient(torch.autograd.Function):
-    """The identity on a map's output; its backward pass records input and gradient, once for each gradient that comes.
+    """Identity on a map's output, whose backward pass records the input and the gradient.
 
-    Under activation checkpointing the forward pass runs twice, the backward pass once.
+    Under activation checkpointing the forward pass runs twice but the backward pass once.
     """
 
     @staticmethod
@@ -104,7 +116,7 @@ class RecordGradient(torch.autograd.Function):
 
 
 def attach_recorder(weight: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """`y` as it is, watched where a gradient of the weight is asked for."""
+    """Return `y`, recorded if the weight needs a gradient."""
     recording = getattr(weight, "recording", None)
     if recording is None or not (weight.requires_grad and torch.is_grad_enabled()):
         return y
@@ -112,78 +124,91 @@ def attach_recorder(weight: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
 
 class RecordedLinear(nn.Linear):
-    """`nn.Linear`, recorded."""
+    """An `nn.Linear` whose inputs are recorded."""
 
     def forward(self, input: Tensor) -> Tensor:
         return attach_recorder(self.weight, super().forward(input), input)
 
 
 class RecordedEmbedding(nn.Embedding):
-    """`nn.Embedding`, recorded."""
+    """An `nn.Embedding` whose inputs are recorded."""
 
     def forward(self, input: Tensor) -> Tensor:
         return attach_recorder(self.weight, super().forward(input), input)
 
 
-RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: RecordedLinear, nn.Embedding: RecordedEmbedding}
+RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: RecordedLinear,
+    nn.Embedding: RecordedEmbedding,
+}
 
 
 def parameter_kind(module: nn.Module) -> ParameterKind:
-    """Whether a module's weight can be recorded."""
+    """Return whether and how a module's weight can be recorded."""
     if type(module) is nn.Linear or type(module) is RecordedLinear:
         return "linear"
     if isinstance(module, nn.Linear):
         return "foreign"
-    whole = isinstance(module, nn.Embedding) and not (module.sparse or module.scale_grad_by_freq or module.max_norm)
-    return "embedding" if whole and type(module) in (nn.Embedding, RecordedEmbedding) else "other"
+    if type(module) in (nn.Embedding, RecordedEmbedding):
+        embedding = cast(nn.Embedding, module)
+        is_plain = not (embedding.sparse or embedding.scale_grad_by_freq or embedding.max_norm)
+        return "embedding" if is_plain else "other"
+    return "other"
 
 
 def find_owners(model: nn.Module) -> dict[int, list[tuple[str, ParameterKind, nn.Module]]]:
-    """Of every parameter by its `id`: under which names, as what, and in which modules it stands."""
-    found: dict[int, list[tuple[str, ParameterKind, nn.Module]]] = {}
+    """Return for every parameter, by its `id`, the names, kinds and modules it occurs in."""
+    owners: dict[int, list[tuple[str, ParameterKind, nn.Module]]] = {}
     for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
         for name, p in module.named_parameters(recurse=False):
             kind = parameter_kind(module) if name == "weight" else "other"
-            found.setdefault(id(p), []).append((f"{path}.{name}" if path else name, kind, module))
-    return found
+            owners.setdefault(id(p), []).append((f"{path}.{name}" if path else name, kind, module))
+    return owners
 
 
 def record_inputs(model: ModuleT) -> ModuleT:
-    """The model, its `nn.Linear` and `nn.Embedding` swapped for subclasses that record; `plain` undoes it.
+    """Replace the `nn.Linear` and `nn.Embedding` modules of a model by subclasses that record their inputs.
 
-    Parameters, names, hooks and outputs stay as they are, bit for bit. A weight that a table and a map share is left
-    alone. Copies of the model are not recorded, nor are maps put in later. Each recorded map holds a matrix as wide as
-    its input. Raises `Usage` (2) where the weights lie in shards, or there is nothing to record.
+    Parameters, names, hooks and outputs stay the same, bit for bit; `stop_recording` undoes it. A weight shared by an
+    embedding and a linear map is not recorded, nor are copies of the model and modules added later. Each recorded map
+    stores a matrix as wide as its input.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UsageError: if weights are sharded, or the model has nothing to record.
     """
-    standing, recorded = find_owners(model), 0
+    owners, num_recorded = find_owners(model), 0
     for p in model.parameters():
-        name, kind, module = standing[id(p)][0]
+        name, kind, module = owners[id(p)][0]
         if hasattr(p, "full_tensor"):
-            raise UsageError(f"record: {name} lies in shards, its inputs on several ranks; replicate the model (DDP)")
+            raise UsageError(f"record_inputs: {name} is sharded, its inputs are on several ranks; use DDP")
         if p.ndim != 2:
             continue
-        kind = kind if all(kind == other for _, other, _ in standing[id(p)]) else "other"
-        recorded += kind in ("linear", "embedding")
+        kind = kind if all(kind == other for _, other, _ in owners[id(p)]) else "other"
+        num_recorded += kind in ("linear", "embedding")
         if hasattr(p, "recording"):
             continue
-        alone = kind == "linear" and len(standing[id(p)]) == 1  # a bias rides on one map's inputs
-        bias = cast("Tensor | None", getattr(module, "bias", None)) if alone else None
-        recording = InputStatistics(name, kind, p, bias, cast("int | None", getattr(module, "padding_idx", None)))
-        for part in (p, bias):
-            if part is not None:
-                setattr(part, "recording", recording)  # noqa: B010
-        for _, _, owner in standing[id(p)] if kind in ("linear", "embedding") else ():
+        owns_bias = kind == "linear" and len(owners[id(p)]) == 1
+        bias = cast("Tensor | None", getattr(module, "bias", None)) if owns_bias else None
+        padding_idx = cast("int | None", getattr(module, "padding_idx", None))
+        recording = InputStatistics(name, kind, p, bias, padding_idx)
+        for parameter in (p, bias):
+            if parameter is not None:
+                setattr(parameter, "recording", recording)  # noqa: B010
+        for _, _, owner in owners[id(p)] if kind in ("linear", "embedding") else ():
             owner.__class__ = RECORDED_TYPES.get(type(owner), type(owner))
-    if not recorded:
-        raise UsageError("record: no nn.Linear and no nn.Embedding in this model; give one that has some")
+    if not num_recorded:
+        raise UsageError("record_inputs: the model has no nn.Linear and no nn.Embedding")
     return model
 
 
 def stop_recording(model: ModuleT) -> ModuleT:
-    """The model as it was before `record`."""
-    back = {swapped: original for original, swapped in RECORDED_TYPES.items()}
+    """Undo `record_inputs`."""
+    originals = {recorded: original for original, recorded in RECORDED_TYPES.items()}
     for module in model.modules():
-        module.__class__ = back.get(type(module), type(module))
+        module.__class__ = originals.get(type(module), type(module))
     for p in model.parameters():
         if hasattr(p, "recording"):
             delattr(p, "recording")

@@ -1,4 +1,4 @@
-"""Groups of parameters by the rule that moves them, and AdamW (arXiv:1711.05101) for those that have none."""
+"""Split parameters into groups by the rule that updates them; AdamW (arXiv:1711.05101) for those without one."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,56 +17,58 @@ ParamGroup = dict[str, Any]
 def split_groups_by_rule(
     params: ParamsT, rule: Callable[[str, Tensor], str], adamw_defaults: Mapping[str, Any]
 ) -> list[ParamGroup]:
-    """The groups given, each in two where its parameters have two rules; a group that says its `rule` is taken whole.
+    """Split each group whose parameters have two rules; a group with a key `rule` is taken as it is.
 
-    Parameters may come with names. `adam` is what the groups of AdamW have besides, lr among it.
+    Args:
+        params: parameters, named parameters or groups of either.
+        rule: rule of a parameter by its name.
+        adamw_defaults: further settings of AdamW groups, such as the learning rate.
     """
-    given = list(cast("list[Any]", params))
-    if not given:
-        raise UsageError("optimizer: no parameter was given; hand over model.parameters()")
-    groups: list[ParamGroup] = given if isinstance(given[0], dict) else [{"params": given}]
-    found: list[ParamGroup] = []
+    entries = list(cast("list[Any]", params))
+    if not entries:
+        raise UsageError("optimizer: no parameters given; pass model.parameters()")
+    groups: list[ParamGroup] = entries if isinstance(entries[0], dict) else [{"params": entries}]
+    split: list[ParamGroup] = []
     for group in groups:
-        entries = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        own: dict[str, list[Any]] = {}
-        for entry in entries:
-            name, p = cast(
-                "tuple[str, Tensor]", entry if isinstance(entry, tuple) else (describe_parameter(entry), entry)
-            )
-            own.setdefault(group.get("rule") or rule(name, p), []).append(entry)
-        for kind, members in own.items():
-            besides = dict(adamw_defaults) if kind == "adamw" else dict[str, Any]()
-            found.append({**besides, **group, "params": members, "rule": kind})
-    return found
+        members = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        by_rule: dict[str, list[Any]] = {}
+        for entry in members:
+            named = cast(Any, entry if isinstance(entry, tuple) else (describe_parameter(entry), entry))
+            name, p = cast("tuple[str, Tensor]", named)
+            by_rule.setdefault(group.get("rule") or rule(name, p), []).append(entry)
+        for kind, some in by_rule.items():
+            defaults = dict(adamw_defaults) if kind == "adamw" else dict[str, Any]()
+            split.append({**defaults, **group, "params": some, "rule": kind})
+    return split
 
 
 def describe_parameter(p: Tensor) -> str:
-    """What a parameter without a name is called."""
+    """Return a description of a parameter without a name."""
     return f"a parameter {list(p.shape)}"
 
 
 def check_group(optimizer: str, group: ParamGroup, rules: tuple[str, ...]) -> None:
-    """Raises `Usage` (2) for a group's rule that there is not, and a rate no step can be taken by."""
+    """Raise `UsageError` for an unknown rule or an invalid learning rate."""
     if group.get("rule") not in rules:
-        raise UsageError(f"{optimizer}: rule {group.get('rule')!r}; there are {', '.join(rules)}")
+        raise UsageError(f"{optimizer}: rule {group.get('rule')!r} is unknown; use one of {', '.join(rules)}")
     if not (0 < group["lr"] < math.inf):
-        raise UsageError(f"{optimizer}: lr {group['lr']}; a step is larger than 0 and finite")
+        raise UsageError(f"{optimizer}: lr {group['lr']} must be positive and finite")
 
 
 def check_choice(optimizer: str, name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raises `Usage` (2) for a word that there is not."""
+    """Raise `UsageError` for a value that is not among the choices."""
     if value not in choices:
-        raise UsageError(f"{optimizer}: {name} {value!r}; there are {', '.join(map(repr, choices))}")
+        raise UsageError(f"{optimizer}: {name} {value!r} is unknown; use one of {', '.join(map(repr, choices))}")
 
 
 def check_fraction(optimizer: str, name: str, value: float) -> None:
-    """Raises `Usage` (2) for what is no share of the old that stays."""
+    """Raise `UsageError` for a value outside [0, 1)."""
     if not 0 <= value < 1:
-        raise UsageError(f"{optimizer}: {name} {value}; a share that stays lies in [0, 1)")
+        raise UsageError(f"{optimizer}: {name} {value} must be in [0, 1)")
 
 
 def call_closure(closure: Callable[[], float] | None) -> float | None:
-    """The loss of a closure, as `torch.optim` calls it."""
+    """Return the loss of a closure, as `torch.optim` calls it."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -74,19 +76,19 @@ def call_closure(closure: Callable[[], float] | None) -> float | None:
 
 
 def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> None:
-    """One step of PyTorch's AdamW on a group: `lr`, `adam_betas`, `adam_decay`."""
-    moved = [p for p in cast("list[Tensor]", group["params"]) if p.grad is not None]
-    for p in moved:
+    """Take one step of PyTorch's AdamW on a group, with `lr`, `adam_betas` and `adam_decay`."""
+    params = [p for p in cast("list[Tensor]", group["params"]) if p.grad is not None]
+    for p in params:
         if not state[p]:
             state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-    kept = [state[p] for p in moved]
+    states = [state[p] for p in params]
     adamw(
-        moved,
-        [cast(Tensor, p.grad) for p in moved],
-        [s["exp_avg"] for s in kept],
-        [s["exp_avg_sq"] for s in kept],
+        params,
+        [cast(Tensor, p.grad) for p in params],
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
         [],
-        [s["step"] for s in kept],
+        [s["step"] for s in states],
         amsgrad=False,
         beta1=group["adam_betas"][0],
         beta2=group["adam_betas"][1],

@@ -4,10 +4,12 @@ Nested Learning arXiv:2512.24695 (88), Titans arXiv:2501.00663 (13, 14); the sol
 factors as one triangular system is DeltaNet's, arXiv:2406.06484. For one token, with erase step e_t (0 if nothing is
 erased) and anchor a_t (0 unless given):
 
-    r_t = a_t + S_{t-1} k_t     N_t = momentum_t N_{t-1} + step_t u_t k_tᵀ     S_t = decay_t S_{t-1} + N_t - e_t r_t k_tᵀ
+    r_t = a_t + S_{t-1} k_t
+    N_t = momentum_t N_{t-1} + step_t u_t k_tᵀ
+    S_t = decay_t S_{t-1} + N_t - e_t r_t k_tᵀ
 
-Symbols: S state [O, I], N its momentum, k keys and q queries [I], u values [O]. Within a chunk G[t, j] is the product of
-`decay` over j < s <= t and L that of `momentum`, both lower triangular; c = G L. Tokens that are not valid leave the
+Symbols: S state [O, I], N its momentum, k keys and q queries [I], u values [O]. Within a chunk G[t, j] is the product
+of `decay` over j < s <= t and L that of `momentum`, both lower triangular; c = G L. Tokens that are not valid leave the
 state as it is.
 """
 

@@ -3,7 +3,7 @@
 Titans arXiv:2501.00663 (12 to 18), Nested Learning arXiv:2512.24695 (88 to 93). A memory is its trained start plus the
 change that `nested/state.py` holds. What a chunk writes is computed from the memory at the chunk's first token.
 
-Symbols: k keys, v values, q queries; e gradient at the output of a memory, d the same before the inner layer's σ = SiLU.
+Symbols: k keys, v values, q queries; e gradient at the output of a memory, d the same before the inner σ = SiLU.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
 Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
 
-Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum of
-its writes. The paper's 1 - alpha is `decay`, theta `step_size`, eta `momentum`. Losses are sums over E.
+Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum
+of its writes. The paper's 1 - alpha is `decay`, theta `step_size`, eta `momentum`. Losses are sums over E.
 """
 
 from collections.abc import Mapping

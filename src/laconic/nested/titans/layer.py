@@ -1,7 +1,7 @@
 """A Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
 Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
-`initial_state` and `forward_with_state` are pure functions; the module `Titans` holds the trained weights and calls them.
+`initial_state` and `forward_with_state` are pure functions; the module `Titans` holds the weights and calls them.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ Titans arXiv:2501.00663 (11 to 19), TNT arXiv:2511.07343. Start reading here: `l
 gradients a chunk at a time, and a test holds it to this file in float64. There is no state and no mask: a text is read
 from its beginning.
 
-Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum of
-its writes; C tokens of a chunk.
+Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum
+of its writes; C tokens of a chunk.
 """
 
 from collections.abc import Mapping
@@ -102,6 +102,6 @@ def inner_gradient(M: Matrices, k: Float[Tensor, "B H E"], v: Float[Tensor, "B H
 
 
 def clip_norm(M: Float[Tensor, "B H O I"], max_norm: float) -> Float[Tensor, "B H O I"]:
-    """Scale a matrix so that its Frobenius norm over the root of its smaller side is at most `max_norm` (0: no bound)."""
+    """Clip the Frobenius norm over the root of the smaller side to `max_norm` (0: no bound)."""
     bound = max_norm * min(M.shape[-2:]) ** 0.5
     return M * (bound / M.square().sum((-2, -1), keepdim=True).sqrt()).clamp(max=1.0) if max_norm else M
