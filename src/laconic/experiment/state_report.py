@@ -146,7 +146,7 @@ def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict
         "rows": len(state.position),
         "positions": state.position.tolist(),
         "state_bytes": values.num_bytes(state),
-        "cms": [x._asdict() for x in levels],
+        "levels": [x._asdict() for x in levels],
         "memories": [x._asdict() for x in memory_reports(state)],
         "tokenizer": source.get("tokenizer"),
         "created": source.get("created"),
