@@ -259,7 +259,12 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
                  "level      chunk 4 in 2 layers: ", "memory     projections in 2 layers: ", f"text       book.txt: {len(BOOK)} tokens"):  # fmt: skip
         assert line in out
     report = json.loads(run("inspect", me, "--format", "json")[1])["state"]
-    assert (report["kind"], report["holds"], report["schema"], report["tokens"]) == ("state", "hope", state_file.SCHEMA_VERSION, len(BOOK))
+    assert (report["kind"], report["holds"], report["schema"], report["tokens"]) == (
+        "state",
+        "hope",
+        state_file.SCHEMA_VERSION,
+        len(BOOK),
+    )
     assert report["model"] == learner(place).model.weights_fingerprint
     assert report["levels"][0]["update_norm"] > 0
     assert report["memories"][0]["update_norm"] > 0
@@ -283,7 +288,9 @@ def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, m
     refused(run, 66, "no gone.safetensors in ", "generate", "hope", *arguments, "gone.safetensors")
 
 
-def test_state_file_checks_schema_and_tokenizer(run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_checks_schema_and_tokenizer(
+    run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = learner(place)
     with monkeypatch.context() as patch:
         patch.setattr(state_file, "SCHEMA_VERSION", 99)
@@ -340,9 +347,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     message = "contains no text"
     refused(run, 2, message, "compress", "hope", "none.jsonl", "--out", "x.safetensors")
     still = NestedTextModel(hope(1), build_byte_tokenizer(), update_weights=False)
-    with pytest.raises(
-        UsageError, match=r"inner_loop.enabled is false"
-    ):
+    with pytest.raises(UsageError, match=r"inner_loop.enabled is false"):
         still.compress(["a"])
     assert values.states_equal(
         still.generate(["ab"], config=GenerationConfig(max_tokens=2))[0].state.layers[0].cms,
