@@ -45,7 +45,7 @@ NUMBERS: list[tuple[str, float | None, str | None]] = [
 
 
 @pytest.mark.parametrize(("text", "codi", "ours"), NUMBERS)
-def test_the_last_number_by_codi_and_by_decimal(text: str, codi: float | None, ours: str | None) -> None:
+def test_extract_last_number_and_decimal(text: str, codi: float | None, ours: str | None) -> None:
     found, exact = CODI.extract(text), decimal_protocol().extract(text)
     assert (None if found is None else float(found)) == codi
     assert (None if exact is None else Decimal(exact)) == (None if ours is None else Decimal(ours))
@@ -80,24 +80,24 @@ def test_the_last_number_by_codi_and_by_decimal(text: str, codi: float | None, o
         ("text", "Yes", "yes", False),
     ],
 )
-def test_right_and_wrong(protocol: str, text: str, gold: str, right: bool) -> None:
+def test_protocols_judge_answers(protocol: str, text: str, gold: str, right: bool) -> None:
     judge = PROTOCOLS[protocol]
     assert judge.is_valid_gold(gold)
     prediction = judge.extract(text)
     assert (prediction is not None and judge.is_correct(prediction, gold)) is right
 
 
-def test_the_tolerance_of_decimals_is_part_of_its_name() -> None:
+def test_decimal_protocol_name_includes_tolerance() -> None:
     exact = decimal_protocol(Decimal(0))
     assert (decimal_protocol().name, exact.name) == ("decimal", "decimal, tolerance 0")
     assert not exact.is_correct("18.0001", "18")
     assert exact.is_correct("18.000", "18")
     assert decimal_protocol(Decimal("0.1")).is_correct("18.1", "18")
-    with pytest.raises(UsageError, match="tolerance -1: give 0 or a positive number"):
+    with pytest.raises(UsageError, match="tolerance -1: must be 0 or positive"):
         decimal_protocol(Decimal(-1))
 
 
-def test_a_gold_answer_that_cannot_be_judged_is_an_error_at_load() -> None:
+def test_check_gold_refuses_answers_it_cannot_judge() -> None:
     """In public code a gold answer and a prediction that do not parse are both infinity, and so count as right."""
     for protocol, gold, fits in (
         ("codi", "Sally is a terpus.", "pccot or coconut or text"),
@@ -109,28 +109,28 @@ def test_a_gold_answer_that_cannot_be_judged_is_an_error_at_load() -> None:
         ("coconut", "#", "pccot or text"),
     ):
         rows = [ReasoningExample("r1", "q", (), "18"), ReasoningExample("r2", "q", (), gold)]
-        with pytest.raises(InputError, match=f"own.jsonl: the answer of r2 is '{gold}', protocol {protocol} asks for"):
+        with pytest.raises(InputError, match=f"own.jsonl: answer of r2: protocol {protocol} expects .* got '{gold}'"):
             check_gold(PROTOCOLS[protocol], rows, "own.jsonl")
-        with pytest.raises(InputError, match=f"choose --protocol {fits}$"):
+        with pytest.raises(InputError, match=f"use --protocol {fits}$"):
             check_gold(PROTOCOLS[protocol], rows, "own.jsonl")
     assert not CODI.is_correct("inf", "inf")
     assert not CODI.is_correct("6", "seven")
     check_gold(CODI, [ReasoningExample("r1", "q", (), "-1,234.5")], "own.jsonl")
 
 
-def test_a_protocol_that_cannot_read_a_format_is_refused() -> None:
+def test_check_format_refuses_other_formats() -> None:
     with pytest.raises(
-        UsageError, match="--protocol pccot: runs/x writes answers in format coconut; judge them by codi"
+        UsageError, match="--protocol pccot cannot judge runs/x.* coconut; use codi"
     ):
         check_format(pccot_protocol(), "coconut", "runs/x")
-    with pytest.raises(UsageError, match="--protocol coconut: runs/x writes answers in format pccot"):
+    with pytest.raises(UsageError, match="--protocol coconut cannot judge runs/x.* pccot"):
         check_format(COCONUT, "pccot", "runs/x")
     for format in ("pccot", "codi", "coconut", "icot", "digits"):
         check_format(CODI, format, "x")
         check_format(default_protocol(format, text_answers=False), format, "x")
 
 
-def test_budgets_are_the_papers() -> None:
+def test_max_answer_tokens_are_the_papers() -> None:
     def tokens(name: str, format: str, chain: bool = False, words: bool = False) -> int:
         return max_answer_tokens(PROTOCOLS[name], format, with_chain=chain, text_answers=words)
 
@@ -143,7 +143,7 @@ def test_budgets_are_the_papers() -> None:
     assert max_answer_tokens(DIGIT, "digits", with_chain=True, text_answers=False) == 96
 
 
-def test_each_format_has_a_protocol_of_its_own() -> None:
+def test_default_protocol_of_each_format() -> None:
     names = [
         default_protocol(format, text_answers=False).name for format in ("pccot", "codi", "coconut", "icot", "digits")
     ]
@@ -155,7 +155,7 @@ def test_each_format_has_a_protocol_of_its_own() -> None:
     ]
 
 
-def test_questions_as_codi_puts_them_and_its_sampling() -> None:
+def test_codi_question_format_and_sampling() -> None:
     assert CODI.format_question(" Two  balls?\n") == "Two balls?"
     assert pccot_protocol().format_question(" Two  balls?\n") == " Two  balls?\n"
     drawn = PROTOCOLS["codi-sampled"]
@@ -164,7 +164,7 @@ def test_questions_as_codi_puts_them_and_its_sampling() -> None:
     assert CODI.sampling.temperature == 0
 
 
-def test_figures_of_two_protocols_do_not_go_into_one_column() -> None:
+def test_require_one_protocol_refuses_two() -> None:
     assert require_one_protocol(["codi", "codi"]) == "codi"
-    with pytest.raises(UsageError, match="figures of the protocols codi and pccot do not go into one column"):
+    with pytest.raises(UsageError, match="protocols codi and pccot cannot share a column"):
         require_one_protocol(["pccot", "codi"])

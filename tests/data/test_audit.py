@@ -20,7 +20,7 @@ def quiet(name: str, done: int, total: int) -> None:
     pass
 
 
-def test_rows_are_counted():
+def test_audit_examples_counts():
     found = audit_examples(ScannedFile(ROWS, ""), None, None, quiet)
     assert (found.num_rows, found.num_without_chain, found.num_without_number, found.majority_answer) == (
         3,
@@ -33,7 +33,7 @@ def test_rows_are_counted():
     assert audit_examples(ScannedFile([], ""), None, None, quiet).majority_answer == ("", 0.0)
 
 
-def test_lengths_are_those_of_the_tokenizer(shared):
+def test_audit_examples_token_lengths(shared):
     tokenizer = load_tokenizer(shared / "data" / "tokenizers" / "gsm-bpe-2048")  # it names no eos
     found = audit_examples(ScannedFile(ROWS, ""), tokenizer, 20, quiet)
     ids = {row.id: [len(tokenizer.encode(text)) for text in (row.question, *row.steps)] for row in ROWS}
@@ -46,16 +46,16 @@ def test_lengths_are_those_of_the_tokenizer(shared):
 
 
 @pytest.mark.parametrize(("counts", "expected"), [([5], (5, 5, 5, 5)), (range(1, 101), (50, 90, 99, 100))])
-def test_ranks_are_the_nearest(counts, expected):
+def test_compute_quantiles_by_nearest_rank(counts, expected):
     assert compute_quantiles(list(counts)) == expected
 
 
-def test_a_question_counts_once_for_each_row_after_the_first():
+def test_find_duplicates():
     assert find_duplicates([ROWS[0], ROWS[2], ROWS[0]]) == (("a", "c"),)
     assert find_duplicates(ROWS[:2]) == ()
 
 
-def test_lines_of_icot_and_tables_are_read(tmp_path):
+def test_scan_file_reads_icot_and_parquet(tmp_path):
     (tmp_path / "rows.txt").write_text("Three and four?||<<3+4=7>> #### 7\nno row\n", encoding="utf-8")
     found = scan_file(tmp_path / "rows.txt")
     assert [example.steps for example in found.examples] == [("<<3+4=7>>",)]
@@ -71,11 +71,11 @@ def test_lines_of_icot_and_tables_are_read(tmp_path):
     assert "rows.parquet:row 2:answer: " in found.problems[0].message
 
 
-def test_what_is_accepted_is_noted(tmp_path):
+def test_scan_file_notes(tmp_path):
     row = json.dumps({"question": "Q?", "steps": [], "answer": "2"})
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n{row}\r\n\n".encode())
     found = scan_file(tmp_path / "rows.jsonl")
     assert set(found.notes) == {
-        "a byte-order mark at its start", "lines end with CR LF (2 lines)", "blank lines at the end",
+        "a byte-order mark at the start", "lines end with CR LF (2 lines)", "blank lines at the end",
     }  # fmt: skip
     assert not found.problems

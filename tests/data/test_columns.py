@@ -28,12 +28,12 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"question": "2 and 2?", "answer": "145", "Type": "Addition"},
     ),
     "multiarith": ({"question": "2 and 2?", "final_ans": "4"}, {"question": "2 and 2?", "answer": "4"}),
-    "ours": ({"question": "2 and 2?", "steps": [], "answer": "four"}, {"question": "2 and 2?", "answer": "four"}),
+    "standard": ({"question": "2 and 2?", "steps": [], "answer": "four"}, {"question": "2 and 2?", "answer": "four"}),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_columns(name: str) -> None:
+def test_detect_columns_and_convert(name: str) -> None:
     row, asked = ROWS[name]
     assert detect_columns(row) == name
     made = COLUMN_CONVERTERS[name](row)
@@ -41,7 +41,7 @@ def test_columns(name: str) -> None:
     assert made | asked == made
 
 
-def test_gsm8k_as_the_shared_files_have_it(shared: Path) -> None:
+def test_convert_gsm8k_equals_shared_files(shared: Path) -> None:
     for part in ("train", "test"):
         rows = [json.loads(line) for line in (shared / f"data/gsm8k/{part}.jsonl").open(encoding="utf-8")]
         for row in rows:
@@ -52,7 +52,7 @@ def test_gsm8k_as_the_shared_files_have_it(shared: Path) -> None:
             }
 
 
-def test_svamp_and_gsm_hard_as_the_shared_files_have_them(shared: Path) -> None:
+def test_renaming_converters_equal_shared_files(shared: Path) -> None:
     for line in (shared / "data/gsm-hard/test.jsonl").open(encoding="utf-8"):
         row = json.loads(line)
         made = COLUMN_CONVERTERS["gsm-hard"]({"instruction": row["question"], "response": row["target"]})
@@ -62,7 +62,7 @@ def test_svamp_and_gsm_hard_as_the_shared_files_have_them(shared: Path) -> None:
         assert made["answer"] == row["answer"]
 
 
-def test_rows_of_gsm8k_as_a_file(tmp_path: Path) -> None:
+def test_read_examples_of_published_gsm8k(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + "\n")
     example = read_examples(path, HOW).examples[0]
@@ -75,7 +75,7 @@ def test_rows_of_gsm8k_as_a_file(tmp_path: Path) -> None:
         read_examples(path, HOW)
 
 
-def test_icot_lines_are_the_rows_of_the_shared_files(shared: Path, tmp_path: Path) -> None:
+def test_parse_icot_line_equals_shared_files(shared: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (shared / "data/gsm8k-aug/valid.jsonl").open(encoding="utf-8")]
     path = tmp_path / "valid.txt"
     lines = [f"{row['question']}||{' '.join(row['steps'])} #### {row['answer']}" for row in rows]
@@ -87,12 +87,12 @@ def test_icot_lines_are_the_rows_of_the_shared_files(shared: Path, tmp_path: Pat
     assert read.examples[3].id == "valid.txt:4"
 
 
-def test_a_line_of_icot() -> None:
+def test_parse_icot_line() -> None:
     row = parse_icot_line("5 6 * 7 4||5 5 + 0 6 ( 5 1 ) #### 5 5 6")
     assert row == {"question": "5 6 * 7 4", "steps": ["5 5 + 0 6 ( 5 1 )"], "answer": "5 5 6"}
     assert parse_icot_line("2?||#### 2")["steps"] == []
     for line in ("2 and 2? #### 4", "2 and 2?||<<2+2=4>>", "||<<2+2=4>> #### 4", "2 and 2?||<<2+2=4>> ####"):
-        with pytest.raises(RowError, match=r"no row of iCoT: .*; write QUESTION\|\|STEPS #### ANSWER"):
+        with pytest.raises(RowError, match=r"not in iCoT's format"):
             parse_icot_line(line)
 
 
@@ -105,13 +105,13 @@ def test_a_line_of_icot() -> None:
         ("zen-nl", None, []),
     ],
 )
-def test_chains_of_codi(name: str, cot: str | None, steps: list[str]) -> None:
+def test_zen_e_converter(name: str, cot: str | None, steps: list[str]) -> None:
     row = {"question": "2?", "cot": cot, "answer": "2"}
     assert COLUMN_CONVERTERS[name](row) == {"question": "2?", "steps": steps, "answer": "2"}
     assert COLUMN_CONVERTERS[name](row | {"answer": None}) is None
 
 
-def test_a_null_answer_is_no_row() -> None:
+def test_convert_zen_e_drops_null_answers() -> None:
     assert COLUMN_CONVERTERS["zen"]({"question": "2?", "cot": "", "answer": None}) is None
     assert COLUMN_CONVERTERS["zen"]({"question": "2?", "cot": "", "answer": " #### "}) is None
 
@@ -121,5 +121,5 @@ def test_a_null_answer_is_no_row() -> None:
     [("1,234", "1234"), ("$18", "18"), ("18.", "18"), ("70.0", "70"), ("-3.00", "-3"), ("0.5", "0.5"), (5.0, "5"),
      (0.25, "0.25"), (7, "7"), ("3/4", "3/4"), ("5:45", "5:45"), ("7 8 0", "7 8 0"), (-0.0, "0"), (" 2 ", "2")],
 )  # fmt: skip
-def test_plain(found: object, asked: str) -> None:
+def test_normalise_number(found: object, asked: str) -> None:
     assert normalise_number(found) == asked

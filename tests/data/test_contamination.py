@@ -20,7 +20,7 @@ from laconic.errors import InputError
 
 
 def said(**more: Any) -> DataConfig:
-    return DataConfig.model_validate({"kind": "maths", "name": "gsm8k", **more})
+    return DataConfig.model_validate({"source": "catalog", "name": "gsm8k", **more})
 
 
 @pytest.mark.parametrize(
@@ -33,36 +33,36 @@ def said(**more: Any) -> DataConfig:
         ("7 6 * 1 6", "7  6 * 1 6 ", True),
     ],
 )
-def test_same(one: str, other: str, equal: bool) -> None:
+def test_normalise_question(one: str, other: str, equal: bool) -> None:
     assert (normalise_question(one) == normalise_question(other)) == equal
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (said(name="gsm8k:valid"), r"^data\.name gsm8k:valid: valid rows are not trained on; take a train split$"),
-        (said(name=("gsm8k", "openai/gsm8k:test")), r"^data\.name openai/gsm8k:test: test rows are not trained on"),
-        (said(name="a/b:validation"), r"^data\.name a/b:validation: valid rows are not trained on"),
-        (said(valid="gsm8k:test"), r"^data\.valid gsm8k:test: test rows choose nothing; take rows of their own, as"),
-        (said(name=("gsm8k-nl", "whynlp/gsm8k-aug-nl")), r"^gsm8k-nl and gsm8k-aug-nl: chains in words of other"),
-        (said(name="gsm8k-nl", test="zen-E/GSM8k-Aug-NL:test"), r"^gsm8k-nl and zen-E/GSM8k-Aug-NL: chains in words"),
+        (said(name="gsm8k:valid"), r"^data\.name gsm8k:valid: cannot train on valid rows"),
+        (said(name=("gsm8k", "openai/gsm8k:test")), r"^data\.name openai/gsm8k:test: cannot train on test rows"),
+        (said(name="a/b:validation"), r"^data\.name a/b:validation: cannot train on valid rows"),
+        (said(valid="gsm8k:test"), r"^data\.valid gsm8k:test: test rows must not select"),
+        (said(name=("gsm8k-nl", "whynlp/gsm8k-aug-nl")), r"^gsm8k-nl and gsm8k-aug-nl have"),
+        (said(name="gsm8k-nl", test="zen-E/GSM8k-Aug-NL:test"), r"^gsm8k-nl and zen-E/GSM8k-Aug-NL have"),
     ],
 )  # fmt: skip
-def test_names_that_are_refused(how: DataConfig, message: str) -> None:
+def test_check_dataset_names_refuses_held_out_splits(how: DataConfig, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_dataset_names(how)
 
 
-def test_names_that_are_not() -> None:
+def test_check_dataset_names_accepts_train_splits() -> None:
     check_dataset_names(said(name=("gsm8k:train", "gsm8k-aug"), valid="gsm8k-aug:valid", test="gsm8k:test"))
     check_dataset_names(said(name="gsm8k-nl", valid="gsm8k-aug:validation"))
 
 
-def test_a_file_that_is_held_out_elsewhere() -> None:
-    with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: test rows are not trained on; take a"):
+def test_check_known_files_by_sha256() -> None:
+    with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: cannot train on test rows"):
         check_known_files(said(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
     with pytest.raises(
-        InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows choose nothing; take rows of"
+        InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows must not select"
     ):
         check_known_files(said(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
     check_known_files(
@@ -70,31 +70,31 @@ def test_a_file_that_is_held_out_elsewhere() -> None:
     )
 
 
-def test_rows_that_are_marked_as_held_out() -> None:
+def test_check_marks() -> None:
     rows = [
         ReasoningExample("a", "?", (), "1", {"icot_split": "valid"}),
         ReasoningExample("b", "!", (), "1", {"icot_split": "train"}),
     ]
-    with pytest.raises(InputError, match=r"^x: 1 rows are the validation questions of GSM8K-Aug \(icot_split"):
+    with pytest.raises(InputError, match=r"^x: 1 rows are validation questions of GSM8K-Aug \(icot_split"):
         check_marks("x", rows, allow_overlap=False)
     check_marks("x", rows, allow_overlap=True)
     check_marks("x", rows[1:], allow_overlap=False)
     with pytest.raises(
-        InputError, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate is"
+        InputError, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate has"
     ):
         check_marks("x", [ReasoningExample("a", "?", (), "1", {"in_multiarith": True})], allow_overlap=False)
 
 
-def test_held_out_questions_in_training_are_refused() -> None:
+def test_check_overlap() -> None:
     train = [ReasoningExample("t1", "2 and\n2?", (), "4"), ReasoningExample("t2", "3 and 3?", (), "6")]
     held = [ReasoningExample("h1", "2  and 2? ", (), "4")]
-    with pytest.raises(InputError, match=r"held out \(t1 = h1\); take them out, or set data.allow_contamination"):
+    with pytest.raises(InputError, match=r"held out \(t1 = h1\); .*data.allow_contamination"):
         check_overlap(train, held)
     assert check_overlap(train, held, allow_overlap=True) == 1
     assert check_overlap(train[1:], held) == 0
 
 
-def test_questions_of_several_sets_are_taken_once() -> None:
+def test_merge_deduplicated() -> None:
     one = [
         ReasoningExample("a", "Two and two?", (), "4"),
         ReasoningExample("b", "Two, and two?", (), "4"),
@@ -103,34 +103,34 @@ def test_questions_of_several_sets_are_taken_once() -> None:
     other = [ReasoningExample("d", "two and TWO", (), "4"), ReasoningExample("e", "Four?", (), "4")]
     rows, notes = merge_deduplicated(("x", "y"), (one, other))
     assert [row.id for row in rows] == ["a", "b", "c", "e"]  # what a set repeats within itself stays
-    assert notes == ["y: 1 rows left out, whose questions stand in an earlier set"]
-    with pytest.raises(InputError, match=r"^id 'a' stands in x and in z; rows need their own$"):
+    assert notes == ["y: 1 rows dropped because their questions are in an earlier set"]
+    with pytest.raises(InputError, match=r"^id 'a' is in both x and z"):
         merge_deduplicated(("x", "z"), (one, [ReasoningExample("a", "Five?", (), "5")]))
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"name": "gsm8k/train.jsonl"}, r"500 rows are the validation questions of GSM8K-Aug .* the other 6,973, or"),
+        ({"name": "gsm8k/train.jsonl"}, r"500 rows are validation questions of GSM8K-Aug .* the other 6,973, or"),
         ({"name": "aggregate/train.jsonl"}, r"108 rows are questions of MultiArith"),
-        ({"name": "svamp/test.jsonl"}, r"is svamp:test: test rows are not trained on"),
-        ({"valid": "gsm8k/test.jsonl"}, r"is gsm8k:test: test rows choose nothing"),
-        ({"valid": "gsm8k-aug:valid", "test": "gsm8k:valid"}, r"^500 questions of data\.valid stand in data\.test: "),
-        ({"name": "aggregate", "valid": "aggregate:train"}, r"^1,384 training questions stand in the rows that are"),
+        ({"name": "svamp/test.jsonl"}, r"is svamp:test: cannot train on test rows"),
+        ({"valid": "gsm8k/test.jsonl"}, r"is gsm8k:test: test rows must not select"),
+        ({"valid": "gsm8k-aug:valid", "test": "gsm8k:valid"}, r"^500 questions of data\.valid are also in data\.test"),
+        ({"name": "aggregate", "valid": "aggregate:train"}, r"^1,384 training questions are also held out"),
     ],
 )  # fmt: skip
-def test_rules_on_the_shared_files(shared: Path, more: dict[str, str], message: str) -> None:
+def test_load_training_examples_refuses_contamination(shared: Path, more: dict[str, str], message: str) -> None:
     root = shared / "data"
     placed = {key: str(root / value) if value.endswith(".jsonl") else value for key, value in more.items()}
     with pytest.raises(InputError, match=message):
-        load_training_examples(said(root=str(root), **placed))
+        load_training_examples(said(data_dir=str(root), **placed))
 
 
-def test_a_question_held_out_is_found_whatever_its_signs(shared: Path, tmp_path: Path) -> None:
+def test_load_training_examples_ignores_punctuation_in_overlap(shared: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "Two, and TWO?", "answer": "4"}\n')
     other = tmp_path / "held.jsonl"
     other.write_text('{"question": "two and two", "answer": "4"}\n')
-    with pytest.raises(InputError, match=r"1 training questions stand in the rows .* \(rows\.jsonl:1 = held"):
+    with pytest.raises(InputError, match=r"1 training questions are also held out \(rows\.jsonl:1 = held"):
         load_training_examples(said(name=str(path), test=str(other)))
-    assert len(load_training_examples(said(name=str(path), test=str(other), allow_overlap=True)).examples) == 1
+    assert len(load_training_examples(said(name=str(path), test=str(other), allow_contamination=True)).examples) == 1

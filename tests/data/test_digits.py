@@ -24,11 +24,11 @@ from laconic.interfaces import TrainingData
 
 PARTS: tuple[SplitName, ...] = ("test", "valid", "train")
 STYLES: list[dict[str, Any]] = [
-    {"style": "results"},
-    {"style": "steps"},
-    {"style": "steps", "step_end": ""},
-    {"style": "brackets"},
-    {"style": "marks"},
+    {"chain_style": "results"},
+    {"chain_style": "equations"},
+    {"chain_style": "equations", "step_end": ""},
+    {"chain_style": "brackets"},
+    {"chain_style": "bracket_tokens"},
 ]
 
 
@@ -43,14 +43,14 @@ def worked(question: str) -> list[int]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
-def test_chains_and_answers_are_right(k: int) -> None:
+def test_generate_digit_examples_are_correct(k: int) -> None:
     for example in generate_digit_examples(3, 20, DigitsConfig(num_operations=k)):
         results = worked(example.question)
         assert example.steps == tuple(map(str, results))
         assert example.answer == str(results[-1])
 
 
-def test_each_style_writes_the_same_chain() -> None:
+def test_format_steps_in_every_style() -> None:
     results, steps, bare, brackets, marks = (
         generate_digit_examples(0, 5, DigitsConfig(num_operations=3, **style)) for style in STYLES
     )
@@ -65,7 +65,7 @@ def test_each_style_writes_the_same_chain() -> None:
         assert r.question == s.question == b.question == w.question
 
 
-def test_same_seed_same_rows() -> None:
+def test_generate_digit_examples_is_a_function_of_the_seed() -> None:
     first = generate_digit_examples(7, 30, DigitsConfig())
     assert first == generate_digit_examples(7, 30, DigitsConfig())
     assert first[:10] == generate_digit_examples(7, 10, DigitsConfig())
@@ -79,7 +79,7 @@ def test_same_seed_same_rows() -> None:
     assert DigitsDataset(0, DigitsConfig()).fingerprint == DigitsDataset(0, DigitsConfig()).fingerprint
 
 
-def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
+def test_digits_dataset_terse_fraction() -> None:
     """A step is terse or not as a whole, so that no row is padded; its questions end with the colon."""
     source = DigitsDataset(0, DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=0.4))
     lengths = [source.batch(range(4), 0, step).chain_ids.shape[1] for step in range(400)]
@@ -92,7 +92,7 @@ def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
     assert DigitsDataset(0, source.config, "valid").batch(range(4), 0, lengths.index(3)).chain_ids.shape[1] == 15
 
 
-def test_all_terse_is_a_task_of_its_own() -> None:
+def test_digits_dataset_all_terse() -> None:
     task, how = (
         DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=1.0),
         DataConfig(source="digits", format="digits", chain_steps="all"),
@@ -108,7 +108,7 @@ def test_all_terse_is_a_task_of_its_own() -> None:
     )
 
 
-def test_parts_share_no_problem_and_hold_each_once() -> None:
+def test_generate_problems_splits_are_disjoint() -> None:
     sizes = {"test": 900, "valid": 900, "train": 7200}  # of 9,000 problems of two operations
     seen = [
         {e.question for e in generate_digit_examples(seed, sizes[part], DigitsConfig(num_operations=2), part)}
@@ -118,14 +118,14 @@ def test_parts_share_no_problem_and_hold_each_once() -> None:
     assert len(set.union(*seen)) == 9000
 
 
-def test_beyond_the_last_problem() -> None:
-    with pytest.raises(InputError, match=r"row 900 of test: 2 operations give 900 problems; ask for fewer"):
+def test_generate_problems_refuses_rows_beyond_the_split() -> None:
+    with pytest.raises(InputError, match=r"test row 900: 2 operations give only 900 problems"):
         generate_digit_examples(0, 901, DigitsConfig(num_operations=2), "test")
-    with pytest.raises(InputError, match=r"2 operations give 7,200 problems; ask for fewer"):
+    with pytest.raises(InputError, match=r"2 operations give only 7,200 problems"):
         DigitsDataset(0, DigitsConfig(num_operations=2))
 
 
-def test_digits_and_signs_are_spread_evenly() -> None:
+def test_generate_problems_is_uniform() -> None:
     made = generate_problems(0, 4, np.arange(20_000))
     for column in made.digits.T:
         assert np.bincount(column, minlength=10) / 20_000 == pytest.approx(np.full(10, 0.1), abs=0.01)
@@ -133,7 +133,7 @@ def test_digits_and_signs_are_spread_evenly() -> None:
         assert np.bincount(column, minlength=3) / 20_000 == pytest.approx(np.full(3, 1 / 3), abs=0.015)
 
 
-def test_majority_floor_is_that_of_zero() -> None:
+def test_most_common_answer_of_digits() -> None:
     answer, share = most_common_answer(generate_digit_examples(0, 4000, DigitsConfig()))
     assert answer == "0"
     assert 0.15 < share < 0.21  # about 18 %, because of *
@@ -141,9 +141,9 @@ def test_majority_floor_is_that_of_zero() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("chain", ["all", "drop_last"])
-def test_batches_equal_the_text_encoded(style: dict[str, Any], chain: str) -> None:
+def test_digits_dataset_batch_equals_encoded_text(style: dict[str, Any], chain: str) -> None:
     task = DigitsConfig(num_operations=3, **style)
-    how = DataConfig.model_validate({"kind": "digits", "format": "digits", "digits": task, "chain": chain})
+    how = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task, "chain_steps": chain})
     tokenizer = build_digits_tokenizer()
     source = DigitsDataset(5, task, "valid", drop_last=chain == "drop_last")
     assert isinstance(source, TrainingData)
@@ -162,13 +162,13 @@ def test_batches_equal_the_text_encoded(style: dict[str, Any], chain: str) -> No
     assert made.select_rows([1]).ids == ("digits3-valid-5-000000",)
 
 
-def test_one_operation_without_its_last_step_has_no_chain() -> None:
+def test_digits_dataset_drop_last_of_one_step() -> None:
     batch = DigitsDataset(0, DigitsConfig(num_operations=1, train_rows=200), drop_last=True).batch([0, 1], 0, 0)
     assert batch.chain_ids.shape == batch.chain_step_index.shape == (2, 0)
     assert batch.question_target.tolist() == [VOCABULARY.index("ans")] * 2
 
 
-def test_the_tokenizer_has_24_words_and_can_be_saved(tmp_path: Path) -> None:
+def test_build_digits_tokenizer_save(tmp_path: Path) -> None:
     tokenizer = build_digits_tokenizer()
     assert tokenizer.vocab_size == len(VOCABULARY) == 24
     tokenizer.save(tmp_path)
@@ -185,17 +185,17 @@ def test_the_tokenizer_has_24_words_and_can_be_saved(tmp_path: Path) -> None:
     assert tokenizer.decode([tokenizer.encode("7")[-1], VOCABULARY.index("<eos>")]) == "7"
 
 
-def test_distil_is_ans_and_the_prompt_is_given() -> None:
+def test_digits_distill_column_and_prompt() -> None:
     how = DataConfig(source="digits", format="digits", chain_steps="all")
     row = encode_example(generate_digit_examples(0, 1, DigitsConfig())[0], build_digits_tokenizer(), how)
     assert VOCABULARY[row.answer_ids[row.distill_column]] == "ans"
     assert answer_prefix_ids(build_digits_tokenizer(), how) == [VOCABULARY.index("ans")]
 
 
-def test_a_word_it_lacks_is_an_error() -> None:
+def test_digits_tokenizer_refuses_unknown_answer() -> None:
     how = DataConfig(source="digits", format="digits", chain_steps="all")
     example = generate_digit_examples(0, 1, DigitsConfig())[0]
-    with pytest.raises(InputError, match="the tokenizer has no word for a part of the answer; choose another"):
+    with pytest.raises(InputError, match="the tokenizer cannot encode a part of the answer"):
         encode_example(replace(example, answer="x7"), build_digits_tokenizer(), how)
-    with pytest.raises(InputError, match=r"the tokenizer has no word for 'The answer is:'; choose another format"):
+    with pytest.raises(InputError, match=r"the tokenizer cannot encode 'The answer is:'"):
         encode_example(example, build_digits_tokenizer(), DataConfig(path="rows.jsonl"))

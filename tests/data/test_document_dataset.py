@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.interfaces import TrainingData
 
 BOOKS = [Document("long", ("a" * 700, "b" * 98)), Document("short", ("c" * 130,)), Document("tiny", ("d",))]
-FIXED: dict[str, Any] = {"tokens": 300, "segment": 100, "segments": "fixed"}
+FIXED: dict[str, Any] = {"row_tokens": 300, "segment_tokens": 100, "segment_lengths": "fixed"}
 
 
 def passages(said: dict[str, Any] | None = None, **more: Any) -> DocumentDataset:
@@ -22,7 +22,7 @@ def passages(said: dict[str, Any] | None = None, **more: Any) -> DocumentDataset
     return DocumentDataset(BOOKS, tokenize_documents(BOOKS, build_byte_tokenizer()), how, 3, 1000, **more)
 
 
-def test_rows_together_are_the_documents() -> None:
+def test_document_dataset_rows_cover_the_documents() -> None:
     source = passages()
     assert isinstance(source, TrainingData)
     assert len(source) == 4  # a single token predicts nothing, so tiny has none
@@ -36,34 +36,34 @@ def test_rows_together_are_the_documents() -> None:
     assert batch.loss_mask.equal(batch.attention_mask)
 
 
-def test_a_batch_is_as_wide_as_its_longest_row() -> None:
+def test_document_dataset_batch_width() -> None:
     batch = passages().batch([3], 0, 0)
     assert (batch.input_ids.shape[1], batch.segment_ends) == (130, (100, 130))
     assert passages().batch([3, 2], 0, 0).segment_ends == (100, 200)
 
 
-def test_whole_batches_have_all_segments() -> None:
-    batch, tight = passages(whole=True).batch([3], 0, 0), passages().batch([3], 0, 0)
+def test_document_dataset_pads_to_row_tokens() -> None:
+    batch, tight = passages(pad_to_row_tokens=True).batch([3], 0, 0), passages().batch([3], 0, 0)
     assert (batch.input_ids.shape[1], batch.segment_ends) == (300, (100, 200, 300))
     assert batch.attention_mask[0].nonzero()[:, 0].tolist() == [*range(130)]
     assert torch.equal(batch.input_ids[batch.attention_mask], tight.input_ids[tight.attention_mask])
-    assert passages(whole=True).fingerprint == passages().fingerprint
+    assert passages(pad_to_row_tokens=True).fingerprint == passages().fingerprint
 
 
-def test_cuts_are_drawn_for_the_step() -> None:
-    source = passages({"tokens": 300, "segment": 100})
+def test_document_dataset_segments_depend_on_the_step() -> None:
+    source = passages({"row_tokens": 300, "segment_tokens": 100})
     first, again, other = (source.batch(rows, 0, step) for rows, step in (([0], 5), ([1, 3], 5), ([0], 6)))
     assert first.segment_ends == again.segment_ends != other.segment_ends
     assert first.segment_ends[-1] == other.segment_ends[-1] == 300
-    assert passages({"tokens": 300, "segment": 100}, fixed=True).batch([0], 0, 5).segment_ends == (100, 200, 300)
+    assert passages({"row_tokens": 300, "segment_tokens": 100}, fixed_segments=True).batch([0], 0, 5).segment_ends == (100, 200, 300)
 
 
-def test_fingerprints_tell_rows_apart() -> None:
+def test_document_dataset_fingerprint() -> None:
     made = [
         passages(),
-        passages({**FIXED, "tokens": 200}),
-        passages(fixed=True),
-        passages(count=2),
+        passages({**FIXED, "row_tokens": 200}),
+        passages(fixed_segments=True),
+        passages(max_rows=2),
         DocumentDataset(
             BOOKS[:2], tokenize_documents(BOOKS[:2], build_byte_tokenizer()), TextConfig.model_validate(FIXED), 3, 1000
         ),
@@ -72,7 +72,7 @@ def test_fingerprints_tell_rows_apart() -> None:
     assert passages().fingerprint == made[0].fingerprint
 
 
-def test_some_rows_are_from_everywhere_and_always_the_same() -> None:
+def test_document_dataset_max_rows_are_spread() -> None:
     book = [Document("long", ("x" * 5000,))]
     ids, how = (
         tokenize_documents(book, build_byte_tokenizer()),
@@ -87,22 +87,22 @@ def test_some_rows_are_from_everywhere_and_always_the_same() -> None:
     assert len(set(places)) == 10
 
 
-def test_too_little_text_is_refused() -> None:
-    line = r"4 stretches of 300 tokens in 3 documents, a batch asks for 8; give more text, or lower data\.text\.tokens"
+def test_document_dataset_refuses_too_few_rows() -> None:
+    line = r"4 rows of 300 tokens in 3 documents, fewer than a batch of 8"
     with pytest.raises(InputError, match=line):
-        passages(least=8)
+        passages(min_rows=8)
 
 
-def test_progress_is_told() -> None:
+def test_tokenize_documents_progress() -> None:
     told: list[tuple[str, int, int]] = []
     ids = tokenize_documents(BOOKS, build_byte_tokenizer(), lambda *said: told.append(said))
-    assert told == [("characters encoded", 0, 931)]
+    assert told == [("characters tokenized", 0, 931)]
     assert [len(each) for each in ids] == [800, 130, 1]
     assert all(each.dtype == np.int32 for each in ids)
 
 
-def test_every_token_but_a_documents_first_is_scored_once() -> None:
-    batch = passages({"tokens": 800, "segment": 100, "low": 20}).batch([0, 1], 0, 2)
+def test_document_dataset_scores_every_target_once() -> None:
+    batch = passages({"row_tokens": 800, "segment_tokens": 100, "min_segment_tokens": 20}).batch([0, 1], 0, 2)
     scored = torch.zeros(2)
     for piece in batch.sequential_parts:
         scored += piece.loss_mask.sum(1)

@@ -16,11 +16,11 @@ from laconic.interfaces import TrainingData
 
 TASKS: list[dict[str, Any]] = [
     {},
-    {"two_tokens": True},
-    {"segments": 3},
-    {"segments": 3, "two_tokens": True, "queries": 1},
-    {"keys": 8, "values": 3, "fillers": 2, "facts": (8,)},
-    {"segments": 4, "window": 2, "overlap": 1, "queries": 1, "length": 2},
+    {"two_token_facts": True},
+    {"num_segments": 3},
+    {"num_segments": 3, "two_token_facts": True, "num_queries": 1},
+    {"num_keys": 8, "num_values": 3, "num_fillers": 2, "num_facts": (8,)},
+    {"num_segments": 4, "segments_per_window": 2, "segment_overlap": 1, "num_queries": 1, "segment_tokens": 2},
 ]
 
 
@@ -40,7 +40,7 @@ def held(segment: list[str], two: bool) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("said", TASKS)
-def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
+def test_fact_recall_documents_obey_the_rules(said: dict[str, Any]) -> None:
     task = FactRecallConfig.model_validate(said)
     batch = FactRecallDataset(3, task).batch(range(200), 0, 0)
     assert batch.attention_mask.all()
@@ -61,13 +61,13 @@ def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
         ]
 
 
-def test_what_is_scored_does_not_depend_on_the_number_of_facts() -> None:
+def test_fact_recall_loss_mask_does_not_depend_on_num_facts() -> None:
     batch = FactRecallDataset(0, FactRecallConfig()).batch(range(64), 0, 0)
     assert set(batch.loss_mask.sum(1).tolist()) == {8}
     assert sum(int(piece.loss_mask.sum()) for piece in batch.sequential_parts) == 8 * 64
 
 
-def test_draws_are_even() -> None:
+def test_fact_recall_draws_are_uniform() -> None:
     n, task = 4000, FactRecallConfig()
     batch = FactRecallDataset(1, task).batch(range(n), 0, 0)
     assert batch.num_facts is not None
@@ -85,7 +85,7 @@ def test_draws_are_even() -> None:
     assert abs(np.mean(repeats) - 8 * (1 - (7 / 8) ** 8)) < 0.2  # with replacement
 
 
-def test_a_document_is_its_place() -> None:
+def test_fact_recall_rows_are_a_function_of_the_index() -> None:
     source = FactRecallDataset(5, FactRecallConfig())
     assert isinstance(source, TrainingData)
     whole, some = source.batch(range(20), 0, 0), source.batch([7, 3], 4, 9)
@@ -94,7 +94,7 @@ def test_a_document_is_its_place() -> None:
     assert (some.row_index.tolist(), some.epoch, some.step) == ([7, 3], 4, 9)
 
 
-def test_parts_and_seeds_differ() -> None:
+def test_fact_recall_splits_and_seeds_differ() -> None:
     sources = [
         FactRecallDataset(seed, FactRecallConfig(), part) for seed in (0, 1) for part in ("train", "valid", "test")
     ]
@@ -107,7 +107,7 @@ def test_parts_and_seeds_differ() -> None:
     assert sources[0].max_length == sources[0].batch([0], 0, 0).input_ids.shape[1]
 
 
-def test_the_tokenizer_has_its_words(tmp_path: Any) -> None:
+def test_build_recall_tokenizer(tmp_path: Any) -> None:
     made = build_recall_tokenizer()
     assert made.vocab_size == len(VOCABULARY) == 299
     text = FactRecallDataset(0, FactRecallConfig()).batch([0], 0, 0).input_ids[0].tolist()

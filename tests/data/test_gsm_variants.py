@@ -76,12 +76,12 @@ def found(real: dict[str, list[ReasoningExample]]) -> dict[str, list[QuestionTem
 
 
 @pytest.mark.slow
-def test_as_many_real_rows_are_templates_as_were_counted(real, found):
+def test_build_templates_count_on_gsm8k(real, found):
     assert {name: len(rows) for name, rows in real.items()} == {"aug": 10_432, "gsm8k": 6_973}
     assert {name: len(rows) for name, rows in found.items()} == {"aug": 6_010, "gsm8k": 2_788}
 
 
-def test_every_variant_of_real_rows_is_right(found):
+def test_generate_variants_of_gsm8k_are_correct(found):
     every = [*found["aug"], *found["gsm8k"]]
     examples = [example for t in every[::40] for example in generate_variants(t, 4, seed=3)]
     assert len(examples) > 700
@@ -89,7 +89,7 @@ def test_every_variant_of_real_rows_is_right(found):
         right(example)
 
 
-def test_a_core_makes_twenty_thousand_in_a_minute(found):
+def test_generate_variants_speed(found):
     start = time.process_time()
     count = len(list(islice(interleave_variants(found["aug"], seed=0), 600)))
     assert count / (time.process_time() - start) > 20_000 / 60
@@ -100,7 +100,7 @@ def test_a_core_makes_twenty_thousand_in_a_minute(found):
     signs=st.lists(st.sampled_from("+-*/"), min_size=3, max_size=3),
     seed=st.integers(0, 9),
 )
-def test_every_variant_of_a_made_row_is_right(numbers: list[int], signs: list[str], seed: int) -> None:
+def test_generate_variants_of_random_rows_are_correct(numbers: list[int], signs: list[str], seed: int) -> None:
     running, steps = Fraction(numbers[0]), list[str]()
     for sign, number in zip(signs, numbers[1:], strict=False):
         before = running
@@ -117,7 +117,7 @@ def test_every_variant_of_a_made_row_is_right(numbers: list[int], signs: list[st
         assert all(a <= n <= b for a, n, b in zip(low, asked, high, strict=True))
 
 
-def test_only_numbers_change():
+def test_generate_variants_changes_only_numbers():
     changed = generate_variants(made(PENS), 3, seed=0)
     assert len(changed) == 3
     for example in changed:
@@ -153,7 +153,7 @@ def test_only_numbers_change():
         ReasoningExample("row", "He has 5 cats.", (), "5"),
     ],
 )
-def test_rows_that_are_no_template(example: ReasoningExample) -> None:
+def test_build_template_refuses_ambiguous_rows(example: ReasoningExample) -> None:
     assert build_template(example) is None
 
 
@@ -170,12 +170,12 @@ def test_rows_that_are_no_template(example: ReasoningExample) -> None:
         row("He has 5 cats and 8 dogs.", "<<5+5=10>>", "<<10+8=18>>", "<<18/10=1.8>>"),
     ],
 )
-def test_rows_that_are_templates(example: ReasoningExample) -> None:
+def test_build_template_accepts_rows(example: ReasoningExample) -> None:
     for changed in generate_variants(made(example), 5, seed=0):
         right(changed)
 
 
-def test_the_latest_result_is_meant_where_two_are_equal():
+def test_chain_parser_uses_the_latest_equal_result():
     example = row("It has 40 cats, 8 dogs, 6 birds.", "<<40/8=5>>", "<<8+6=14>>", "<<14-9=5>>", "<<5*6=30>>")
     assert build_template(example) is None  # 9 is nothing
     again = row("It has 40 cats, 8 dogs, 35 birds.", "<<40/8=5>>", "<<40-35=5>>", "<<5*8=40>>", "<<5+40=45>>")
@@ -187,7 +187,7 @@ def test_the_latest_result_is_meant_where_two_are_equal():
     assert first != second
 
 
-def test_numbers_are_written_as_the_question_wrote_them():
+def test_number_slot_format():
     example = row("A car of $8,000 and a pen of $40.00 at 25% off and 150 percent.", "<<8000+40=8040>>",
                   "<<8040*25/100=2010>>", "<<2010+150=2160>>")  # fmt: skip
     for changed in generate_variants(made(example), 40, seed=1):
@@ -199,7 +199,7 @@ def test_numbers_are_written_as_the_question_wrote_them():
         assert 75 <= more <= 100
 
 
-def test_decimals_and_numbers_that_no_step_uses_stay():
+def test_build_template_keeps_unused_numbers():
     example = row("In 1990 he paid $2.75 for each of 8 pens.", "<<2.75*8=22.00>>", answer="22")
     found = generate_variants(made(example), 3, seed=0)
     assert found
@@ -207,7 +207,7 @@ def test_decimals_and_numbers_that_no_step_uses_stay():
     assert all(e.steps[0].startswith("<<2.75*") for e in found)
 
 
-def test_a_result_stays_whole_and_positive():
+def test_build_variant_keeps_results_whole_and_positive():
     example = row("He shares 40 cats among 8 dogs but for 3.", "<<40/8=5>>", "<<5-3=2>>")
     for changed in generate_variants(made(example), 10, seed=0):
         assert all(r.denominator == 1 and r > 0 for r in oracle.chain(list(changed.steps)))
@@ -217,7 +217,7 @@ def test_a_result_stays_whole_and_positive():
     assert build_variant(made(row("He has 9 cats and 4 dogs.", "<<9/4=2.25>>")), (9, 8), "x") is None  # 1.125
 
 
-def test_variants_are_a_function_of_seed_and_id(found):
+def test_generate_variants_is_a_function_of_seed_and_id(found):
     some = found["aug"][:40]
     first = [generate_variants(t, 5, seed=7) for t in some]
     assert [generate_variants(t, 5, seed=7) for t in reversed(some)] == first[::-1]
@@ -230,13 +230,13 @@ def test_variants_are_a_function_of_seed_and_id(found):
 GOLDEN = [("pens-s0-0", 7, 8, 10, "46"), ("pens-s0-1", 7, 31, 12, "205"), ("pens-s0-2", 7, 27, 9, "180")]
 
 
-def test_golden_variants():
+def test_generate_variants_golden():
     """What a seed gives is the same on every machine and release."""
     found = [(e.id, *map(int, oracle.numbers(e.question)), e.answer) for e in generate_variants(made(PENS), 3, seed=0)]
     assert found == GOLDEN
 
 
-def test_draws_are_uniform_and_independent():
+def test_iter_draws_is_uniform_and_independent():
     numbers = np.array([row for _, row in islice(iter_draws(made(PENS), seed=0), 8000)])
     for column, (low, high) in zip(numbers.T, [(3, 10), (8, 32), (4, 14)], strict=True):
         assert (column.min(), column.max()) == (low, high)
@@ -245,13 +245,13 @@ def test_draws_are_uniform_and_independent():
     assert abs(np.corrcoef(numbers.T) - np.eye(3)).max() < 0.05
 
 
-def test_a_template_with_few_numbers_ends():
+def test_iter_variants_ends():
     one = made(row("He has 1 cat.", "<<1*60=60>>"))
     assert [e.answer for e in iter_variants(one, seed=0)] == ["120"]
     assert generate_variants(made(row("He pays $2.75.", "<<2.75*4=11>>")), 5, seed=0) == []
 
 
-def test_rounds_take_one_of_each_and_no_question_twice(found):
+def test_interleave_variants(found):
     some = found["gsm8k"][:30]
     able = [t for t in some if generate_variants(t, 2, seed=0)]
     first = list(islice(interleave_variants(some, seed=0), len(able)))
@@ -264,26 +264,26 @@ def test_rounds_take_one_of_each_and_no_question_twice(found):
     assert max(Counter(e.question for e in islice(interleave_variants(twins, 0), 300)).values()) == 1
 
 
-def test_equal_texts_are_held_out_together(found):
+def test_is_held_out_by_text(found):
     first, second = (made(row(f"He has {n} cats, and 8 DOGS.", f"<<{n}+8={n + 8}>>")) for n in (5, 6))
     assert first.masked_question == second.masked_question == mask_numbers("he has 1,000 cats and 9.5 dogs")
-    every = [t.masked for t in found["gsm8k"][::2]]
+    every = [t.masked_question for t in found["gsm8k"][::2]]
     few, more = ({text for text in every if is_held_out(text, share)} for share in (0.05, 0.2))
     assert few < more
     assert 0.03 < len(few) / len(every) < 0.07
     assert not any(is_held_out(text, 0) for text in every)
 
 
-def test_a_number_that_a_word_may_mean_is_doubtful(found):
+def test_build_template_is_ambiguous(found):
     assert made(row("Bread is $2, milk twice as much.", "<<2*2=4>>")).is_ambiguous
     assert made(row("He runs 7 miles a day for 5 weeks.", "<<7*7=49>>", "<<49*5=245>>")).is_ambiguous
     assert not made(row("Bread is $5, milk twice as much.", "<<5*2=10>>")).is_ambiguous
-    assert sum(t.doubtful for t in found["aug"]) == 466
+    assert sum(t.is_ambiguous for t in found["aug"]) == 466
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(Fraction(7), "7"), (Fraction(5, 2), "2.5"), (Fraction(5, 4), "1.25"), (Fraction(1, 20), "0.05")],
 )
-def test_numbers_are_written_short(value: Fraction, text: str) -> None:
+def test_format_number(value: Fraction, text: str) -> None:
     assert format_number(value) == text

@@ -6,7 +6,7 @@ from laconic.data.documents.load import iter_texts
 from laconic.errors import InputError
 
 
-def test_names_and_texts() -> None:
+def test_iter_texts() -> None:
     lines = [
         b'\xef\xbb\xbf{"text": "one"}\r\n',
         b'{"id": 7, "text": "t\\u00e9", "more": [1]}\n',
@@ -15,27 +15,27 @@ def test_names_and_texts() -> None:
     assert list(iter_texts([*lines, b"\n"], "a.jsonl")) == [("a.jsonl:1", "one"), ("7", "té"), ("x", "3")]
 
 
-def test_a_line_is_read_when_it_is_asked_for() -> None:
+def test_iter_texts_is_lazy() -> None:
     found = iter_texts(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
     assert next(found) == ("a.jsonl:1", "one")
-    with pytest.raises(InputError, match=r"^a\.jsonl:2:1: not JSON: "):
+    with pytest.raises(InputError, match=r"^a\.jsonl:2:1: invalid JSON: "):
         next(found)
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b"[]", "2:1: no object: "),
-        (b'{"text": ""}', r'2:10: text: empty: .*; a row is {"text": "…"}, and may have an "id"'),
+        (b"[]", "2:1: not an object: "),
+        (b'{"text": ""}', "2:10: text: empty: "),
         (b'{"text": " "}', "2:10: text: empty: "),
-        (b'{"id": "a", "text": null}', "2:21: text: no text: "),
+        (b'{"id": "a", "text": null}', "2:21: text: not a string: "),
         (b'{"words": "a"}', "2:1: text: no such field in "),
-        (b'{"text": "a", "text": "b"}', "2:15: not strict JSON: key 'text' stands twice; keep one"),
+        (b'{"text": "a", "text": "b"}', "2:15: invalid JSON: duplicate key 'text'"),
         (b'{"text": "\xff"}', "2:11: byte 11 of the line is not UTF-8"),
-        (b"\n{}", "2:1: a blank line between rows; delete it, one row stands on each line"),
+        (b"\n{}", "2:1: a blank line between rows"),
     ],
 )
-def test_what_is_no_row(line: bytes, says: str) -> None:
+def test_iter_texts_refuses_invalid_rows(line: bytes, says: str) -> None:
     lines = [b'{"text": "one"}\n', *(part + b"\n" for part in line.split(b"\n"))]
     with pytest.raises(InputError, match=says):
         list(iter_texts(lines, "a.jsonl"))

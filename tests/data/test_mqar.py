@@ -15,15 +15,15 @@ from laconic.interfaces import TrainingData
 
 TASKS: list[dict[str, Any]] = [
     {},
-    {"pairs": (2, 4), "length": 16},
-    {"pairs": (1,), "length": 4},
-    {"pairs": (32,), "length": 256},
-    {"pairs": (2, 6), "length": 56, "words": 2, "keys": 3, "values": 4},
+    {"num_pairs": (2, 4), "row_tokens": 16},
+    {"num_pairs": (1,), "row_tokens": 4},
+    {"num_pairs": (32,), "row_tokens": 256},
+    {"num_pairs": (2, 6), "row_tokens": 56, "tokens_per_key": 2, "num_keys": 3, "num_values": 4},
 ]
 
 
 @pytest.mark.parametrize("said", TASKS)
-def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
+def test_mqar_documents_obey_the_rules(said: dict[str, Any]) -> None:
     task = MQARConfig.model_validate(said)
     batch = MQARDataset(3, task).batch(range(60), 0, 0)
     assert batch.num_facts is not None
@@ -49,7 +49,7 @@ def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
         assert [VOCABULARY[int(targets[t - 1])] for t in columns] == [words[t] for t in columns]
 
 
-def test_draws_are_even() -> None:
+def test_mqar_draws_are_uniform() -> None:
     n, task = 1000, MQARConfig(num_pairs=(2, 4), row_tokens=32)
     batch = MQARDataset(1, task).batch(range(n), 0, 0)
     assert batch.num_facts is not None
@@ -63,7 +63,7 @@ def test_draws_are_even() -> None:
     assert float((used - used.float().mean()).abs().max()) < 5 * math.sqrt(4 * some.B / 32)
 
 
-def test_a_document_is_its_place() -> None:
+def test_mqar_rows_are_a_function_of_the_index() -> None:
     source = MQARDataset(5, MQARConfig(), "valid")
     assert isinstance(source, TrainingData)
     whole, some = source.batch(range(20), 0, 0), source.batch([7, 3], 4, 9)
@@ -73,7 +73,7 @@ def test_a_document_is_its_place() -> None:
     assert source.max_length == some.input_ids.shape[1]
 
 
-def test_parts_and_seeds_differ() -> None:
+def test_mqar_splits_and_seeds_differ() -> None:
     sources = [MQARDataset(seed, MQARConfig(), part) for seed in (0, 1) for part in ("train", "valid", "test")]
     assert [len(source) for source in sources[:3]] == [100_000, 500, 1000]
     texts = {tuple(row) for source in sources for row in source.batch(range(60), 0, 0).input_ids.tolist()}
@@ -83,7 +83,7 @@ def test_parts_and_seeds_differ() -> None:
     assert len(MQARDataset(0, MQARConfig(), "test", 5)) == 5
 
 
-def test_the_tokenizer_has_its_words(tmp_path: Path) -> None:
+def test_build_mqar_tokenizer(tmp_path: Path) -> None:
     made = build_mqar_tokenizer()
     assert made.vocab_size == len(VOCABULARY) == 132
     text = MQARDataset(0, MQARConfig()).batch([0], 0, 0).input_ids[0].tolist()
@@ -95,13 +95,12 @@ def test_the_tokenizer_has_its_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"pairs": ()}, r"pairs \[\]: ascending numbers of pairs"),
-        ({"pairs": (4, 2)}, r"pairs \[4, 2\]: ascending numbers of pairs"),
-        ({"pairs": (33,), "length": 256}, "pairs 33: only 32 keys, and those of a document differ; give fewer pairs"),
-        ({"pairs": (8,), "length": 30}, "length 30: 8 pairs and as many queries take a multiple of 2, 32 at least"),
-        ({"pairs": (2,), "length": 9}, "length 9: 2 pairs and as many queries take a multiple of 2, 8 at least"),
+        ({"num_pairs": ()}, r"num_pairs \[\]"),
+        ({"num_pairs": (4, 2)}, r"num_pairs \[4, 2\]"),
+        ({"num_pairs": (33,), "row_tokens": 256}, "num_pairs 33"),
+        ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: 8 pairs"),
     ],
 )
-def test_what_cannot_be_is_refused(said: dict[str, Any], message: str) -> None:
+def test_mqar_config_refuses_impossible_tasks(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MQARConfig.model_validate(said)

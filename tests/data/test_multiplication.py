@@ -14,7 +14,7 @@ def number(digits: str) -> int:
 
 
 @pytest.mark.parametrize("n", [4, 5, 7, 9])
-def test_every_published_row_is_made_again(shared, n):
+def test_build_row_reproduces_published_rows(shared, n):
     for part in ("valid", "test"):
         text = (shared / "data" / "multiplication" / f"{n}x{n}-{part}.jsonl").read_text(encoding="utf-8")
         rows = [json.loads(line) for line in text.splitlines()]
@@ -23,7 +23,7 @@ def test_every_published_row_is_made_again(shared, n):
 
 
 @pytest.mark.parametrize("n", [2, 4, 9])
-def test_the_partial_products_add_up(n):
+def test_format_partial_products_add_up(n):
     for row in islice(iter_products(n, seed=1), 50):
         assert number(row["question"].split("*")[0]) * number(row["question"].split("*")[1]) == row["product"]
         parts = re.sub(r"\(.*?\)", "", row["cot"]).split("+")
@@ -34,7 +34,7 @@ def test_the_partial_products_add_up(n):
         assert all(len(str(row[factor])) == n for factor in "ab")
 
 
-def test_all_pairs_come_once_but_those_left_out():
+def test_iter_products_yields_every_pair_once():
     left = [(3, 7), (5, 5)]
     rows = list(iter_products(1, seed=0, excluded=left))
     pairs = {(row["a"], row["b"]) for row in rows}
@@ -43,7 +43,7 @@ def test_all_pairs_come_once_but_those_left_out():
     assert len({row["id"] for row in rows}) == len(rows)
 
 
-def test_rows_are_a_function_of_the_seed():
+def test_iter_products_is_a_function_of_the_seed():
     first = list(islice(iter_products(4, seed=0), 1500))
     assert list(islice(iter_products(4, seed=0), 30)) == first[:30]
     assert list(islice(iter_products(4, seed=1), 30)) != first[:30]

@@ -16,34 +16,34 @@ BYTES = build_byte_tokenizer()
 BOOKS = (np.array(BYTES.encode(BOOK, add_special_tokens=False), dtype=np.int32),)
 
 
-def made(**how: Any) -> NeedleDataset:
-    return NeedleDataset(BYTES, **({"books": BOOKS, "lengths": (500,), "count": 2, "depths": (0.0, 0.5, 1.0)} | how))
+def build_dataset(**options: Any) -> NeedleDataset:
+    return NeedleDataset(BYTES, **({"books": BOOKS, "lengths": (500,), "items_per_cell": 2, "depths": (0.0, 0.5, 1.0)} | options))
 
 
-def said(ids: list[int]) -> str:
+def decode(ids: list[int]) -> str:
     return bytes(ids).decode()
 
 
 @pytest.mark.parametrize("kind", NEEDLE_KINDS)
-def test_an_item_asks_for_what_is_hidden_in_it(kind: NeedleKind) -> None:
-    source = made(kinds=(kind,), lengths=(500, 700))
+def test_needle_item_contains_its_facts(kind: NeedleKind) -> None:
+    source = build_dataset(kinds=(kind,), lengths=(500, 700))
     for row in range(len(source)):
-        prompt, told, scored = source.build_item(row)
+        prompt, answer_ids, scored = source.build_item(row)
         length, _, depth = source.cells[row // 2]
-        assert len(prompt) + len(told) == length
-        text, answer = said(prompt), said(told)
+        assert len(prompt) + len(answer_ids) == length
+        text, answer = decode(prompt), decode(answer_ids)
         facts = source.draw_facts(row, kind, depth)
         asked = [fact for fact in facts if fact.is_target]
         assert all(fact.to_sentence() in text for fact in facts)
         places = [text.index(fact.to_sentence()) for fact in facts]
         assert places == sorted(places)
         assert answer == ",".join(f" {fact.value}" for fact in asked)
-        assert [said([id]) for id, score in zip(told, scored, strict=True) if not score] == [","] * (len(asked) - 1)
+        assert [decode([id]) for id, score in zip(answer_ids, scored, strict=True) if not score] == [","] * (len(asked) - 1)
         assert len({fact.value for fact in facts}) == len(facts) == (4 if kind in ("MK", "MV", "MQ") else 1)
         assert len(asked) == (4 if kind in ("MV", "MQ") else 1)
         assert len({fact.key for fact in facts}) == (4 if kind in ("MK", "MQ") else 1)
         assert all(text.rstrip().endswith(("is", "are")) and fact.key in text[-200:] for fact in asked)
-        room = length - len(told) - len(text[text.rindex(" What ") :]) - sum(len(fact.to_sentence()) for fact in facts)
+        room = length - len(answer_ids) - len(text[text.rindex(" What ") :]) - sum(len(fact.to_sentence()) for fact in facts)
         hay = text[: text.rindex(" What ")]
         for fact in facts:
             hay = hay.replace(fact.to_sentence(), "")
@@ -56,42 +56,42 @@ def test_an_item_asks_for_what_is_hidden_in_it(kind: NeedleKind) -> None:
         assert any(place == round(depth * room) and facts[i].is_target for i, place in enumerate(at))
 
 
-def test_a_batch_ends_its_prompts_at_the_cut() -> None:
-    source = made()
+def test_needle_batch_aligns_prompt_ends() -> None:
+    source = build_dataset()
     assert isinstance(source, TrainingData)
     rows = [0, 20, 35]
     batch = cast(DocumentBatch, source.batch(rows, 0, 0))
     C = batch.segment_ends[0]
     for b, row in enumerate(rows):
-        prompt, told, scored = source.build_item(row)
+        prompt, answer_ids, scored = source.build_item(row)
         at = batch.attention_mask[b].nonzero()[:, 0]
-        assert batch.input_ids[b, at].tolist() == prompt + told
-        assert (int(at[0]), int(at[-1])) == (C - len(prompt), C + len(told) - 1)
-        assert batch.loss_mask[b, C : C + len(told)].tolist() == scored
+        assert batch.input_ids[b, at].tolist() == prompt + answer_ids
+        assert (int(at[0]), int(at[-1])) == (C - len(prompt), C + len(answer_ids) - 1)
+        assert batch.loss_mask[b, C : C + len(answer_ids)].tolist() == scored
         assert not batch.loss_mask[b, :C].any()
         assert batch.document_ids[b] == source.item_name(row)
     assert batch.document_ids == ("S-1@500@0#0", "MK@500@0.5#0", "MQ@500@1#1")
     assert (len(source), source.max_length) == (36, 500)
 
 
-def test_seeds_and_books_make_other_items() -> None:
-    one, two = made(), made(seed=1)
-    assert one.build_item(7) == made().build_item(7) != two.build_item(7)
-    prints = {each.fingerprint for each in (one, two, made(books=(BOOKS[0][1:],)), made(count=3))}
+def test_needle_items_depend_on_seed_and_book() -> None:
+    one, two = build_dataset(), build_dataset(seed=1)
+    assert one.build_item(7) == build_dataset().build_item(7) != two.build_item(7)
+    prints = {each.fingerprint for each in (one, two, build_dataset(books=(BOOKS[0][1:],)), build_dataset(items_per_cell=3))}
     assert len(prints) == 4
 
 
-def test_what_has_no_room_or_no_book_is_refused() -> None:
+def test_needle_refuses_missing_room_or_book() -> None:
     with pytest.raises(
-        InputError, match=r"needle: length 200 leaves no haystack beside the .* tokens of an item of MK; ask"
+        InputError, match="needle: length 200 leaves no haystack"
     ):
-        made(lengths=(200,))
-    with pytest.raises(InputError, match="needle: no book to hide facts in, which all kinds but S-1 need; give one"):
-        made(books=())
-    assert len(made(books=(), kinds=("S-1",))) == 6
+        build_dataset(lengths=(200,))
+    with pytest.raises(InputError, match="needle: all kinds but S-1 need a book"):
+        build_dataset(books=())
+    assert len(build_dataset(books=(), kinds=("S-1",))) == 6
 
 
-def test_a_first_token_stands_first() -> None:
+def test_needle_item_begins_with_bos() -> None:
     import tokenizers
     from tokenizers import processors
 
@@ -102,7 +102,7 @@ def test_a_first_token_stands_first() -> None:
     source = NeedleDataset(
         Tokenizer(inner, {"bos_token": "<bos>"}, None, "x"), kinds=("S-1",), lengths=(300,), items_per_cell=1
     )
-    prompt, told, _ = source.build_item(0)
+    prompt, answer_ids, _ = source.build_item(0)
     assert prompt[0] == begin
     assert begin not in prompt[1:]
-    assert len(prompt) + len(told) == 300
+    assert len(prompt) + len(answer_ids) == 300

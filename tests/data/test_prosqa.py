@@ -56,7 +56,7 @@ def holds(row: dict[str, Any]) -> tuple[int, int, int]:
     return len(symbols), len(edges), len(row["steps"])
 
 
-def test_every_made_graph_holds():
+def test_generate_problem_is_valid():
     for row in MADE[:60]:
         holds(row)
 
@@ -67,14 +67,14 @@ def published() -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_published_graphs_hold_by_the_same_rules(published):
+def test_published_prosqa_obeys_the_same_rules(published):
     for row in published[:60]:
         holds(row)
     assert list(MADE[0]) == list(published[0])
     assert {symbol for row in published for symbol in row["idx_to_symbol"]} == {*NAMES, *NOUNS}
 
 
-def test_sizes_are_near_the_published_ones(published):
+def test_generate_problem_matches_published_sizes(published):
     def means(rows: list[dict[str, Any]]) -> list[float]:
         sizes = ([len(row[key]) for row in rows] for key in ("idx_to_symbol", "edges", "steps"))
         return [statistics.mean(size) for size in sizes]
@@ -83,7 +83,7 @@ def test_sizes_are_near_the_published_ones(published):
         assert abs(ours / theirs - 1) < 0.04
 
 
-def test_no_word_and_no_place_tells_the_answer():
+def test_generate_problem_has_no_shortcut():
     first = sum(row["question"].split()[-3] == row["answer"].split()[-1].rstrip(".") for row in MADE)
     root = sum(row["root"] for row in MADE)
     assert all(110 < count < 190 for count in (first, root))
@@ -92,13 +92,13 @@ def test_no_word_and_no_place_tells_the_answer():
     assert 0.42 < statistics.mean(places) < 0.56
 
 
-def test_a_graph_is_a_function_of_seed_and_number():
+def test_generate_problem_is_a_function_of_seed_and_number():
     assert generate_problem(0, 17) == MADE[17]
     assert generate_problem(1, 17) != generate_problem(0, 17)
     assert len({row["question"] for row in MADE}) == len(MADE)
     assert MADE[0]["steps"] == ["Gabriel is a numpus.", "Every numpus is a brimpus.", "Every brimpus is a sterpus."]
 
 
-def test_a_place_is_as_likely_as_its_weight():
+def test_weighted_choice():
     assert [weighted_choice([1, 0, 3], draw) for draw in (0.0, 0.2, 0.3, 0.999999)] == [0, 0, 2, 2]
     assert sorted(random_order(9, 1, 2)) == list(range(9))

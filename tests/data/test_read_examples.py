@@ -23,7 +23,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_row(tmp_path: Path) -> None:
+def test_read_examples_row_and_metadata(tmp_path: Path) -> None:
     path = written(tmp_path, ROW | {"split": "train", "n": 3}, {k: v for k, v in ROW.items() if k != "id"})
     read = read_examples(path, HOW)
     assert read.examples[0] == ReasoningExample("a", "2 and 2?", ("<<2+2=4>>",), "4", {"split": "train", "n": 3})
@@ -31,10 +31,10 @@ def test_a_row(tmp_path: Path) -> None:
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     lines = path.read_bytes().splitlines(keepends=True)
     assert read.offsets == (0, len(lines[0]))
-    assert read.notes == ("rows.jsonl: 1 questions stand there more than once",)
+    assert read.notes == ("rows.jsonl: 1 questions are repeated",)
 
 
-def test_the_first_rows(tmp_path: Path) -> None:
+def test_read_examples_max_rows(tmp_path: Path) -> None:
     path = written(tmp_path, *(ROW | {"id": str(i), "question": str(i)} for i in range(5)))
     read = read_examples(path, HOW, 3)
     assert [e.id for e in read.examples] == ["0", "1", "2"]
@@ -53,13 +53,13 @@ def test_the_first_rows(tmp_path: Path) -> None:
         (None, "lines", {"steps": []}, ()),
     ],
 )
-def test_chains(tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]) -> None:
+def test_read_examples_chain_fields(tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]) -> None:
     path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
-    how = DataConfig.model_validate({"path": "rows.jsonl", "field": field, "split": split})
+    how = DataConfig.model_validate({"path": "rows.jsonl", "chain_field": field, "chain_split": split})
     assert read_examples(path, how).examples[0].steps == steps
 
 
-def test_prose_is_cut_as_codi_cuts_it() -> None:
+def test_split_chain_sentences() -> None:
     assert split_chain("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == (
         "He has 2",
         " He gets 2.5 more",
@@ -67,7 +67,7 @@ def test_prose_is_cut_as_codi_cuts_it() -> None:
     )
 
 
-def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
+def test_read_examples_notes(tmp_path: Path) -> None:
     line = json.dumps(ROW).encode()
     other = json.dumps(ROW | {"id": "b", "question": "?"}).encode()
     path = tmp_path / "rows.jsonl"
@@ -75,7 +75,7 @@ def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
     read = read_examples(path, HOW)
     assert [e.id for e in read.examples] == ["a", "b"]
     assert read.notes == (
-        "rows.jsonl: a byte-order mark at its start",
+        "rows.jsonl: a byte-order mark at the start",
         "rows.jsonl: lines end with CR LF (3 lines)",
         "rows.jsonl: blank lines at the end",
     )
@@ -83,12 +83,12 @@ def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
     assert read_examples(path, HOW).notes == ("rows.jsonl: no line end after the last row",)
 
 
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no file .*none\.jsonl; in a recipe a path is relative to it"):
+def test_read_examples_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no file .*none\.jsonl"):
         read_examples(tmp_path / "none.jsonl", HOW)
 
 
-def test_shipped_files(shared: Path) -> None:
+def test_read_examples_of_shipped_files(shared: Path) -> None:
     counts = {"gsm8k/test": 1319, "gsm8k-aug/valid": 500, "gsm-hard/test": 1319, "svamp/test": 1000, "prosqa/test": 500}
     for name, count in counts.items():
         read = read_examples(shared / "data" / f"{name}.jsonl", HOW)
@@ -107,10 +107,10 @@ def test_shipped_files(shared: Path) -> None:
     assert len(read_examples(shared / "data/multiplication/9x9-test.jsonl", multiplied).examples) == 1000
 
 
-def test_majority() -> None:
+def test_most_common_answer() -> None:
     rows = [ReasoningExample(str(i), "?", (), answer) for i, answer in enumerate(["1", "2", "2", "3"])]
     assert most_common_answer(rows) == ("2", 0.5)
-    with pytest.raises(InputError, match="majority: no examples; give at least one"):
+    with pytest.raises(InputError, match="at least one example"):
         most_common_answer([])
 
 

@@ -60,7 +60,7 @@ def check(batch: ReasoningBatch, rows: list[EncodedExample]) -> None:
         assert bool(batch.answer_mask[b, 0]), "answers are padded right"
 
 
-def test_the_grid() -> None:
+def test_collate() -> None:
     batch = collate(ROWS, [7, 8, 9], 2, 30)
     check(batch, ROWS)
     assert batch.question_ids.shape == (3, 4)
@@ -72,7 +72,7 @@ def test_the_grid() -> None:
     assert batch.loss_denominators is None
 
 
-def test_a_batch_without_any_chain() -> None:
+def test_collate_without_any_chain() -> None:
     batch = collate(ROWS[:1], [0])
     check(batch, ROWS[:1])
     assert batch.chain_ids.shape == (1, 0)
@@ -82,14 +82,14 @@ ids = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 
 
 @given(st.lists(st.tuples(ids.filter(len), ids, ids.filter(len)), min_size=1, max_size=4))
-def test_any_rows(parts: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]) -> None:
+def test_collate_of_any_rows(parts: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]) -> None:
     """Ids that are also pads' and eos's change nothing: only `*_live` says what a pad is."""
     rows = [EncodedExample(str(i), q, c, (0,) * len(c), a, (0, len(a)), -1) for i, (q, c, a) in enumerate(parts)]
     check(collate(rows, range(len(rows))), rows)
     assert [unpack_row(row.id, pack_row(row)) for row in rows] == rows
 
 
-def test_a_row_alone_is_the_row_of_a_batch() -> None:
+def test_collate_batch_equals_single_rows() -> None:
     together = collate(ROWS, range(3))
     for b, row in enumerate(ROWS):
         alone = collate([row], [b])
@@ -104,7 +104,7 @@ def gsm(count: int = 60) -> list[ReasoningExample]:
 
 @pytest.mark.parametrize("name", ["gpt2", "gsm-bpe-2048", "stories260k"])
 @pytest.mark.parametrize("form", ["pccot", "codi", "coconut", "icot"])
-def test_questions_are_a_source(name: str, form: str) -> None:
+def test_reasoning_dataset_is_training_data(name: str, form: str) -> None:
     source = ReasoningDataset(gsm(), real(name), settings(name, format=form), max_positions=4096, num_latents=24)
     assert isinstance(source, TrainingData)
     assert len(source) == source.counts.num_used == source.counts.num_read == 60
@@ -117,18 +117,18 @@ def test_questions_are_a_source(name: str, form: str) -> None:
     assert (batch.answer_targets == source.encoder.eos_token_id).sum() == 3
 
 
-def test_counts_of_the_shipped_subset() -> None:
+def test_reasoning_dataset_counts_of_shipped_subset() -> None:
     source = ReasoningDataset(gsm(), real("gpt2"), settings("gpt2"), num_latents=24)
     chains = [len(source.get_row(i).chain_ids) for i in range(60)]
     assert source.counts.num_without_chain == chains.count(0) > 0
     assert source.counts.num_short_chain == sum(0 < n < 24 for n in chains) > 0
     assert source.counts.describe(24)[-1] == (
-        f"{source.counts.num_short_chain} rows whose chain has fewer than 24 tokens, one a thought"
+        f"{source.counts.num_short_chain} rows whose chain has fewer than 24 tokens, one per latent"
     )
 
 
 @pytest.mark.parametrize(("name", "below", "untaught"), [("gpt2", 77, 37), ("gsm-bpe-2048", 57, 27)])
-def test_figures_of_the_specification(name: str, below: int, untaught: int) -> None:
+def test_reasoning_dataset_lengths_of_the_specification(name: str, below: int, untaught: int) -> None:
     """GSM8K test without last steps: rows without a chain, rows below 24 tokens, slots of 24 without a token."""
     examples = read_examples(shared_dir() / "data/gsm8k/test.jsonl", settings(name)).examples
     source = ReasoningDataset(examples, real(name), settings(name), num_latents=24)
@@ -138,7 +138,7 @@ def test_figures_of_the_specification(name: str, below: int, untaught: int) -> N
     assert round(100 * sum(max(0, 24 - n) for n in chains) / 24 / 1319) == untaught
 
 
-def test_fingerprint_is_of_ids_and_names() -> None:
+def test_reasoning_dataset_fingerprint() -> None:
     prints = {
         ReasoningDataset(rows, real("gpt2"), how).fingerprint
         for rows in (gsm(4), gsm(5), [replace(e, id=e.id + "x") for e in gsm(4)])
@@ -152,26 +152,25 @@ def rows(*answers: str) -> list[ReasoningExample]:
     return [replace(EXAMPLE, id=f"row-{i}", answer=answer) for i, answer in enumerate(answers)]
 
 
-def test_drop_negative_leaves_out_what_begins_with_no_digit() -> None:
+def test_reasoning_dataset_require_leading_digit() -> None:
     kept = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2"))
     assert (kept.counts.num_used, kept.counts.num_without_leading_digit) == (3, 0)
-    dropped = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2", drop_negative=True))
+    dropped = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2", require_leading_digit=True))
     assert (dropped.counts.num_used, dropped.counts.num_without_leading_digit) == (1, 2)
-    assert "2 rows left out: the answer does not begin with a digit (drop_negative)" in dropped.counts.describe()
+    assert "2 rows dropped: answer without a leading digit (require_leading_digit)" in dropped.counts.describe()
 
 
-def test_too_long_is_an_error_by_default() -> None:
+def test_reasoning_dataset_too_long_is_an_error_by_default() -> None:
     long = len(ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2")).get_row(0))
     assert len(ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=long))) == 1
     with pytest.raises(InputError) as caught:
         ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=long - 1))
-    assert str(caught.value) == (
-        f"row row-0: question, chain and answer of 9 + 7 + 6 tokens, 1 more than data.max_tokens = {long - 1}; "
-        'set data.on_too_long = "drop", or "truncate_question"'
-    )
+    message = str(caught.value)
+    assert message.startswith("row row-0: 9 + 7 + 6 tokens")
+    assert f"1 more than data.max_tokens = {long - 1}; set data.on_too_long" in message
 
 
-def test_the_context_holds_thoughts_or_chain_whichever_is_longer() -> None:
+def test_reasoning_dataset_positions_hold_latents_or_chain() -> None:
     row = ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2")).get_row(0)
     assert len(row.chain_ids) == 7
     for thoughts, longest in [(0, 7), (5, 7), (6, 8), (24, 26)]:
@@ -180,19 +179,19 @@ def test_the_context_holds_thoughts_or_chain_whichever_is_longer() -> None:
             len(ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2"), max_positions=need, num_latents=thoughts))
             == 1
         )
-        message = rf"1 more than the model's {need - 1} positions hold with {thoughts} thoughts"
+        message = rf"1 more than the model's {need - 1} positions, with {thoughts} latents"
         with pytest.raises(InputError, match=message):
             ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2"), max_positions=need - 1, num_latents=thoughts)
 
 
-def test_drop_and_cut() -> None:
+def test_reasoning_dataset_drop_and_truncate() -> None:
     examples = [*rows("18"), replace(EXAMPLE, id="long", question="Well " * 30 + EXAMPLE.question, answer="18")]
     whole = ReasoningDataset(examples, real("stories260k"), settings("stories260k"))
     fits = len(whole.get_row(0))
-    dropped = ReasoningDataset(examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="drop"))
+    dropped = ReasoningDataset(examples, real("stories260k"), settings("stories260k", max_tokens=fits, on_too_long="drop"))
     assert (dropped.counts.num_too_long, len(dropped)) == (1, 1)
     cut = ReasoningDataset(
-        examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="truncate_question")
+        examples, real("stories260k"), settings("stories260k", max_tokens=fits, on_too_long="truncate_question")
     )
     assert (cut.counts.num_truncated, len(cut)) == (1, 2)
     short, long = cut.get_row(1), whole.get_row(1)
@@ -202,50 +201,58 @@ def test_drop_and_cut() -> None:
     assert short.question_ids[1:] == long.question_ids[-len(short.question_ids) + 1 :]
 
 
-@pytest.mark.parametrize("policy", ["error", "cut-question"])
-def test_an_answer_is_never_cut(policy: str) -> None:
-    with pytest.raises(InputError, match=r"tokens, \d+ more than data.max_tokens = 8; "):
-        ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=8, too_long=policy))
+@pytest.mark.parametrize("policy", ["error", "truncate_question"])
+def test_reasoning_dataset_never_truncates_answers(policy: str) -> None:
+    with pytest.raises(InputError, match=r"\d+ more than data.max_tokens = 8; "):
+        ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=8, on_too_long=policy))
 
 
-def test_all_rows_too_long_and_fewer_rows_than_a_batch() -> None:
-    with pytest.raises(InputError, match=r"0 of 2 rows are left, a batch asks for 1; give more rows than that"):
-        ReasoningDataset(rows("1", "2"), real("gpt2"), settings("gpt2", max_tokens=8, too_long="drop"))
-    with pytest.raises(InputError, match=r"0 of 0 rows are left, a batch asks for 1"):
+def test_reasoning_dataset_refuses_too_few_rows() -> None:
+    with pytest.raises(InputError, match="0 of 2 rows are usable, fewer than a batch of 1"):
+        ReasoningDataset(rows("1", "2"), real("gpt2"), settings("gpt2", max_tokens=8, on_too_long="drop"))
+    with pytest.raises(InputError, match="0 of 0 rows are usable"):
         ReasoningDataset([], real("gpt2"), settings("gpt2"))
-    with pytest.raises(InputError, match=r"2 of 2 rows are left, a batch asks for 3"):
+    with pytest.raises(InputError, match="2 of 2 rows are usable, fewer than a batch of 3"):
         ReasoningDataset(rows("1", "2"), real("gpt2"), settings("gpt2"), min_rows=3)
     assert len(ReasoningDataset(rows("1"), real("gpt2"), settings("gpt2"))) == 1
 
 
-def test_rows_that_cannot_be_encoded() -> None:
+def test_reasoning_dataset_reports_invalid_rows() -> None:
     """The first twenty are told, the others counted; one in a thousand may be left out."""
     bad = [replace(EXAMPLE, id=f"bad-{i}", answer="none") for i in range(23)]
     with pytest.raises(InputError) as caught:
         ReasoningDataset([*rows("1"), *bad], real("gpt2"), settings("gpt2"))
     lines = str(caught.value).splitlines()
     assert len(lines) == 21
-    assert lines[0].startswith("row bad-0: answer 'none' holds no number")
+    assert lines[0].startswith("row bad-0: answer 'none' has no number")
     assert lines[20] == "and 3 more: 3 that cannot be encoded or do not fit"
-    with pytest.raises(InputError, match="holds no number"):
-        ReasoningDataset([*rows(*"1" * 900), bad[0]], real("gpt2"), settings("gpt2", on_bad="skip"))
-    source = ReasoningDataset([*rows(*"1" * 999), bad[0]], real("gpt2"), settings("gpt2", on_bad="skip"))
+    with pytest.raises(InputError, match="has no number"):
+        ReasoningDataset([*rows(*"1" * 900), bad[0]], real("gpt2"), settings("gpt2", on_invalid_row="skip"))
+    source = ReasoningDataset([*rows(*"1" * 999), bad[0]], real("gpt2"), settings("gpt2", on_invalid_row="skip"))
     assert (source.counts.num_invalid, len(source)) == (1, 999)
 
 
-def test_unknown_words_are_counted() -> None:
-    how: dict[str, Any] = {"kind": "digits", "format": "digits", "chain": "all"}
+def test_filter_counts_unknown_tokens() -> None:
+    how: dict[str, Any] = {"source": "digits", "format": "digits", "chain_steps": "all"}
     source = ReasoningDataset(
         [ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(how)
     )
     assert source.counts.describe() == [
         "1 rows read",
-        "1 rows kept",
-        "1 tokens of questions and chains that the tokenizer has no word for",
+        "1 rows used",
+        "1 unknown tokens in questions and chains",
     ]
 
 
-def test_rows_of_numpy_are_rows() -> None:
+def test_reasoning_dataset_accepts_numpy_rows() -> None:
     source = ReasoningDataset(gsm(4), real("gpt2"), settings("gpt2"))
     order = np.array([2, 0])
     assert torch.equal(source.batch(order.tolist(), 0, 0).question_ids, source.batch([2, 0], 0, 0).question_ids)
+
+
+def test_reasoning_dataset_progress_every_thousand_rows() -> None:
+    examples = [ReasoningExample(str(i), "3 + 4 =", ("7",), "7") for i in range(2500)]
+    calls: list[tuple[str, int, int]] = []
+    config = DataConfig(source="digits", format="digits")
+    ReasoningDataset(examples, build_digits_tokenizer(), config, progress=lambda *call: calls.append(call))
+    assert calls == [("rows encoded", done, 2500) for done in (0, 1000, 2000)]

@@ -42,7 +42,7 @@ def test_eq_ac7_is_told_apart(name: str) -> None:
     )
 
 
-def test_the_papers_ranges() -> None:
+def test_random_lengths_in_the_papers_range() -> None:
     for X, low, high in ((2048, 1024, 2048), (4096, 2, 3070)):
         found = [ours(3072, 2, X, draws(3072, seed)) for seed in range(300)]
         assert all(low <= length <= high for lengths in found for length in lengths)
@@ -51,7 +51,7 @@ def test_the_papers_ranges() -> None:
 
 
 @given(st.integers(2, 6), st.integers(5, 200), st.integers(5, 400), st.integers(0, 99))
-def test_lengths_sum_and_fit(w: int, mean: int, X: int, seed: int) -> None:
+def test_draw_lengths_sum_and_respect_limits(w: int, mean: int, X: int, seed: int) -> None:
     W = w * mean
     assume(W - w * min_segment_length(W, w, X) >= w - 1)
     lengths = ours(W, w, X, draws(W, seed))
@@ -65,25 +65,25 @@ def test_lengths_sum_and_fit(w: int, mean: int, X: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("said", "ends"),
     [
-        ({"tokens": 10, "segment": 4}, (4, 8, 10)),
-        ({"tokens": 12, "segment": 4}, (4, 8, 12)),
-        ({"tokens": 10, "segment": (2, 5, 3)}, (2, 7, 10)),
+        ({"row_tokens": 10, "segment_tokens": 4}, (4, 8, 10)),
+        ({"row_tokens": 12, "segment_tokens": 4}, (4, 8, 12)),
+        ({"row_tokens": 10, "segment_tokens": (2, 5, 3)}, (2, 7, 10)),
     ],
 )
-def test_fixed(said: dict[str, Any], ends: tuple[int, ...]) -> None:
-    cuts = SegmentBoundaries(TextConfig.model_validate({**said, "segments": "fixed"}), 0, 100)
+def test_fixed_ends(said: dict[str, Any], ends: tuple[int, ...]) -> None:
+    cuts = SegmentBoundaries(TextConfig.model_validate({**said, "segment_lengths": "fixed"}), 0, 100)
     assert cuts.fixed_ends() == cuts.random_ends(7) == ends
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        {"tokens": 600, "segment": 100, "low": 50, "high": 160},
-        {"tokens": 700, "segment": 100, "window": 2, "overlap": 0, "low": 20},
-        {"tokens": 800, "segment": 100, "window": 8, "high": 300},
+        {"row_tokens": 600, "segment_tokens": 100, "min_segment_tokens": 50, "max_segment_tokens": 160},
+        {"row_tokens": 700, "segment_tokens": 100, "segments_per_window": 2, "segment_overlap": 0, "min_segment_tokens": 20},
+        {"row_tokens": 800, "segment_tokens": 100, "segments_per_window": 8, "max_segment_tokens": 300},
     ],
 )
-def test_drawn(said: dict[str, Any]) -> None:
+def test_random_ends(said: dict[str, Any]) -> None:
     how = TextConfig.model_validate(said)
     cuts = SegmentBoundaries(how, 3, 400)
     found = [cuts.random_ends(step) for step in range(20)]
@@ -102,19 +102,19 @@ def test_drawn(said: dict[str, Any]) -> None:
         ] == [min(i + how.segments_per_window, len(ends)) * 100 for i in range(0, len(ends), how.segments_per_window)]
 
 
-def test_without_bounds_the_models_room_is_the_bound() -> None:
+def test_draw_lengths_respect_positions_of_the_model() -> None:
     how = TextConfig(row_tokens=600, segment_tokens=100)
     lengths = [np.diff([0, *SegmentBoundaries(how, 0, 120).random_ends(step)]) for step in range(20)]
     assert min(map(min, lengths)) >= min_segment_length(300, 3, 120) == 90
     assert max(map(max, lengths)) <= 120
 
 
-def test_bounds_that_leave_no_draw_are_refused() -> None:
-    line = "data.text.segment_tokens 100: from 100 to 100 tokens nothing is left to draw for 3 segments; take shorter ones, or"
+def test_segment_boundaries_refuse_impossible_limits() -> None:
+    line = "leave nothing to draw for 3 segments"
     with pytest.raises(UsageError, match=line):
         SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100), 0, 100)
     with pytest.raises(
-        UsageError, match=r"data\.text\.high 101: 0 of 300 draws from low 2 keep to it; raise it, or low"
+        UsageError, match="only 0 of 300 draws"
     ):
         SegmentBoundaries(
             TextConfig(
@@ -129,12 +129,12 @@ def test_bounds_that_leave_no_draw_are_refused() -> None:
         )
 
 
-def test_a_draw_that_never_fits_ends() -> None:
+def test_draw_lengths_gives_up() -> None:
     cuts = SegmentBoundaries(
         TextConfig(row_tokens=600, segment_tokens=100, min_segment_tokens=2, max_segment_tokens=180), 0, 400
     )
     cuts.max_length = 99
     with pytest.raises(
-        UsageError, match=r"data\.text\.high 99: none of 10,000 draws keeps to it; raise it, or lower segment"
+        UsageError, match="exceeded by all of 10,000 draws"
     ):
         cuts.random_ends(0)

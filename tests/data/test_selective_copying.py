@@ -12,11 +12,11 @@ from laconic.data.synthetic.mqar import VOCABULARY
 from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
 from laconic.interfaces import TrainingData
 
-TASKS: list[dict[str, Any]] = [{}, {"counts": (2, 5), "length": 12, "values": 3}, {"counts": (1,), "length": 2}]
+TASKS: list[dict[str, Any]] = [{}, {"num_copied": (2, 5), "row_tokens": 12, "num_values": 3}, {"num_copied": (1,), "row_tokens": 2}]
 
 
 @pytest.mark.parametrize("said", TASKS)
-def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
+def test_selective_copying_documents_obey_the_rules(said: dict[str, Any]) -> None:
     task = SelectiveCopyingConfig.model_validate(said)
     source = SelectiveCopyingDataset(3, task)
     assert isinstance(source, TrainingData)
@@ -37,7 +37,7 @@ def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
         assert [VOCABULARY[i] for i in batch.targets[row, -N:].tolist()] == values
 
 
-def test_places_are_even_and_parts_differ() -> None:
+def test_selective_copying_positions_are_uniform() -> None:
     task = SelectiveCopyingConfig(num_copied=(4,), row_tokens=20)
     batch = SelectiveCopyingDataset(1, task).batch(range(1000), 0, 0)
     there = (batch.input_ids[:, :16] != VOCABULARY.index(".")).float().mean(0)
@@ -53,11 +53,11 @@ def test_places_are_even_and_parts_differ() -> None:
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ({"counts": (4, 2)}, r"counts \[4, 2\]: ascending numbers of values"),
-        ({"counts": ()}, r"counts \[\]: ascending numbers of values"),
-        ({"counts": (2, 8), "length": 15}, "length 15: 8 values and as many markers take 16 at least"),
+        ({"num_copied": (4, 2)}, r"num_copied \[4, 2\]"),
+        ({"num_copied": ()}, r"num_copied \[\]"),
+        ({"num_copied": (2, 8), "row_tokens": 15}, "row_tokens 15"),
     ],
 )
-def test_tasks_that_cannot_be_meant(said: dict[str, Any], says: str) -> None:
+def test_selective_copying_config_refuses_impossible_tasks(said: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         SelectiveCopyingConfig.model_validate(said)

@@ -33,7 +33,7 @@ def epoch_of(source: StatefulBatches, B: int, epoch: int = 0) -> list[DocumentBa
     return [source.batch(at.rows, at.epoch, at.step) for at in places]
 
 
-def test_a_lane_is_documents_in_order() -> None:
+def test_stateful_batches_read_documents_in_order() -> None:
     source = lanes()
     assert isinstance(source, TrainingData)
     assert len(source) == PIECES // 3 * 3
@@ -58,7 +58,7 @@ def test_a_lane_is_documents_in_order() -> None:
         assert all(any(part in text for text in texts) for part in found)
 
 
-def test_every_token_but_a_documents_first_is_a_target_once() -> None:
+def test_stateful_batches_score_every_target_once() -> None:
     source = lanes(1)
     targets = [piece.targets for batch in epoch_of(source, 1) for piece in batch.sequential_parts]
     assert sum(int((t != IGNORE_INDEX).sum()) for t in targets) == sum(n - 1 for n in LENGTHS)
@@ -66,7 +66,7 @@ def test_every_token_but_a_documents_first_is_a_target_once() -> None:
     assert all(batch.input_ids.shape == (1, T + 1) for batch in epoch_of(source, 1))
 
 
-def test_rows_do_not_depend_on_the_micro_batch() -> None:
+def test_stateful_batches_do_not_depend_on_the_micro_batch() -> None:
     source = lanes()
     whole = source.batch(range(3, 6), 2, 7)
     for b, row in enumerate(range(3, 6)):
@@ -75,7 +75,7 @@ def test_rows_do_not_depend_on_the_micro_batch() -> None:
         assert (one.document_ids[0], one.row_index.tolist()) == (whole.document_ids[b], [row])
 
 
-def test_orders_are_keyed_by_seed_and_epoch() -> None:
+def test_stateful_batches_order_by_seed_and_epoch() -> None:
     def names(seed: int, epoch: int) -> list[str]:
         return [name for batch in epoch_of(lanes(seed=seed), 3, epoch) for name in batch.document_ids]
 
@@ -86,13 +86,13 @@ def test_orders_are_keyed_by_seed_and_epoch() -> None:
     assert fresh.all(), "an epoch begins with fresh lanes"
 
 
-def test_fingerprints_tell_lanes_apart() -> None:
+def test_stateful_batches_fingerprint() -> None:
     made = [lanes(), lanes(2), lanes(tokens=9), lanes(seed=2), lanes(books=5)]
     assert len({each.fingerprint for each in made}) == len(made)
     assert lanes().fingerprint == made[0].fingerprint
 
 
-def test_lanes_end_after_so_many_rows() -> None:
+def test_stateful_batches_max_rows() -> None:
     books = tokenize_documents(BOOKS, build_byte_tokenizer())
     few, whole = StatefulBatches(BOOKS, books, T, 3, 1, max_rows=7), lanes()
     assert (len(few), few.num_steps) == (9, 3)
@@ -101,7 +101,7 @@ def test_lanes_end_after_so_many_rows() -> None:
     assert len(StatefulBatches(BOOKS, books, T, 3, 1, max_rows=1000)) == len(whole)
 
 
-def test_fewer_pieces_than_lanes_are_refused() -> None:
-    line = rf"{PIECES} pieces of 8 tokens in 6 documents, a batch has 40 lanes; give more text, or lower train\.batch"
+def test_stateful_batches_refuse_too_few_chunks() -> None:
+    line = f"{PIECES} chunks of 8 tokens in 6 documents, fewer than a batch of 40"
     with pytest.raises(InputError, match=line):
         lanes(40)

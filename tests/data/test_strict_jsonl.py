@@ -1,4 +1,4 @@
-"""R8: forty bad data files, each with its line, column and what to do; R9: sets that are too small; S5: any bytes."""
+"""Strict JSONL: forty invalid files, each refused with line, column and remedy (R8); any bytes (S5)."""
 
 import json
 import time
@@ -33,78 +33,78 @@ def raw(old: bytes, new: bytes) -> bytes:
     return GOOD.replace(old, new)
 
 
-# What stands in the file -> where the message begins, and a part of it.
+# Content of the file -> position in the message, and a part of it.
 BAD: dict[str, tuple[bytes, str, str]] = {
-    "an object cut short": (GOOD + GOOD[:40], "2:36", "not JSON: Unterminated string"),
-    "a line that is no JSON": (GOOD + b"question,steps,answer\n", "2:1", "not JSON: Expecting value"),
-    "single quotes": (b"{'question': 'a'}\n", "1:2", "not JSON: Expecting property name"),
-    "a trailing comma": (raw(b'"4"}', b'"4",}'), "1:64", "not JSON"),
+    "an object cut short": (GOOD + GOOD[:40], "2:36", "invalid JSON: Unterminated string"),
+    "a line that is no JSON": (GOOD + b"question,steps,answer\n", "2:1", "invalid JSON: Expecting value"),
+    "single quotes": (b"{'question': 'a'}\n", "1:2", "invalid JSON: Expecting property name"),
+    "a trailing comma": (raw(b'"4"}', b'"4",}'), "1:64", "invalid JSON"),
     "two objects on a line": (GOOD[:-1] + b" " + GOOD, "1:65", "Extra data"),
-    "one object over many lines": (b'{\n  "question": "a"\n}\n', "1:2", "write one whole JSON object a line"),
-    "a line end inside a text": (raw(b"2 and", b"2\nand"), "1:14", "not JSON: Unterminated string"),
-    "a tab inside a text": (raw(b"2 and", b"2\tand"), "1:16", "not JSON: Invalid control character"),
-    "a bad escape": (raw(b"2 and", b"2\\xand"), "1:16", "not JSON: Invalid \\escape"),
+    "one object over many lines": (b'{\n  "question": "a"\n}\n', "1:2", "write one JSON object per line"),
+    "a line end inside a text": (raw(b"2 and", b"2\nand"), "1:14", "invalid JSON: Unterminated string"),
+    "a tab inside a text": (raw(b"2 and", b"2\tand"), "1:16", "invalid JSON: Invalid control character"),
+    "a bad escape": (raw(b"2 and", b"2\\xand"), "1:16", "invalid JSON: Invalid \\escape"),
     "Latin-1": (raw(b"2 and", b"zzz\xe9"), "1:18", "byte 18 of the line is not UTF-8"),
     "UTF-8 cut short": (raw(b'"4"}\n', b'"\xe2\x82'), "1:61", "ends inside a character"),
-    "UTF-16": (GOOD.decode().encode("utf-16"), "1:1", "UTF-16 by its first bytes; save the file as UTF-8"),
-    "NUL as it is": (raw(b"2 and", b"2\x00and"), "1:16", "not JSON: Invalid control character"),
+    "UTF-16": (GOOD.decode().encode("utf-16"), "1:1", "UTF-16 by its first bytes"),
+    "NUL as it is": (raw(b"2 and", b"2\x00and"), "1:16", "invalid JSON: Invalid control character"),
     "NUL escaped": (raw(b"2 and", b"2\\u0000and"), "1:16", "a NUL character: {"),
     "half a character": (raw(b"2 and", b"2\\ud83dand"), "1:16", "half of a character (a lone surrogate)"),
     "halves the wrong way round": (raw(b"2 and", b"\\ude00\\ud83d"), "1:15", "half of a character"),
     "half of a character after whole ones": (raw(b"2 and", b"\\ud83d\\ude00\\ud83d"), "1:27", "half of a character"),
-    "the other half alone": (raw(b"2 and", b"\\ud83d\\ude00 \\ude00"), "1:28", "or write the character meant"),
-    "a key twice": (raw(b'"4"', b'"4", "answer": "5"'), "1:65", "key 'answer' stands twice; keep one"),
-    "a key twice inside a mark": (raw(b'"4"', b'"4", "m": {"a": 1, "a": 2}'), "1:70", "key 'a' stands twice"),
-    "NaN": (raw(b'"4"', b"NaN"), "1:60", "NaN is no JSON number; leave the row out"),
-    "infinity": (raw(b'"4"', b'"4", "m": [1, -Infinity]'), "1:70", "-Infinity is no JSON number"),
-    "a number too large": (raw(b'"4"', b'"4", "m": 1e999'), "1:70", "beyond the range of numbers; put it in quotes"),
+    "the other half alone": (raw(b"2 and", b"\\ud83d\\ude00 \\ude00"), "1:28", "or write the intended character"),
+    "a key twice": (raw(b'"4"', b'"4", "answer": "5"'), "1:65", "duplicate key 'answer'"),
+    "a key twice inside a mark": (raw(b'"4"', b'"4", "m": {"a": 1, "a": 2}'), "1:70", "duplicate key 'a'"),
+    "NaN": (raw(b'"4"', b"NaN"), "1:60", "NaN is not a JSON number"),
+    "infinity": (raw(b'"4"', b'"4", "m": [1, -Infinity]'), "1:70", "-Infinity is not a JSON number"),
+    "a number too large": (raw(b'"4"', b'"4", "m": 1e999'), "1:70", "out of range; put it in quotes"),
     "an integer too large": (raw(b'"4"', b'"4", "m": ' + b"9" * 30), "1:70", "beyond 2^63; put it in quotes"),
     "brackets without end": (b'{"question": ' + b"[" * 100_000 + b"\n", "1:1", "nested deeper than 64"),
-    "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1:1", "…; write plain fields"),
-    "a list for an object": (GOOD + b'["question", "answer"]\n', "2:1", "no object"),
-    "a text for an object": (b'"question"\n', "1:1", 'no object: "question"; write one JSON object a line'),
+    "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1:1", "…; use plain fields"),
+    "a list for an object": (GOOD + b'["question", "answer"]\n', "2:1", "not an object"),
+    "a text for an object": (b'"question"\n', "1:1", 'not an object: "question"'),
     "no question": (less("question"), "1:1", "question: no such field in {"),
     "no answer": (GOOD + less("answer"), "2:1", "answer: no such field in {"),
     "steps that stop": (GOOD + less("steps"), "2:1", '"answer": "4"}; the first row has it'),
-    "steps that begin": (less("steps") + GOOD, "2:26", "steps: a chain, where the first row has none"),
-    "null": (row(answer=None), "1:60", "answer: null where text is asked"),
-    "a number for a text": (row(answer=5), "1:60", "answer: number where text is asked"),
+    "steps that begin": (less("steps") + GOOD, "2:26", "steps: has a chain, but the first row has none"),
+    "null": (row(answer=None), "1:60", "answer: expected a string, got null"),
+    "a number for a text": (row(answer=5), "1:60", "answer: expected a string, got number"),
     "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2:35", '; write ["<<3+4=7>>"], or [] for none'),
-    "a number among steps": (row(steps=["a", 4]), "1:35", "steps: number where a text of its own for each step"),
-    "an empty question": (row(question="  "), "1:14", '"answer": "4"}; give a text'),
-    "an empty step": (row(steps=["a", ""]), "1:35", "steps: empty text where a text of its own for each"),
-    "an unknown field": (row(retort="4"), "1:65", "retort: no such field; accepted are question, answer"),
-    "an id twice": (row(id="x") + row(id="x"), "2:71", "id 'x' stands twice; rows need their own"),
-    "messages": (b'{"messages": []}\n', "1:2", "rows of messages are not read to reason with"),
-    "prompts": (b'{"prompt": "a", "completion": "b"}\n', "1:17", "rows of completion and prompt are not read"),
-    "a blank line inside": (GOOD + b"\n" + GOOD, "2:1", "a blank line between rows; delete it"),
-    "text turned round": (row(question="a \u202eb"), "1:17", "a mark that turns the order of a text"),
-    "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1:16", "a mark that turns the order of a text"),
+    "a number among steps": (row(steps=["a", 4]), "1:35", "steps: expected a non-empty string per step, got number"),
+    "an empty question": (row(question="  "), "1:14", 'question: empty: '),
+    "an empty step": (row(steps=["a", ""]), "1:35", "steps: expected a non-empty string per step, got empty string"),
+    "an unknown field": (row(retort="4"), "1:65", "retort: unknown field; expected question, answer"),
+    "an id twice": (row(id="x") + row(id="x"), "2:71", "duplicate id 'x'"),
+    "messages": (b'{"messages": []}\n', "1:2", "rows with messages are not reasoning examples"),
+    "prompts": (b'{"prompt": "a", "completion": "b"}\n', "1:17", "rows with completion and prompt are not"),
+    "a blank line inside": (GOOD + b"\n" + GOOD, "2:1", "a blank line between rows"),
+    "text turned round": (row(question="a \u202eb"), "1:17", "a bidirectional control character"),
+    "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1:16", "a bidirectional control character"),
     "one JSON array": (
         b"[" + GOOD[:-1] + b",\n" + GOOD + b"]\n",
         "1:1",
-        "the file is one JSON array; write one object",
+        "the file is one JSON array",
     ),
-    "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1:1", "compressed by gzip; unpack it"),
+    "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1:1", "compressed with gzip; unpack it"),
     "Parquet": (b"PAR1\x15\x04\x15", "1:1", "a zip, Parquet or compressed file by its first bytes"),
     "a line over 10 MB": (
         GOOD + row(question="a" * (MAX_LINE_BYTES + 5)) + GOOD,
         "2:1",
-        "000 bytes; write one object a line, or take this row out",
+        "000 bytes; write one JSON object per line, or remove this row",
     ),
-    "an empty file": (b"", "", "no row in it; accepted are question, answer (texts) and steps"),
-    "only blank lines": (b"\n\n \n", "", "or cot or rationale (a text), one object a line"),
+    "an empty file": (b"", "", "contains no row; expected question, answer (strings) and steps"),
+    "only blank lines": (b"\n\n \n", "", "or cot or rationale (a string), one object per line"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_r8(name: str, tmp_path: Path) -> None:
+def test_read_examples_refuses_invalid_files(name: str, tmp_path: Path) -> None:
     data, place, message = BAD[name]
     path = tmp_path / "rows.jsonl"
     path.write_bytes(data)
     start = time.process_time()
     with pytest.raises(InputError) as caught:
-        read_examples(path, HOW.model_copy(update={"closed": name == "an unknown field"}))
+        read_examples(path, HOW.model_copy(update={"forbid_unknown_fields": name == "an unknown field"}))
     assert time.process_time() - start < 2
     first = str(caught.value).split("\n")[0]
     assert first.startswith(f"rows.jsonl:{place}: " if place else "rows.jsonl: "), first
@@ -114,36 +114,36 @@ def test_r8(name: str, tmp_path: Path) -> None:
     assert len(first) < 400
 
 
-def test_escapes_that_are_none(tmp_path: Path) -> None:
-    """A backslash, then u202e: four letters and digits, no mark; and whole characters in two escapes."""
+def test_parse_row_accepts_escaped_backslashes(tmp_path: Path) -> None:
+    """An escaped backslash before u202e is plain text, and surrogate pairs are whole characters."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(raw(b"2 and", rb"a\\u202e \\ud83d \\u0000 \ud83d\ude00 \u2019"))
     assert read_examples(path, HOW).examples[0].question == "a\\u202e \\ud83d \\u0000 \U0001f600 \u2019 2?"
 
 
-def test_r8_has_forty_files() -> None:
+def test_read_examples_refuses_forty_files() -> None:
     assert len(BAD) >= 40
 
 
-def test_the_form_of_a_message(tmp_path: Path) -> None:
+def test_read_examples_message_format(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "Tom has?", "steps": [], "answer": 5}\n')
     with pytest.raises(InputError) as caught:
         read_examples(path, HOW)
     assert str(caught.value) == (
-        'train.jsonl:1:49: answer: number where text is asked: {"question": "Tom has?", "steps": [], "answer": 5}; '
+        'train.jsonl:1:49: answer: expected a string, got number: {"question": "Tom has?", "steps": [], "answer": 5}; '
         "put it in quotes"
     )
 
 
-def test_columns_are_counted_in_characters(tmp_path: Path) -> None:
+def test_row_error_column_counts_characters(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "日本 😀?", "steps": [], "answer": 5}\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"rows\.jsonl:1:46: answer: number"):
+    with pytest.raises(InputError, match=r"rows\.jsonl:1:46: answer: expected a string"):
         read_examples(path, HOW)
 
 
-def test_the_first_twenty_then_a_count_by_kind(tmp_path: Path) -> None:
+def test_format_problems_counts_the_rest_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + row(answer=5) * 25 + b"no\n" * 5 + GOOD)
     with pytest.raises(InputError) as caught:
@@ -153,20 +153,20 @@ def test_the_first_twenty_then_a_count_by_kind(tmp_path: Path) -> None:
     assert lines[20:] == ["and 10 more: 5 wrong types, 5 bad JSON"]
 
 
-def test_at_most_one_row_in_a_thousand_is_skipped(tmp_path: Path) -> None:
+def test_read_examples_skips_at_most_one_row_in_a_thousand(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD * 1999 + b"no\n")
-    how = HOW.model_copy(update={"on_bad": "skip"})
+    how = HOW.model_copy(update={"on_invalid_row": "skip"})
     read = read_examples(path, how)
     assert len(read.examples) == 1999
-    assert read.skipped[0].startswith("rows.jsonl:2000:1: not JSON")
-    assert read.notes[-1] == f"left out: {read.skipped[0]}"
+    assert read.skipped[0].startswith("rows.jsonl:2000:1: invalid JSON")
+    assert read.notes[-1] == f"skipped: {read.skipped[0]}"
     path.write_bytes(GOOD * 998 + b"no\n")
-    with pytest.raises(InputError, match=r"1 of 999 rows are bad; at most 0\.1 % are skipped"):
+    with pytest.raises(InputError, match=r"1 of 999 rows are invalid; at most 0\.1 % are skipped"):
         read_examples(path, how)
 
 
-def test_numbers_stand_once() -> None:
+def test_limits_match_limits_toml() -> None:
     held = {
         "data_line": MAX_LINE_BYTES,
         "data_shown": MAX_REPORTED,
@@ -177,7 +177,7 @@ def test_numbers_stand_once() -> None:
 
 
 def mutated(data: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
-    """Bytes put in place of others, at drawn places."""
+    """Replace bytes at random places."""
     for share, length, new in changes:
         at = int(share * len(data))
         data = data[:at] + new + data[at + length :]
@@ -199,8 +199,8 @@ FILES: list[Callable[[], st.SearchStrategy[bytes]]] = [
 
 @settings(max_examples=500)
 @given(st.one_of(*(make() for make in FILES)))
-def test_s5(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """Any bytes are examples or a typed error, within a second."""
+def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Any bytes give examples or a typed error within a second."""
     path = tmp_path_factory.getbasetemp() / "fuzzed.jsonl"
     path.write_bytes(data)
     start = time.process_time()

@@ -43,13 +43,13 @@ def cut(text: str, size: int) -> list[str]:
 
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes", "digits"])
 @given(st.lists(st.sampled_from(WORDS), max_size=200).map("".join), st.integers(1, 50), st.integers(16, 300))
-def test_parts_have_the_ids_of_the_whole(name: str, text: str, size: int, window: int) -> None:
+def test_iter_token_ids_equals_whole_text(name: str, text: str, size: int, window: int) -> None:
     whole = inner(name).encode(text, add_special_tokens=False).ids
     assert joined(iter_token_ids(cut(text, size), inner(name), window)) == whole
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
-def test_a_book_in_parts(name: str) -> None:
+def test_iter_token_chunks_of_a_book(name: str) -> None:
     with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:
         text = file.read(60_000).decode()
     whole = inner(name).encode(text, add_special_tokens=False).ids
@@ -62,7 +62,7 @@ def test_a_book_in_parts(name: str) -> None:
     assert 0 < len(segments[-1]) <= 100
 
 
-def test_reading_is_lazy() -> None:
+def test_iter_token_chunks_is_lazy() -> None:
     read: list[int] = []
 
     def blocks() -> Iterator[str]:
@@ -75,7 +75,7 @@ def test_reading_is_lazy() -> None:
     assert len(read) < 25
 
 
-def test_names_of_special_tokens_in_a_text_are_text() -> None:
+def test_iter_token_chunks_ignores_special_tokens_in_text() -> None:
     made = tokenizer("llama")
     ids = joined(iter_token_chunks(["a <s> b </s>"], made, 8))
     assert made.bos_token_id not in ids
@@ -85,7 +85,7 @@ def test_names_of_special_tokens_in_a_text_are_text() -> None:
 
 
 @given(st.text(), st.integers(1, 7))
-def test_characters_come_whole(text: str, size: int) -> None:
+def test_decode_utf8_of_blocks(text: str, size: int) -> None:
     text = text.replace("\0", "").removeprefix("\ufeff")
     for raw in (text.encode("utf-8", "ignore"), b"\xef\xbb\xbf" + text.encode("utf-8", "ignore")):
         blocks = (raw[i : i + size] for i in range(0, len(raw), size))
@@ -96,18 +96,18 @@ def test_characters_come_whole(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"abc\0def", "book.txt: byte 3 is NUL, so it is no text; give a file of text in UTF-8"),
-        (b"\x1f\x8b\x08\x01", "book.txt: byte 1 is not UTF-8; give a whole file of text, saved as UTF-8"),
-        ("Brontë, Brontë".encode("latin-1"), "book.txt: byte 5 is not UTF-8; give a whole file"),
-        ("aé".encode()[:-1], "book.txt: byte 1 ends inside a character; give a whole file"),
+        (b"abc\0def", "book.txt: byte 3 is NUL"),
+        (b"\x1f\x8b\x08\x01", "book.txt: byte 1 is not UTF-8"),
+        ("Brontë, Brontë".encode("latin-1"), "book.txt: byte 5 is not UTF-8"),
+        ("aé".encode()[:-1], "book.txt: byte 1 ends inside a character"),
     ],
 )
-def test_what_is_no_text_is_refused_with_its_byte(raw: bytes, message: str, size: int) -> None:
+def test_decode_utf8_refuses_other_bytes(raw: bytes, message: str, size: int) -> None:
     with pytest.raises(InputError) as error:
         list(decode_utf8((raw[i : i + size] for i in range(0, len(raw), size)), "book.txt"))
     assert str(error.value).startswith(message)
 
 
-def test_nothing_is_no_segment() -> None:
+def test_iter_token_chunks_of_nothing() -> None:
     assert list(iter_token_chunks([], tokenizer("bytes"), 5)) == []
     assert list(iter_token_chunks(["", ""], tokenizer("llama"), 5)) == []

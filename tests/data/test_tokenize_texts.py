@@ -14,7 +14,7 @@ from tests.data.test_tokenize_stream import FOLDERS, WORDS, inner, tokenizer
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of few characters, few of them at once."""
-    for name, value in (("WINDOW", 300), ("SHARED", 150), ("AT_ONCE", 2000)):
+    for name, value in (("WINDOW_CHARS", 300), ("OVERLAP_CHARS", 150), ("BATCH_CHARS", 2000)):
         monkeypatch.setattr(tokenize, name, value)
 
 
@@ -24,26 +24,26 @@ def alone(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["bpe", "llama", "bytes"])
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=400).map("".join), max_size=4))
-def test_texts_have_the_ids_of_each(name: str, texts: list[str]) -> None:
+def test_tokenize_texts_equals_single_texts(name: str, texts: list[str]) -> None:
     found = tokenize_texts(texts, tokenizer(name))
     assert [ids.tolist() for ids in found] == [alone(name, text) for text in texts]
     assert all(ids.dtype == np.int32 for ids in found)
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
-def test_a_book_among_others(name: str) -> None:
+def test_tokenize_texts_with_a_book(name: str) -> None:
     with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:
         text = file.read(40_000).decode()
     told: list[tuple[str, int, int]] = []
     texts = ["", text, "a", "z" * 3000, text[:500]]
-    found = tokenize_texts(texts, tokenizer(name), lambda *said: told.append(said))
+    found = tokenize_texts(texts, tokenizer(name), lambda *progress: told.append(progress))
     assert [ids.tolist() for ids in found] == [alone(name, each) for each in texts]
-    assert told[0] == ("characters encoded", 0, 43_501)
+    assert told[0] == ("characters tokenized", 0, 43_501)
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
     assert told[-1][1] < 43_501
 
 
-def test_windows_that_do_not_agree_are_left_for_ones_that_grow() -> None:
+def test_join_windows_that_disagree() -> None:
     text = "one two three four five " * 40
     parts = [alone("gpt2", part) for part in (text[:450], text[300:750], text[600:])]
     assert join_windows(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import laconic
-from laconic.data import chat_template
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError
 from tests.conftest import needs, shared_dir
@@ -67,7 +66,7 @@ def compare(folder: Path) -> None:
     )
 
 
-def test_tokenizer_json(stories: Path) -> None:
+def test_load_tokenizer_from_tokenizer_json(stories: Path) -> None:
     compare(stories)
     ours = laconic.load_tokenizer(stories)
     assert ours.encode("Once upon a time")[0] == ours.bos_token_id == 1
@@ -77,20 +76,20 @@ def test_tokenizer_json(stories: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_vocab_and_merges(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_load_tokenizer_from_vocab_and_merges(settings: dict[str, Any], tmp_path: Path) -> None:
     compare(byte_level(tmp_path, settings))
     files = (tmp_path / "vocab.json").read_bytes() + (tmp_path / "merges.txt").read_bytes()
     assert load_tokenizer(tmp_path).fingerprint == hashlib.sha256(files).hexdigest()
 
 
-def test_vocab_and_merges_alone(tmp_path: Path) -> None:
+def test_load_tokenizer_from_vocab_and_merges_alone(tmp_path: Path) -> None:
     byte_level(tmp_path, {})
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path).encode("<|endoftext|>") == [0]
     assert load_tokenizer(tmp_path).eos_token_id == 0
 
 
-def test_a_null_in_one_file_hides_no_name_in_the_other(tmp_path: Path) -> None:
+def test_load_tokenizer_ignores_null_special_tokens(tmp_path: Path) -> None:
     byte_level(tmp_path, {})
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "a"}')
@@ -98,14 +97,14 @@ def test_a_null_in_one_file_hides_no_name_in_the_other(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == tokenizer.encode("a", add_special_tokens=False)[0]
 
 
-def test_a_template_that_is_no_text(stories: Path, tmp_path: Path) -> None:
+def test_load_tokenizer_template_not_utf8(stories: Path, tmp_path: Path) -> None:
     shutil.copytree(stories, tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_bytes(b"ab\xff")
-    with pytest.raises(InputError, match=r"chat_template.jinja: not UTF-8 at byte 2; fetch it again"):
+    with pytest.raises(InputError, match=r"chat_template.jinja: not UTF-8 at byte 2"):
         load_tokenizer(tmp_path / "model")
 
 
-def test_nothing_is_cut_or_padded(stories: Path, tmp_path: Path) -> None:
+def test_encode_neither_truncates_nor_pads(stories: Path, tmp_path: Path) -> None:
     source = json.loads((stories / "tokenizer.json").read_text(encoding="utf-8"))
     source["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     source["padding"] = {
@@ -117,21 +116,21 @@ def test_nothing_is_cut_or_padded(stories: Path, tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).encode(text) == load_tokenizer(stories).encode(text)
 
 
-def test_no_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^no tokenizer\.json in .*, and no vocab\.json with merges\.txt; take them"):
+def test_load_tokenizer_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="neither tokenizer.json nor vocab.json"):
         load_tokenizer(tmp_path)
 
 
-def test_broken_files(tmp_path: Path) -> None:
+def test_load_tokenizer_invalid_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(InputError, match=r"^tokenizer\.json: no tokenizer: "):
+    with pytest.raises(InputError, match=r"^tokenizer\.json: invalid tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"a": }')
     with pytest.raises(InputError, match=r"^tokenizer_config\.json:1:7: not JSON"):
         load_tokenizer(tmp_path)
 
 
-def test_a_file_that_leads_out_of_its_folder(stories: Path, tmp_path: Path) -> None:
+def test_load_tokenizer_refuses_links_out_of_the_folder(stories: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").symlink_to(stories / "tokenizer.json")
     with pytest.raises(UnsafeFileError, match="leads out of its folder"):
         load_tokenizer(tmp_path)
@@ -173,7 +172,7 @@ def folder_of(stories: Path, tmp_path: Path, chat: Any, jinja: str | None = None
 
 @pytest.mark.parametrize("answer", [True, False])
 @pytest.mark.parametrize("text", [PLAIN, RICH], ids=["plain", "rich"])
-def test_chat_is_that_of_transformers(text: str, answer: bool, stories: Path, tmp_path: Path) -> None:
+def test_apply_chat_template_equals_transformers(text: str, answer: bool, stories: Path, tmp_path: Path) -> None:
     needs("transformers")
     from transformers import AutoTokenizer
 
@@ -184,7 +183,7 @@ def test_chat_is_that_of_transformers(text: str, answer: bool, stories: Path, tm
     assert load_tokenizer(folder).apply_chat_template(TALK, add_generation_prompt=answer) == asked
 
 
-def test_where_the_template_stands(stories: Path, tmp_path: Path) -> None:
+def test_read_chat_template_sources(stories: Path, tmp_path: Path) -> None:
     say = "{{ messages[0].content }}"
     assert load_tokenizer(folder_of(stories, tmp_path, say + "1")).apply_chat_template(TALK[1:]) == "This.1"
     named = [{"name": "tool_use", "template": say + "2"}, {"name": "default", "template": say + "3"}]
@@ -192,7 +191,7 @@ def test_where_the_template_stands(stories: Path, tmp_path: Path) -> None:
     assert load_tokenizer(folder_of(stories, tmp_path, named, say + "4")).apply_chat_template(TALK[1:]) == "This.4"
 
 
-def test_no_template(stories: Path) -> None:
+def test_apply_chat_template_without_template(stories: Path) -> None:
     with pytest.raises(InputError, match=r"^the tokenizer has no chat template; give the prompt as text$"):
         load_tokenizer(stories).apply_chat_template(TALK)
 
@@ -203,16 +202,20 @@ def test_no_template(stories: Path) -> None:
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             UnsafeFileError,
-            "more than 1 s",
+            "took more than 1 s",
         ),
         ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", InputError, "RecursionError"),
         (
             "{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}",
             UnsafeFileError,
-            "rendering made more than 1,000,000 bytes",
+            "more than 1,000,000 characters",
         ),
-        ("{{ 'é' * 600000 }}", UnsafeFileError, "rendering made more than 1,000,000 bytes"),
-        ("{{ 'a' * 2000000000 }}", UnsafeFileError, "rendering"),
+        ("{{ 'é' * 600000 + 'é' * 600000 }}", UnsafeFileError, "more than 1,000,000 characters"),
+        ("{{ 'a'.ljust(10 ** 9) }}", UnsafeFileError, "number over 1,000,000"),
+        ("{{ 'a' | center(999999999) }}", UnsafeFileError, "number over 1,000,000"),
+        ("{{ '%999999999d' % 3 }}", UnsafeFileError, "wide field"),
+        ("{% set x = 'a' * 1000 %}" + "{% set x = x ~ x %}" * 40, UnsafeFileError, "more than 1,000,000 characters"),
+        ("{{ 'a' * 2000000000 }}", UnsafeFileError, "1,000,000 items"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", UnsafeFileError, "SecurityError"),
         ("{{ messages.append(1) }}", UnsafeFileError, "SecurityError"),
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", UnsafeFileError, "SecurityError"),
@@ -220,30 +223,28 @@ def test_no_template(stories: Path) -> None:
         (
             "{{ raise_exception('roles must alternate') }}",
             InputError,
-            "TemplateError: the template refuses the messages: roles must alternate",
+            "TemplateError: the template rejects the messages: roles must alternate",
         ),
         ("{% for", InputError, "TemplateSyntaxError"),
     ],
 )
-def test_hostile_templates(text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path) -> None:
+def test_render_chat_template_limits(text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
     start = time.monotonic()
     with pytest.raises(kind, match=r"^chat template: ") as told:
         tokenizer.apply_chat_template(TALK)
     assert message in str(told.value)
-    assert time.monotonic() - start < 10  # one second of rendering; the rest is the start of a process
+    assert time.monotonic() - start < 3
 
 
-def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "START", 0.01)
-    assert chat_template.render_chat_template("a", {}) == (None, "rendering did not end in 0.01 s")
-    monkeypatch.setattr(chat_template, "START", 60.0)
-    monkeypatch.setattr(chat_template.sys, "executable", "/bin/false")
-    assert chat_template.render_chat_template("a", {}) == (None, "rendering ended without a text")
+def test_load_tokenizer_with_large_integers_in_its_config(stories: Path, tmp_path: Path) -> None:
+    shutil.copy(stories / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
+    assert load_tokenizer(tmp_path).encode("Once") == load_tokenizer(stories).encode("Once")
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "".join(map(chr, range(256)))])
-def test_bytes_are_their_own_ids(text: str, tmp_path: Path) -> None:
+def test_build_byte_tokenizer(text: str, tmp_path: Path) -> None:
     made = build_byte_tokenizer()
     assert made.encode(text) == list(text.encode())
     assert made.decode(made.encode(text)) == text

@@ -7,7 +7,7 @@ import numpy as np
 from laconic.data.documents.vocabulary_drift import permute_vocabulary
 
 
-def test_each_stretch_is_permuted_by_one_map_of_its_own() -> None:
+def test_permute_vocabulary_uses_a_new_map_per_interval() -> None:
     ids = np.array([(7 * i * i + i) % 16 for i in range(95)], dtype=np.int32)
     found = permute_vocabulary(ids, 30, 16, (0, 1, 2))
     maps: list[dict[int, int]] = []
@@ -19,7 +19,7 @@ def test_each_stretch_is_permuted_by_one_map_of_its_own() -> None:
     assert found.dtype == ids.dtype
 
 
-def test_ids_beyond_the_words_stay_and_keys_tell_documents_apart() -> None:
+def test_permute_vocabulary_keeps_other_ids() -> None:
     ids = np.arange(20, dtype=np.int32)
     one, two = permute_vocabulary(ids, 20, 12, (0, 0, 0)), permute_vocabulary(ids, 20, 12, (0, 0, 1))
     assert one[12:].tolist() == list(range(12, 20))
