@@ -119,9 +119,7 @@ def test_check_gold_refuses_answers_it_cannot_judge() -> None:
 
 
 def test_check_format_refuses_other_formats() -> None:
-    with pytest.raises(
-        UsageError, match="--protocol pccot cannot judge runs/x.* coconut; use codi"
-    ):
+    with pytest.raises(UsageError, match="--protocol pccot cannot judge runs/x.* coconut; use codi"):
         check_format(pccot_protocol(), "coconut", "runs/x")
     with pytest.raises(UsageError, match="--protocol coconut cannot judge runs/x.* pccot"):
         check_format(COCONUT, "pccot", "runs/x")

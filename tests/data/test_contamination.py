@@ -61,9 +61,7 @@ def test_check_dataset_names_accepts_train_splits() -> None:
 def test_check_known_files_by_sha256() -> None:
     with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: cannot train on test rows"):
         check_known_files(said(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
-    with pytest.raises(
-        InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows must not select"
-    ):
+    with pytest.raises(InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows must not select"):
         check_known_files(said(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
     check_known_files(
         said(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"}

@@ -55,7 +55,11 @@ def test_document_dataset_segments_depend_on_the_step() -> None:
     first, again, other = (source.batch(rows, 0, step) for rows, step in (([0], 5), ([1, 3], 5), ([0], 6)))
     assert first.segment_ends == again.segment_ends != other.segment_ends
     assert first.segment_ends[-1] == other.segment_ends[-1] == 300
-    assert passages({"row_tokens": 300, "segment_tokens": 100}, fixed_segments=True).batch([0], 0, 5).segment_ends == (100, 200, 300)
+    assert passages({"row_tokens": 300, "segment_tokens": 100}, fixed_segments=True).batch([0], 0, 5).segment_ends == (
+        100,
+        200,
+        300,
+    )
 
 
 def test_document_dataset_fingerprint() -> None:

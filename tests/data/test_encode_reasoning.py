@@ -231,21 +231,15 @@ def test_encode_question_refuses_empty_encoding() -> None:
 
 
 def test_find_eos_token_id_lists_candidates() -> None:
-    with pytest.raises(
-        InputError, match=r"name no eos_token; set data.eos_token to .*<\|endoftext\|>"
-    ):
+    with pytest.raises(InputError, match=r"name no eos_token; set data.eos_token to .*<\|endoftext\|>"):
         find_eos_token_id(real("gsm-bpe-2048"), DataConfig(path="rows.jsonl"))
-    with pytest.raises(
-        InputError, match=r"data.eos_token '<none>' is not in the vocabulary"
-    ):
+    with pytest.raises(InputError, match=r"data.eos_token '<none>' is not in the vocabulary"):
         find_eos_token_id(real("gsm-bpe-2048"), DataConfig(path="rows.jsonl", eos_token="<none>"))
 
 
 def test_encode_example_answer_without_number() -> None:
     example = replace(EXAMPLE, answer="True")
-    with pytest.raises(
-        InputError, match=r"row row-1: answer 'True' has no number; .*data.answer_type"
-    ):
+    with pytest.raises(InputError, match=r"row row-1: answer 'True' has no number; .*data.answer_type"):
         encode_example(example, real("gpt2"), settings("gpt2"))
     row = encode_example(example, real("gpt2"), settings("gpt2", answer_type="text"))
     assert words("gpt2", row.answer_ids)[row.distill_column : row.number_span[1]] == [":", "True"]

@@ -96,7 +96,7 @@ FAULTS: list[tuple[bytes, str]] = [
     (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field in {"text": "c"}'),
     (
         b'{"text": "a", "split": "dev"}\n',
-        'a.jsonl:1:24: split: expected one of train, valid, validation, test',
+        "a.jsonl:1:24: split: expected one of train, valid, validation, test",
     ),
     (b'{"text": "a"}\n\n{"text": "b"}\n', "a.jsonl:2:1: a blank line between rows"),
     (b'{"text": "a"\n', "a.jsonl:1:"),

@@ -103,7 +103,14 @@ def test_load_examples_union(root: str) -> None:
 
 
 def test_load_training_examples_max_rows(root: str) -> None:
-    assert len(load_training_examples(said(name=("aggregate", "aggregate:train"), data_dir=root, max_train_rows=5)).examples) == 5
+    assert (
+        len(
+            load_training_examples(
+                said(name=("aggregate", "aggregate:train"), data_dir=root, max_train_rows=5)
+            ).examples
+        )
+        == 5
+    )
     assert len(load_held_out(said(data_dir=root, valid="gsm8k-aug:valid"), "valid", 3).examples) == 3
     with pytest.raises(InputError, match=r"data\.test is not set"):
         load_held_out(said(data_dir=root), "test")
@@ -128,7 +135,9 @@ def test_load_examples_checks_sha256(root: str, tmp_path: Path) -> None:
     file.chmod(0o644)
     text = file.read_text("utf-8")
     file.write_text(text.replace("Janet", "Janette", 1), encoding="utf-8")
-    with pytest.raises(InputError, match=r"differs from the published file: SHA-256 [0-9a-f]{12}…, not 266837a2e0c7…; copy it"):
+    with pytest.raises(
+        InputError, match=r"differs from the published file: SHA-256 [0-9a-f]{12}…, not 266837a2e0c7…; copy it"
+    ):
         load_examples("gsm8k", "test", how)
     file.write_text(text[: text.index("\n") + 1], encoding="utf-8")
     with pytest.raises(InputError, match=r"^gsm8k:test: 1 rows, expected 1,319"):
@@ -141,7 +150,10 @@ def test_load_examples_checks_sha256(root: str, tmp_path: Path) -> None:
     [
         ("gsm8k-agu", r"gsm8k-agu; did you mean gsm8k-aug\?$"),
         ("svamp", r"^svamp has no split train; it has test$"),
-        ("mult-4", r"^mult-4 has no split train; it has valid, test; generate training rows with `laconic data make mult-4`$"),
+        (
+            "mult-4",
+            r"^mult-4 has no split train; it has valid, test; generate training rows with `laconic data make mult-4`$",
+        ),
         ("gsm8k:tset", r"^gsm8k has no split tset; it has train, valid, test$"),
         ("aggregate", r"^aggregate:train is not on the Hub; set data\.data_dir"),
         ("none.jsonl", r"^no file none\.jsonl"),
@@ -153,9 +165,7 @@ def test_load_examples_refuses_unknown_names(asked: str, message: str) -> None:
 
 
 def test_load_training_examples_refuses_chain_field() -> None:
-    with pytest.raises(
-        InputError, match=r"data\.chain_field cot"
-    ):
+    with pytest.raises(InputError, match=r"data\.chain_field cot"):
         load_training_examples(said(chain_field="cot"))
 
 
@@ -183,7 +193,9 @@ def test_load_examples_hub_equals_files(hub: Hub, root: str) -> None:
     assert sum(split.values()) == 600
     assert split["valid"] > 20
     for name in ("gsm8k-nl:test", "gsm8k-aug:valid"):
-        assert texts(load_examples(name, "train", said())) == texts(load_examples(name, "train", said(data_dir=root))), name
+        assert texts(load_examples(name, "train", said())) == texts(
+            load_examples(name, "train", said(data_dir=root))
+        ), name
     theirs, ours = (load_examples("gsm-hard", "test", said(data_dir=place)) for place in (None, root))
     assert [e.answer for e in theirs.examples] == [e.answer for e in ours.examples]
     mark = "unchanged_from_gsm8k"

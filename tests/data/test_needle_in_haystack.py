@@ -17,7 +17,9 @@ BOOKS = (np.array(BYTES.encode(BOOK, add_special_tokens=False), dtype=np.int32),
 
 
 def build_dataset(**options: Any) -> NeedleDataset:
-    return NeedleDataset(BYTES, **({"books": BOOKS, "lengths": (500,), "items_per_cell": 2, "depths": (0.0, 0.5, 1.0)} | options))
+    return NeedleDataset(
+        BYTES, **({"books": BOOKS, "lengths": (500,), "items_per_cell": 2, "depths": (0.0, 0.5, 1.0)} | options)
+    )
 
 
 def decode(ids: list[int]) -> str:
@@ -38,12 +40,19 @@ def test_needle_item_contains_its_facts(kind: NeedleKind) -> None:
         places = [text.index(fact.to_sentence()) for fact in facts]
         assert places == sorted(places)
         assert answer == ",".join(f" {fact.value}" for fact in asked)
-        assert [decode([id]) for id, score in zip(answer_ids, scored, strict=True) if not score] == [","] * (len(asked) - 1)
+        assert [decode([id]) for id, score in zip(answer_ids, scored, strict=True) if not score] == [","] * (
+            len(asked) - 1
+        )
         assert len({fact.value for fact in facts}) == len(facts) == (4 if kind in ("MK", "MV", "MQ") else 1)
         assert len(asked) == (4 if kind in ("MV", "MQ") else 1)
         assert len({fact.key for fact in facts}) == (4 if kind in ("MK", "MQ") else 1)
         assert all(text.rstrip().endswith(("is", "are")) and fact.key in text[-200:] for fact in asked)
-        room = length - len(answer_ids) - len(text[text.rindex(" What ") :]) - sum(len(fact.to_sentence()) for fact in facts)
+        room = (
+            length
+            - len(answer_ids)
+            - len(text[text.rindex(" What ") :])
+            - sum(len(fact.to_sentence()) for fact in facts)
+        )
         hay = text[: text.rindex(" What ")]
         for fact in facts:
             hay = hay.replace(fact.to_sentence(), "")
@@ -77,14 +86,14 @@ def test_needle_batch_aligns_prompt_ends() -> None:
 def test_needle_items_depend_on_seed_and_book() -> None:
     one, two = build_dataset(), build_dataset(seed=1)
     assert one.build_item(7) == build_dataset().build_item(7) != two.build_item(7)
-    prints = {each.fingerprint for each in (one, two, build_dataset(books=(BOOKS[0][1:],)), build_dataset(items_per_cell=3))}
+    prints = {
+        each.fingerprint for each in (one, two, build_dataset(books=(BOOKS[0][1:],)), build_dataset(items_per_cell=3))
+    }
     assert len(prints) == 4
 
 
 def test_needle_refuses_missing_room_or_book() -> None:
-    with pytest.raises(
-        InputError, match="needle: length 200 leaves no haystack"
-    ):
+    with pytest.raises(InputError, match="needle: length 200 leaves no haystack"):
         build_dataset(lengths=(200,))
     with pytest.raises(InputError, match="needle: all kinds but S-1 need a book"):
         build_dataset(books=())

@@ -53,7 +53,9 @@ def test_read_examples_max_rows(tmp_path: Path) -> None:
         (None, "lines", {"steps": []}, ()),
     ],
 )
-def test_read_examples_chain_fields(tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]) -> None:
+def test_read_examples_chain_fields(
+    tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]
+) -> None:
     path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
     how = DataConfig.model_validate({"path": "rows.jsonl", "chain_field": field, "chain_split": split})
     assert read_examples(path, how).examples[0].steps == steps

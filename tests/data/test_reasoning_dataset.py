@@ -188,7 +188,9 @@ def test_reasoning_dataset_drop_and_truncate() -> None:
     examples = [*rows("18"), replace(EXAMPLE, id="long", question="Well " * 30 + EXAMPLE.question, answer="18")]
     whole = ReasoningDataset(examples, real("stories260k"), settings("stories260k"))
     fits = len(whole.get_row(0))
-    dropped = ReasoningDataset(examples, real("stories260k"), settings("stories260k", max_tokens=fits, on_too_long="drop"))
+    dropped = ReasoningDataset(
+        examples, real("stories260k"), settings("stories260k", max_tokens=fits, on_too_long="drop")
+    )
     assert (dropped.counts.num_too_long, len(dropped)) == (1, 1)
     cut = ReasoningDataset(
         examples, real("stories260k"), settings("stories260k", max_tokens=fits, on_too_long="truncate_question")

@@ -79,7 +79,13 @@ def test_fixed_ends(said: dict[str, Any], ends: tuple[int, ...]) -> None:
     "said",
     [
         {"row_tokens": 600, "segment_tokens": 100, "min_segment_tokens": 50, "max_segment_tokens": 160},
-        {"row_tokens": 700, "segment_tokens": 100, "segments_per_window": 2, "segment_overlap": 0, "min_segment_tokens": 20},
+        {
+            "row_tokens": 700,
+            "segment_tokens": 100,
+            "segments_per_window": 2,
+            "segment_overlap": 0,
+            "min_segment_tokens": 20,
+        },
         {"row_tokens": 800, "segment_tokens": 100, "segments_per_window": 8, "max_segment_tokens": 300},
     ],
 )
@@ -113,9 +119,7 @@ def test_segment_boundaries_refuse_impossible_limits() -> None:
     line = "leave nothing to draw for 3 segments"
     with pytest.raises(UsageError, match=line):
         SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100), 0, 100)
-    with pytest.raises(
-        UsageError, match="only 0 of 300 draws"
-    ):
+    with pytest.raises(UsageError, match="only 0 of 300 draws"):
         SegmentBoundaries(
             TextConfig(
                 row_tokens=2000,
@@ -134,7 +138,5 @@ def test_draw_lengths_gives_up() -> None:
         TextConfig(row_tokens=600, segment_tokens=100, min_segment_tokens=2, max_segment_tokens=180), 0, 400
     )
     cuts.max_length = 99
-    with pytest.raises(
-        UsageError, match="exceeded by all of 10,000 draws"
-    ):
+    with pytest.raises(UsageError, match="exceeded by all of 10,000 draws"):
         cuts.random_ends(0)

@@ -12,7 +12,11 @@ from laconic.data.synthetic.mqar import VOCABULARY
 from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
 from laconic.interfaces import TrainingData
 
-TASKS: list[dict[str, Any]] = [{}, {"num_copied": (2, 5), "row_tokens": 12, "num_values": 3}, {"num_copied": (1,), "row_tokens": 2}]
+TASKS: list[dict[str, Any]] = [
+    {},
+    {"num_copied": (2, 5), "row_tokens": 12, "num_values": 3},
+    {"num_copied": (1,), "row_tokens": 2},
+]
 
 
 @pytest.mark.parametrize("said", TASKS)

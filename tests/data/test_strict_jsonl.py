@@ -71,7 +71,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "a number for a text": (row(answer=5), "1:60", "answer: expected a string, got number"),
     "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2:35", '; write ["<<3+4=7>>"], or [] for none'),
     "a number among steps": (row(steps=["a", 4]), "1:35", "steps: expected a non-empty string per step, got number"),
-    "an empty question": (row(question="  "), "1:14", 'question: empty: '),
+    "an empty question": (row(question="  "), "1:14", "question: empty: "),
     "an empty step": (row(steps=["a", ""]), "1:35", "steps: expected a non-empty string per step, got empty string"),
     "an unknown field": (row(retort="4"), "1:65", "retort: unknown field; expected question, answer"),
     "an id twice": (row(id="x") + row(id="x"), "2:71", "duplicate id 'x'"),

@@ -228,7 +228,9 @@ def test_apply_chat_template_without_template(stories: Path) -> None:
         ("{% for", InputError, "TemplateSyntaxError"),
     ],
 )
-def test_render_chat_template_limits(text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path) -> None:
+def test_render_chat_template_limits(
+    text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path
+) -> None:
     tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
     start = time.monotonic()
     with pytest.raises(kind, match=r"^chat template: ") as told:
