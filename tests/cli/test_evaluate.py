@@ -201,7 +201,7 @@ def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.Monkey
             load_question_set(run, path, protocol, with_chains=True),
         )
         assert alone.examples[0].question == protocol.format_question(" Two  balls?")
-        InspectCommand("kava").build_subjects([run, run], [alone, whole], torch.device("cpu"))
+        InspectCommand("kava").load_inspected_runs([run, run], [alone, whole], torch.device("cpu"))
         asked = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
         assert [(how.max_tokens, how.answer_prompt) for how in given[-2:]] == [
             (asked.max_tokens, asked.answer_prompt)

@@ -73,7 +73,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None) ->
         checkpoint.load_model(committed.path, ModelCheckpoint(parts, recipe.method, recipe.train.trainable), method)
     if recipe.coconut is not None:
         progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
-        set_stage(method, progress["epoch"] - (progress["index"] == 0))
+        set_stage(method, progress["epoch"] - (progress["row_offset"] == 0))
     return LoadedRun(folder, recipe, committed.step, parts, method.eval())
 
 
