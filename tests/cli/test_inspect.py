@@ -231,9 +231,7 @@ def test_inspect_refuses_in_one_line(run: RunCli, args: tuple[str, ...], told: s
     assert err.count("\n") == 1
 
 
-def test_inspect_page_that_cannot_be_written(
-    run: RunCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inspect_page_that_cannot_be_written(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise DiskError("no room for the page")
 
