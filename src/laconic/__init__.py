@@ -1,17 +1,34 @@
 """Language models that use few vectors instead of many tokens: latent reasoning, context compression, nested learning.
 
-The names below are loaded on first use, so that `import laconic` stays fast and does not import torch.
+Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`, `load_tokenizer`.
+Latent reasoning: `Kava`, `Codi`, `Pccot`, `Coconut`, `Icot`, `Cot`, `NoCot` on `LatentThoughts`.
+Context compression: `AutoCompressor` writes `SummaryMemory`.
+Nested learning: `Hope`, `HopeAttention`, `CMS`, `Titans` update `FastWeightState`; optimizers `DGD` and `M3`.
+Trained models: `load` returns a `TextCompressor` or a `NestedTextModel`.
+
+Names are loaded on first use, so that `import laconic` is fast and does not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from laconic.compression.autocompressor import AutoCompressor
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
+    from laconic.errors import LaconicError
+    from laconic.experiment.compressor import TextCompressor
+    from laconic.experiment.nested_model import NestedTextModel
     from laconic.experiment.nested_model import load_text_model as load
     from laconic.generation.config import GenerationConfig
     from laconic.generation.generate import Generation, generate
+    from laconic.latent.coconut import Coconut
+    from laconic.latent.codi import Codi
+    from laconic.latent.cot import Cot, NoCot
+    from laconic.latent.icot import Icot
+    from laconic.latent.kava import Kava
+    from laconic.latent.pccot import Pccot
+    from laconic.latent.thoughts import LatentThoughts
     from laconic.models.cache import KVCache
     from laconic.models.config import DecoderConfig
     from laconic.models.decoder import Decoder, DecoderOutput
@@ -20,9 +37,10 @@ if TYPE_CHECKING:
     from laconic.nested.hope.model import Hope, HopeAttention
     from laconic.nested.optim.dgd import DGD
     from laconic.nested.optim.m3 import M3
+    from laconic.nested.state import FastWeightState
     from laconic.nested.titans.layer import Titans
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Decoder",
@@ -32,16 +50,29 @@ __all__ = [
     "GenerationConfig",
     "Generation",
     "generate",
-    "load",
     "load_tokenizer",
+    "load",
+    "TextCompressor",
+    "NestedTextModel",
+    "LatentThoughts",
+    "Cot",
+    "NoCot",
+    "Icot",
+    "Coconut",
+    "Codi",
+    "Pccot",
+    "Kava",
+    "AutoCompressor",
     "SummaryMemory",
+    "FastWeightState",
     "CMS",
-    "DGD",
+    "Titans",
     "Hope",
     "HopeAttention",
     "HopeConfig",
+    "DGD",
     "M3",
-    "Titans",
+    "LaconicError",
     "__version__",
 ]
 
@@ -53,16 +84,29 @@ _LOCATIONS = {
     "GenerationConfig": "laconic.generation.config",
     "Generation": "laconic.generation.generate",
     "generate": "laconic.generation.generate",
-    "load": "laconic.experiment.nested_model:load_text_model",
     "load_tokenizer": "laconic.data.tokenizer",
+    "load": "laconic.experiment.nested_model:load_text_model",
+    "TextCompressor": "laconic.experiment.compressor",
+    "NestedTextModel": "laconic.experiment.nested_model",
+    "LatentThoughts": "laconic.latent.thoughts",
+    "Cot": "laconic.latent.cot",
+    "NoCot": "laconic.latent.cot",
+    "Icot": "laconic.latent.icot",
+    "Coconut": "laconic.latent.coconut",
+    "Codi": "laconic.latent.codi",
+    "Pccot": "laconic.latent.pccot",
+    "Kava": "laconic.latent.kava",
+    "AutoCompressor": "laconic.compression.autocompressor",
     "SummaryMemory": "laconic.compression.memory",
+    "FastWeightState": "laconic.nested.state",
     "CMS": "laconic.nested.cms.layer",
-    "DGD": "laconic.nested.optim.dgd",
+    "Titans": "laconic.nested.titans.layer",
     "Hope": "laconic.nested.hope.model",
     "HopeAttention": "laconic.nested.hope.model",
     "HopeConfig": "laconic.nested.hope.config",
+    "DGD": "laconic.nested.optim.dgd",
     "M3": "laconic.nested.optim.m3",
-    "Titans": "laconic.nested.titans.layer",
+    "LaconicError": "laconic.errors",
 }
 
 
