@@ -8,7 +8,16 @@ from pathlib import Path
 
 
 class LaconicError(Exception):
-    """Base class: the message is one line with what was given, what is expected, and what to do."""
+    """Base class: the message is one line with what was given, what is expected, and what to do.
+
+    Example:
+        >>> import laconic
+        >>> try:
+        ...     laconic.DecoderConfig.tiny("bert")
+        ... except laconic.LaconicError as error:
+        ...     print(type(error).__name__, error.exit_code)
+        InputError 66
+    """
 
     exit_code: int = 70
 

@@ -110,6 +110,15 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
     Raises:
         InputError: If the files are missing or invalid.
+
+    Example:
+        >>> import tempfile, laconic
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     build_byte_tokenizer().save(folder)
+        ...     tokenizer = laconic.load_tokenizer(folder)
+        >>> tokenizer.decode(tokenizer.encode("hello"))
+        'hello'
     """
     root = Path(folder)
     config = read_optional_json(root, "tokenizer_config.json")

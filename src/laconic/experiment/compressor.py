@@ -54,6 +54,12 @@ class TextCompressor:
         segment_tokens: Length of the segments it was trained on.
         reader_fingerprint: Fingerprint of the weights that read a memory.
         writer_fingerprint: Fingerprint of the weights that write one; another if a LoRA adapter only writes.
+
+    Example:
+        >>> import laconic
+        >>> compressor = laconic.load("runs/autocompressor")  # doctest: +SKIP
+        >>> memory = compressor.compress(["A long text …"])  # doctest: +SKIP
+        >>> compressor.generate(["Q: Who arrived? A:"], memory)[0].text  # doctest: +SKIP
     """
 
     method: AutoCompressor

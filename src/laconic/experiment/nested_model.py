@@ -40,6 +40,12 @@ class NestedTextModel:
         model: The model.
         tokenizer: Its tokenizer.
         update_weights: Whether fast weights are updated while reading; False if they were frozen in training.
+
+    Example:
+        >>> import laconic
+        >>> model = laconic.load("runs/hope")  # doctest: +SKIP
+        >>> state = model.compress(["A long text …"])  # doctest: +SKIP
+        >>> model.generate(["Q: Who arrived? A:"], state)[0].text  # doctest: +SKIP
     """
 
     model: Hope

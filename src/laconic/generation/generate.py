@@ -54,6 +54,14 @@ class Generation:
             last id too. Pass it to `generate` to continue.
         last_hidden: Hidden state [D] that the last id was chosen from.
         decoder_calls: Decoder calls of the whole batch.
+
+    Example:
+        >>> import laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> config = laconic.GenerationConfig(max_tokens=3, eos_token_ids=())
+        >>> generation = laconic.generate(decoder, input_ids=[[1, 17]], config=config)[0]
+        >>> generation.stop_reason, generation.passes.total
+        ('length', 3)
     """
 
     text: str

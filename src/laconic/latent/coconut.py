@@ -39,6 +39,23 @@ class Coconut(nn.Module):
 
     Raises:
         UsageError: If the latents do not fit the stages.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.config.methods import CoconutConfig
+        >>> from laconic.batches import ReasoningExample
+        >>> from laconic.config.data import DataConfig
+        >>> from laconic.data.reasoning.dataset import ReasoningDataset
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
+        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> latents = laconic.LatentThoughts(decoder, num_latents=6, schedule="sequential", projection="none")
+        >>> method = laconic.Coconut(decoder, latents, CoconutConfig(), steps_per_epoch=10)
+        >>> output = method(data.batch([0], epoch=0, step=0))
+        >>> sorted(output.metrics)
+        ['student', 'student_right']
     """
 
     def __init__(

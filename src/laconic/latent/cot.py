@@ -74,6 +74,21 @@ class Cot(nn.Module):
 
     Args:
         decoder: The model.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.batches import ReasoningExample
+        >>> from laconic.config.data import DataConfig
+        >>> from laconic.data.reasoning.dataset import ReasoningDataset
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
+        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> method = laconic.Cot(decoder)
+        >>> output = method(data.batch([0], epoch=0, step=0))
+        >>> sorted(output.metrics)
+        ['teacher', 'teacher_right']
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -102,6 +117,21 @@ class NoCot(nn.Module):
 
     Args:
         decoder: The model.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.batches import ReasoningExample
+        >>> from laconic.config.data import DataConfig
+        >>> from laconic.data.reasoning.dataset import ReasoningDataset
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
+        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> method = laconic.NoCot(decoder)
+        >>> output = method(data.batch([0], epoch=0, step=0))
+        >>> sorted(output.metrics)
+        ['student', 'student_right']
     """
 
     def __init__(self, decoder: Decoder) -> None:

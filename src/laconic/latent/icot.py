@@ -40,6 +40,22 @@ class Icot(nn.Module):
         steps_per_epoch: Optimizer steps in an epoch.
         max_chain_length: Length of the longest chain; once all are removed, the optimizer is not reset any more.
         seed: Seed of the further tokens removed.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.config.methods import ICoTConfig
+        >>> from laconic.batches import ReasoningExample
+        >>> from laconic.config.data import DataConfig
+        >>> from laconic.data.reasoning.dataset import ReasoningDataset
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
+        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> method = laconic.Icot(decoder, ICoTConfig(), steps_per_epoch=10)
+        >>> output = method(data.batch([0], epoch=0, step=0))
+        >>> sorted(output.metrics)
+        ['student', 'student_right']
     """
 
     def __init__(

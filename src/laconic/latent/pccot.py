@@ -28,6 +28,24 @@ def combine_losses(student: Tensor, teacher: Tensor, kd: Tensor, config: Distill
 
 
 class Pccot(codi.Codi):
-    """PCCoT: latents of the Jacobi schedule, distilled at one token."""
+    """PCCoT: latents of the Jacobi schedule, distilled at one token.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.config.methods import DistillationConfig
+        >>> from laconic.batches import ReasoningExample
+        >>> from laconic.config.data import DataConfig
+        >>> from laconic.data.reasoning.dataset import ReasoningDataset
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
+        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> latents = laconic.LatentThoughts(decoder, num_latents=4, num_iterations=2)
+        >>> method = laconic.Pccot(decoder, latents, DistillationConfig())
+        >>> output = method(data.batch([0], epoch=0, step=0))
+        >>> sorted(output.metrics)
+        ['codi', 'student', 'student_right', 'teacher', 'teacher_right']
+    """
 
     schedules: ClassVar[tuple[str, ...]] = ("jacobi",)

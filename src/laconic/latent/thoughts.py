@@ -42,6 +42,14 @@ class LatentThoughts(nn.Module):
         seed: Seed of the random initial values.
 
     Parameters are at least float32, whatever the decoder's dtype.
+
+    Example:
+        >>> import torch, laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> latents = laconic.LatentThoughts(decoder, num_latents=4, num_iterations=2)
+        >>> question = decoder.embed(torch.tensor([[5, 6, 7]]))
+        >>> latents.think(decoder, question=question, attention_mask=torch.ones(1, 3).bool()).latents.shape
+        torch.Size([1, 4, 48])
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from laconic.models.block import EAGER_ACTIVATIONS, Block, ForwardContext, add_s
 from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.init import init_parameters
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 ParameterVersion = tuple[tuple[int, int], ...]
@@ -35,6 +36,13 @@ class DecoderOutput(NamedTuple):
 
     `hidden_states` [B, T, D] after the final norm (pass them to `Decoder.logits`), the new `cache`, and the captured
     `activations` by name.
+
+    Example:
+        >>> import torch, laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> output = decoder(decoder.embed(torch.tensor([[1, 17]])), capture=("probs.0",))
+        >>> output.hidden_states.shape, output.cache.S, output.activations["probs.0"].shape
+        (torch.Size([1, 2, 48]), 2, torch.Size([1, 4, 2, 2]))
     """
 
     hidden_states: Tensor
@@ -202,14 +210,7 @@ class Decoder(nn.Module):
 
     def init_parameters(self, names: list[str], seed: int) -> None:
         """Initialise the named parameters: weights normal(0, initializer_range), norms 1, biases 0."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name in names:
-                p = self.get_parameter(name)
-                if p.ndim == 2:
-                    p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * self.config.initializer_range)
-                else:
-                    p.fill_(0.0 if name.endswith("bias") else 1.0)
+        init_parameters({name: self.get_parameter(name) for name in names}, self.config.initializer_range, seed)
 
     def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> "Decoder":
         """Return a decoder with more tokens; all other parameters are shared with this one.

@@ -1,5 +1,7 @@
 """Random initial values drawn from a generator of their own, independent of torch's global state."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -13,3 +15,14 @@ def build_seeded_linear(in_features: int, out_features: int, generator: torch.Ge
         for p in linear.parameters():
             p.copy_((torch.rand(p.shape, generator=generator) * 2 - 1) * bound)
     return linear
+
+
+def init_parameters(parameters: Mapping[str, nn.Parameter], std: float, seed: int) -> None:
+    """Initialise parameters in place: matrices normal(0, std), vectors 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in parameters.items():
+            if p.ndim == 2:
+                p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
+            else:
+                p.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -137,6 +137,13 @@ class FastWeightState:
         layers: states of the layers.
         position: tokens read by each row.
         open_chunk: the open chunk, for levels that learn from the next token's loss.
+
+    Example:
+        >>> import torch, laconic
+        >>> model = laconic.Hope(laconic.HopeConfig.attention_free(257, 32, 2, chunk_sizes=(4, 8)))
+        >>> state = model.read_tokens(torch.tensor([[1, 2, 3]])).cache
+        >>> model.read_tokens(torch.tensor([[4, 5]]), state).cache.position.tolist(), state.position.tolist()
+        ([5], [3])
     """
 
     layers: tuple[LayerState, ...]

@@ -34,6 +34,13 @@ class CMS(nn.Module):
         projections: names of the linear maps: gate, up and down, or up and down.
         has_bias: whether the maps have biases.
         eps: epsilon of the norms between levels.
+
+    Example:
+        >>> import torch, laconic
+        >>> mlp = laconic.CMS(32, 64, chunk_sizes=(2, 4))
+        >>> y, state = mlp(torch.randn(1, 10, 32))
+        >>> y.shape
+        torch.Size([1, 10, 32])
     """
 
     def __init__(

@@ -88,6 +88,12 @@ class HopeConfig:
         head_dim: head width of a self-modifying memory, by default the width divided by the heads.
         memory_chunk_size: chunk size of a Titans memory.
         gated_mlp: False leaves out the gate of a family whose MLP has one.
+
+    Example:
+        >>> import laconic
+        >>> config = laconic.HopeConfig.attention_free(257, 32, 2, chunk_sizes=(4, 8))
+        >>> config.chunk_sizes
+        ((4, 8), (4, 8))
     """
 
     decoder: DecoderConfig

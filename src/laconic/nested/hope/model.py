@@ -49,6 +49,13 @@ class Hope(Decoder):
     Args:
         config: sizes and options.
         seed: seed of the initial weights; None leaves them uninitialized.
+
+    Example:
+        >>> import torch, laconic
+        >>> model = laconic.Hope(laconic.HopeConfig.attention_free(257, 32, 2, chunk_sizes=(4, 8)))
+        >>> output = model.read_tokens(torch.tensor([[1, 2, 3]]))
+        >>> output.hidden_states.shape, output.cache.position.tolist()
+        (torch.Size([1, 3, 32]), [3])
     """
 
     def __init__(self, config: HopeConfig, seed: int | None = 0) -> None:
@@ -296,7 +303,15 @@ class Hope(Decoder):
 
 
 class HopeAttention(Hope):
-    """A decoder whose MLPs are levels that learn while it reads; everything else is the decoder."""
+    """A decoder whose MLPs are levels that learn while it reads; everything else is the decoder.
+
+    Example:
+        >>> import torch, laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> model = laconic.HopeAttention.from_decoder(decoder, chunk_sizes=(4, 8))
+        >>> model.read_tokens(torch.tensor([[1, 2, 3]])).cache.position.tolist()
+        [3]
+    """
 
     @classmethod
     def from_decoder(

@@ -53,6 +53,14 @@ class DGD(torch.optim.Optimizer):
 
     Raises:
         UsageError: for a matrix that was not recorded, and for invalid settings.
+
+    Example:
+        >>> import torch, laconic
+        >>> from laconic.nested.optim.input_recording import record_inputs
+        >>> model = record_inputs(torch.nn.Linear(3, 2))
+        >>> optimizer = laconic.DGD(model.named_parameters(), lr=0.1)
+        >>> model(torch.randn(4, 3)).square().mean().backward()
+        >>> optimizer.step()
     """
 
     def __init__(

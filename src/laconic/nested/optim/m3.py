@@ -47,6 +47,13 @@ class M3(torch.optim.Optimizer):
 
     Raises:
         UsageError: for invalid settings, and for a group with rule "m3" that is no matrix.
+
+    Example:
+        >>> import torch, laconic
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = laconic.M3(laconic.M3.build_param_groups(model), lr=0.01)
+        >>> model(torch.randn(4, 3)).square().mean().backward()
+        >>> optimizer.step()
     """
 
     def __init__(

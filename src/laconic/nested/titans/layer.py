@@ -245,6 +245,13 @@ class Titans(nn.Module):
         chunk_size: tokens between two chunk boundaries.
         options: options of the memory.
         seed: seed of the initial weights.
+
+    Example:
+        >>> import torch, laconic
+        >>> memory = laconic.Titans(32, num_heads=2, chunk_size=4)
+        >>> y, state = memory(torch.randn(1, 10, 32))
+        >>> y.shape
+        torch.Size([1, 10, 32])
     """
 
     def __init__(

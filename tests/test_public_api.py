@@ -1,0 +1,38 @@
+"""Every public name has a docstring with a runnable example."""
+
+import doctest
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+import laconic
+
+NAMES = [name for name in laconic.__all__ if not name.startswith("__")]
+
+
+def documented(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the docstring of a public name and the globals of its module."""
+    value = getattr(laconic, name)
+    return inspect.getdoc(value) or "", vars(importlib.import_module(value.__module__)).copy()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_has_a_complete_docstring(name: str) -> None:
+    doc, _ = documented(name)
+    assert "Example:" in doc
+    value = getattr(laconic, name)
+    if inspect.isfunction(value) and inspect.signature(value).parameters:
+        assert "Args:" in doc
+        assert "Raises:" in doc
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_example_runs(name: str) -> None:
+    doc, module_globals = documented(name)
+    example = doctest.DocTestParser().get_doctest(doc, module_globals, name, None, 0)
+    assert example.examples
+    output: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=output.append)
+    assert result.failed == 0, "".join(output)
