@@ -17,13 +17,13 @@ def omega(step: int, steps: int, start: float, rise: float) -> float:
 
 def penalty(
     lengths: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[int, int, float, float],
-    *, unread: bool = False, hardened: bool = False, own: bool = False, mean: bool = False, ramped: bool = True,
+    *, unread: bool = False, hardened: bool = False, alone: bool = False, mean: bool = False, ramped: bool = True,
 ) -> Tensor:  # fmt: skip
     """omega beta times the sum of E[N_k] that a scored segment of the same window reads."""
     total, n = 0.0, 0
-    for row, asked, tried in zip(lengths.tolist(), scored.tolist(), hard.tolist(), strict=True):
+    for row, expected, tried in zip(lengths.tolist(), scored.tolist(), hard.tolist(), strict=True):
         for k in range(len(row)):
-            if (unread or any(asked[k + (not own) :])) and (hardened or not tried):
+            if (unread or any(expected[k + (not alone) :])) and (hardened or not tried):
                 total, n = total + row[k], n + 1
     return tensor((omega(*when) if ramped else 1.0) * beta * total / (n if mean else 1))
 
@@ -42,20 +42,22 @@ def ratio(
                 continue
             E = float(lengths[b, k])
             tokens = text.shape[2] if pads else sum(text[b, k].tolist())
-            held = [m for m in range(memory.shape[2]) if slots or memory[b, k, m]]
-            m_k = len(held) if slots else sum(math.exp(log_s[b, k, m]) for m in held)
+            memory_mask = [m for m in range(memory.shape[2]) if slots or memory[b, k, m]]
+            m_k = len(memory_mask) if slots else sum(math.exp(log_s[b, k, m]) for m in memory_mask)
             whole = tokens + alpha * m_k
             value += price * (whole / E if inverse else E / whole) / n
             to_length[b, k] = price / whole / n
-            for m in held if through else []:
+            for m in memory_mask if through else []:
                 to_log_s[b, k, m] = -price * E / whole**2 * alpha * math.exp(log_s[b, k, m]) / n
     return tensor(value), to_length, to_log_s
 
 
-def published_ratio(lengths: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float, **how: Any) -> Tensor:
+def published_ratio(
+    lengths: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float, **variant: Any
+) -> Tensor:
     """alpha = 1 over all segments with text; `counted` selects others."""
-    all_, alpha = text.any(2), how.pop("alpha", 1.0)
-    return ratio(lengths, text, memory, log_s, how.pop("counted", lambda x: x)(all_), price, alpha, **how)[0]
+    all_, alpha = text.any(2), variant.pop("alpha", 1.0)
+    return ratio(lengths, text, memory, log_s, variant.pop("counted", lambda x: x)(all_), price, alpha, **variant)[0]
 
 
 def entropy(row: list[float], index: str = "after") -> float:
@@ -83,34 +85,34 @@ def kl_geometric(
 
 
 def target_price(
-    beta: float, lengths: Sequence[float], target: float, eta: float, most: float,
+    beta: float, lengths: Sequence[float], target: float, eta: float, max_price: float,
     *, sign: int = 1, keep: float = 0.99, clipped: bool = True,
 ) -> Tensor:  # fmt: skip
     """beta after each step of a run whose E[N] was `lengths`; the mean starts at the first."""
-    found, mean = [], lengths[0]
+    result, mean = [], lengths[0]
     for length in lengths:
         mean = keep * mean + (1 - keep) * length
         beta = beta + sign * eta * (mean - target)
-        beta = min(max(beta, 0.0), most) if clipped else beta
-        found.append(beta)
-    return tensor(found)
+        beta = min(max(beta, 0.0), max_price) if clipped else beta
+        result.append(beta)
+    return tensor(result)
 
 
 def slots(a: Tensor, N: Tensor, index: str, *, value: bool = False, all_: bool = False, shift: int = 0) -> Any:
     """Straight-through: valid positions, their bias, and the gradient to a of the sum of t times the bias at t."""
     B, K = a.shape
-    live, bias, to = torch.zeros(B, K), torch.zeros(B, K).double(), torch.zeros(B, K).double()
+    mask, bias, to = torch.zeros(B, K), torch.zeros(B, K).double(), torch.zeros(B, K).double()
     for b in range(B):
         for t in range(1, K + 1):
-            kept = t <= N[b] or all_
-            live[b, t - 1] = t <= N[b]
-            if not kept:
+            selected = t <= N[b] or all_
+            mask[b, t - 1] = t <= N[b]
+            if not selected:
                 continue
             before = t - 1 + (index == "before") + shift  # factors in s
             bias[b, t - 1] = gate(a[b].tolist(), index)[t - 1] if value else 0.0
             for j in range(min(before, K)):
                 to[b, j] += t * -sigmoid(float(a[b, j]))
-    return live.double(), bias, to
+    return mask.double(), bias, to
 
 
 def score(
@@ -183,7 +185,7 @@ MISREAD: dict[str, dict[str, Any]] = {
     "VL8": {
         "a compression nobody reads in the window": lambda *x: penalty(*x, unread=True),
         "in hardened windows too": lambda *x: penalty(*x, hardened=True),
-        "read by its own segment": lambda *x: penalty(*x, own=True),
+        "read by its own segment": lambda *x: penalty(*x, alone=True),
         "mean for sum": lambda *x: penalty(*x, mean=True),
         "from the first step on": lambda *x: penalty(*x, ramped=False),
     },

@@ -44,10 +44,10 @@ def survival(row: list[float]) -> list[float]:
 
 def log_survival(row: list[float]) -> list[float]:
     """log s_2..s_{K+1}; a sum of -log(1 + e^a)."""
-    found = [0.0]
+    result = [0.0]
     for a in row:
-        found.append(found[-1] - math.log1p(math.exp(a)))
-    return found[1:]
+        result.append(result[-1] - math.log1p(math.exp(a)))
+    return result[1:]
 
 
 def subtracted(a: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,9 +72,9 @@ def gate(row: list[float], index: str) -> list[float]:
     return [math.log(x) for x in (s[1:] if index == "before" else s[:-1])]
 
 
-def timing(a: Tensor, index: str, *, gated: str | None = None, kept: str | None = None) -> tuple[Tensor, Tensor]:
+def timing(a: Tensor, index: str, *, gated: str | None = None, selected: str | None = None) -> tuple[Tensor, Tensor]:
     """The gate, and P(N >= t) of the kept lengths."""
-    lasting = by_row(lambda row: survival(row)[:-1] if (kept or index) == "after" else survival(row)[1:])
+    lasting = by_row(lambda row: survival(row)[:-1] if (selected or index) == "after" else survival(row)[1:])
     return by_row(gate)(a, gated or index), lasting(a)
 
 
@@ -89,22 +89,33 @@ def bias_start(start: float, K: int, *, mean: Callable[[float, int], float] | No
 
 
 def attention(
-    scores: Tensor, log_s: Tensor, block: Tensor, live: Tensor, lead: int, held: int, hard: bool,
-    *, own: bool = False, after: bool = False, memory_too: bool = True, when_hard: bool = False, by_score: bool = False,
-) -> Tensor:  # fmt: skip
-    """Softmax of scores [B, T, P], a key's weight times s before it is normalised; causal from column `held`."""
+    scores: Tensor,
+    log_s: Tensor,
+    block: Tensor,
+    mask: Tensor,
+    lead: int,
+    num_cached: int,
+    hard: bool,
+    *,
+    alone: bool = False,
+    after: bool = False,
+    memory_too: bool = True,
+    when_hard: bool = False,
+    by_score: bool = False,
+) -> Tensor:
+    """Softmax of scores [B, T, P], a key's weight times s before it is normalised; causal from column `num_cached`."""
     B, T, P = scores.shape
     out, M = torch.zeros(B, T, P, dtype=torch.float64), log_s.shape[1]
     for b in range(B):
         of = {lead + m: (math.exp(log_s[b, m]), int(block[b, m])) for m in range(M) if block[b, m] >= 0}
         for t in range(T):
-            query = of.get(held + t, (1.0, -1))[1]
+            query = of.get(num_cached + t, (1.0, -1))[1]
             weights = []
             for p in range(P):
                 s, k = of.get(p, (1.0, -1))
-                gated = (not hard or when_hard) and k >= 0 and (own or k != query) and (memory_too or query < 0)
+                gated = (not hard or when_hard) and k >= 0 and (alone or k != query) and (memory_too or query < 0)
                 s = s if gated else 1.0
-                seen = bool(live[b, p]) and p <= held + t
+                seen = bool(mask[b, p]) and p <= num_cached + t
                 score = float(scores[b, t, p]) * (s if by_score else 1.0)
                 weights.append(((1.0 if by_score or after else s) * math.exp(score) if seen else 0.0, s))
             total = sum(weight for weight, _ in weights) or 1.0
@@ -120,19 +131,19 @@ def scaled(vectors: Tensor, log_s: Tensor) -> Tensor:
 def first(stops: Sequence[bool], index: str, *, last: bool = False, none: int | None = None) -> int:
     """N by the first position that stops, K if none does."""
     K = len(stops)
-    places = [t for t in range(1, K + 1) if stops[t - 1]]
-    if not places:
+    position_list = [t for t in range(1, K + 1) if stops[t - 1]]
+    if not position_list:
         return K if none is None else none
-    return (places[-1] if last else places[0]) - (index != "after")
+    return (position_list[-1] if last else position_list[0]) - (index != "after")
 
 
-def threshold(row: list[float], tau: float, index: str, **how: Any) -> int:
-    return first([sigmoid(a) >= tau for a in row], index, **how)
+def threshold(row: list[float], tau: float, index: str, **variant: Any) -> int:
+    return first([sigmoid(a) >= tau for a in row], index, **variant)
 
 
-def quantile(row: list[float], q: float, index: str, *, by: int = 1, **how: Any) -> int:
+def quantile(row: list[float], q: float, index: str, *, by: int = 1, **variant: Any) -> int:
     s = survival(row)
-    return first([1 - s[t + by] >= q for t in range(len(row))], index, **how)
+    return first([1 - s[t + by] >= q for t in range(len(row))], index, **variant)
 
 
 def sample(a: Tensor, u: Tensor, index: str, *, above: bool = False, column: int | None = None) -> Tensor:
@@ -170,13 +181,13 @@ def nested(u: Tensor, lengths: tuple[int, ...]) -> Tensor:
 
 def vocabulary_logit(logits: Tensor, stop: int, *, out: int = 0, odds: bool = True) -> Tensor:
     """log p - log(1 - p) of the stop's probability; `out` leaves out that many of the last rows."""
-    found = []
+    result = []
     for row in logits.tolist():
         top = max(row)
         powers = [math.exp(x - top) for x in row]
         others = [x for i, x in enumerate(powers) if i != stop and i < len(row) - out]
-        found.append(math.log(powers[stop]) - math.log(sum(others) + (0.0 if odds else powers[stop])))
-    return tensor(found)
+        result.append(math.log(powers[stop]) - math.log(sum(others) + (0.0 if odds else powers[stop])))
+    return tensor(result)
 
 
 def budgets(log_s: Tensor, block: Tensor, b: int) -> Tensor:
@@ -256,7 +267,7 @@ MISREAD: dict[str, dict[str, Any]] = {
     },
     "VL7": {
         "s_t on the score": lambda *x: attention(*x, by_score=True),
-        "rows of the same block gated": lambda *x: attention(*x, own=True),
+        "rows of the same block gated": lambda *x: attention(*x, alone=True),
         "after the softmax": lambda *x: attention(*x, after=True),
         "later blocks read an ungated memory": lambda *x: attention(*x, memory_too=False),
         "by key in hard reading too": lambda *x: attention(*x, when_hard=True),
@@ -323,9 +334,9 @@ MISREAD: dict[str, dict[str, Any]] = {
         "another row": lambda logits, stop: vocabulary_logit(logits, stop - 1),
     },
     "CP4": {
-        "kept as it is gated": lambda a, index: timing(a, index, kept="after"),
+        "kept as it is gated": lambda a, index: timing(a, index, selected="after"),
         "gated as it is kept": lambda a, index: timing(a, index, gated="before"),
-        "exchanged": lambda a, index: timing(a, index, gated="before", kept="after"),
+        "exchanged": lambda a, index: timing(a, index, gated="before", selected="after"),
     },
     "CP5": {
         "log s for s": lambda vectors, log_s: vectors * log_s[..., None],

@@ -10,15 +10,15 @@ def shortest(W: int, w: int, X: int) -> int:
 
 def smallest(draws: Sequence[float], count: int) -> list[int]:
     """Return the positions of the smallest random numbers, in order."""
-    found: list[int] = []
-    while len(found) < count:
+    result: list[int] = []
+    while len(result) < count:
         best = None
         for i, draw in enumerate(draws):
-            if i not in found and (best is None or draw < draws[best]):
+            if i not in result and (best is None or draw < draws[best]):
                 best = i
         assert best is not None
-        found.append(best)
-    return sorted(found)
+        result.append(best)
+    return sorted(result)
 
 
 def random_lengths(

@@ -20,7 +20,7 @@ def map_of(
     *, norm: str = "rms", rest: bool = True, scaled: bool = True, fed: str = "z",
 ) -> Tensor:  # fmt: skip
     """VL1, state by state, with the inner map; `c` and `r` alone are the scale map."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for x in z:
         square = (x * x).sum()
         size = {"rms": torch.sqrt(square / len(x)), "l2": torch.sqrt(square), "none": 1.0}[norm]
@@ -28,95 +28,106 @@ def map_of(
         inner = made if fed == "scaled" else x
         more = torch.stack([W2[i] @ gelu(torch.stack([W1[j] @ inner + b1[j] for j in range(len(W1))])) + b2[i]
                             for i in range(len(W2))])  # fmt: skip
-        found.append(made + more if rest else made)
-    return torch.stack(found)
+        result.append(made + more if rest else made)
+    return torch.stack(result)
 
 
 def loop(
-    decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
+    decoder: Any, memory: Tensor, memory_mask: Tensor, embeds: Tensor, mask: Tensor, trigger: Tensor, steps: Tensor,
     c: Tensor, r: float, K: int, zero: bool,
     *, gated: float = 1.0, pads: bool = False, raw: bool = False, stepless: bool = False, written: bool = False,
     forgets: bool = False, shifted: int = 0,
 ) -> Tensor:  # fmt: skip
     """VL2: z_1..z_K of each row."""
-    found: list[Tensor] = []
-    for b in range(len(words)):
-        there = torch.ones_like(live[b]) if pads else live[b]
-        M, text = memory[b, held[b]], words[b, there]
+    result: list[Tensor] = []
+    for b in range(len(embeds)):
+        exists = torch.ones_like(mask[b]) if pads else mask[b]
+        M, text = memory[b, memory_mask[b]], embeds[b, exists]
         fed: list[Tensor] = [trigger]
         states: list[Tensor] = []
         for t in range(K + 1):
             columns = [M, text, torch.stack(fed)] if not (forgets and t) else [torch.stack(fed)]
             vectors = torch.cat(columns)
             n = len(fed)
-            places = [-1] * len(M) + list(range(len(text))) + [-1] * n if zero else list(range(len(vectors)))
+            position_list = [-1] * len(M) + list(range(len(text))) + [-1] * n if zero else list(range(len(vectors)))
             if forgets and t:
-                places = [-1] * n if zero else list(range(n))
-            z = decoder(vectors[None], position_ids=torch.tensor([places])).hidden_states[0, -1]
+                position_list = [-1] * n if zero else list(range(n))
+            z = decoder(vectors[None], position_ids=torch.tensor([position_list])).hidden_states[0, -1]
             states.append(z)
             size = torch.sqrt((z * z).sum() / len(z))
             made = z if raw else c * r * z / size
             step = steps[(t + shifted) % K] if t < K and not stepless else torch.zeros_like(z)
             fed.append(gated * made + step)
-        found.append(torch.stack(states[:K] if written else states[1:]))
-    return torch.stack(found)
+        result.append(torch.stack(states[:K] if written else states[1:]))
+    return torch.stack(result)
 
 
 def with_gradient(function: Any) -> Any:
     """VL2 with the gradients of its sum to memory, text, trigger, steps and c."""
 
-    def run(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
-            c: Tensor, r: float, K: int, zero: bool) -> Any:  # fmt: skip
-        leaves = [x.detach().requires_grad_() for x in (memory, words, trigger, steps, c)]
-        z = function(decoder, leaves[0], held, leaves[1], live, *leaves[2:], r, K, zero)
+    def run(
+        decoder: Any,
+        memory: Tensor,
+        memory_mask: Tensor,
+        embeds: Tensor,
+        mask: Tensor,
+        trigger: Tensor,
+        steps: Tensor,
+        c: Tensor,
+        r: float,
+        K: int,
+        zero: bool,
+    ) -> Any:
+        leaves = [x.detach().requires_grad_() for x in (memory, embeds, trigger, steps, c)]
+        z = function(decoder, leaves[0], memory_mask, leaves[1], mask, *leaves[2:], r, K, zero)
         weighted = (z * torch.arange(z.shape[1])[:, None].add(1)).sum()
-        found = torch.autograd.grad(weighted, leaves, allow_unused=True)
-        return z, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+        result = torch.autograd.grad(weighted, leaves, allow_unused=True)
+        return z, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, result, strict=True))
 
     return run
 
 
 def pooled(
-    h: Tensor, live: Tensor, N: Tensor, K: int, *, columns: bool = False, ceil: bool = False, empty: bool = False
+    h: Tensor, mask: Tensor, N: Tensor, K: int, *, columns: bool = False, ceil: bool = False, empty: bool = False
 ) -> tuple[Tensor, Tensor]:
     """VL25: means and which of them exist, K columns; rows of c tokens."""
     B, _, D = h.shape
-    found, there = torch.zeros(B, K, D, dtype=h.dtype), torch.zeros(B, K)
+    result, exists = torch.zeros(B, K, D, dtype=h.dtype), torch.zeros(B, K)
     for b in range(B):
-        at = [j for j in range(h.shape[1]) if columns or live[b, j]]
+        at = [j for j in range(h.shape[1]) if columns or mask[b, j]]
         c, n = len(at), int(N[b])
         kappa = n if empty else min(n, c)
         for t in range(1, kappa + 1):
             ends = [(i * c + (kappa - 1) * ceil) // kappa for i in (t - 1, t)]
             inside = at[ends[0] : ends[1]]
             if inside:
-                found[b, t - 1] = sum(h[b, j] for j in inside) / len(inside)
-            there[b, t - 1] = 1
-    return found, there
+                result[b, t - 1] = sum(h[b, j] for j in inside) / len(inside)
+            exists[b, t - 1] = 1
+    return result, exists
 
 
 def pooled_with_gradient(function: Any) -> Any:
     def run(h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         h = h.detach().requires_grad_()
-        means, there = function(h, *rest)
-        return means, there.double(), torch.autograd.grad((means * torch.arange(h.shape[2])).sum(), h)[0]
+        means, exists = function(h, *rest)
+        return means, exists.double(), torch.autograd.grad((means * torch.arange(h.shape[2])).sum(), h)[0]
 
     return run
 
 
 def selected(
-    r: Tensor, live: Tensor, N: Tensor, K: int, *, ranked: bool = False, least: bool = False, pads: bool = False
+    r: Tensor, mask: Tensor, N: Tensor, K: int, *, ranked: bool = False, least: bool = False, pads: bool = False
 ) -> tuple[Tensor, Tensor]:
     """VL26: columns of the N best tokens in text order, -1 if there are fewer, and their number."""
-    found, n = torch.full((len(r), K), -1.0), torch.zeros(len(r))
+    result, n = torch.full((len(r), K), -1.0), torch.zeros(len(r))
     for b in range(len(r)):
-        at = [j for j in range(r.shape[1]) if pads or live[b, j]]
+        at = [j for j in range(r.shape[1]) if pads or mask[b, j]]
         best = sorted(at, key=lambda j: float(r[b, j]) if least else -float(r[b, j]))[: int(N[b])]
-        kept = best if ranked else sorted(best)
-        n[b] = len(kept)
-        for t, j in enumerate(kept):
-            found[b, t] = j
-    return found, n
+        remaining = best if ranked else sorted(best)
+        n[b] = len(remaining)
+        for t, j in enumerate(remaining):
+            result[b, t] = j
+    return result, n
 
 
 def over(lengths: list[int], new: list[int], budget: int, *, late: bool = False, slots: int = 0) -> list[bool]:
@@ -125,58 +136,58 @@ def over(lengths: list[int], new: list[int], budget: int, *, late: bool = False,
 
 
 def condensed(
-    decoder: Any, memory: list[Tensor], e: Tensor, rows: list[bool], zero: bool, *, kept: bool = False,
+    decoder: Any, memory: list[Tensor], e: Tensor, rows: list[bool], zero: bool, *, remaining: bool = False,
     everyone: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """VL27: in the marked rows, the states at e_1..e_K after M."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for M, marked in zip(memory, rows, strict=True):
         n = len(M) + len(e)
-        places = torch.tensor([[-1] * n if zero else list(range(n))])
-        z = decoder(torch.cat([M, e])[None], position_ids=places).hidden_states[0, len(M) :]
-        found.append((torch.cat([M, z]) if kept else z) if marked or everyone else M)
-    return found
+        position_list = torch.tensor([[-1] * n if zero else list(range(n))])
+        z = decoder(torch.cat([M, e])[None], position_ids=position_list).hidden_states[0, len(M) :]
+        result.append((torch.cat([M, z]) if remaining else z) if marked or everyone else M)
+    return result
 
 
 def fifo(blocks: list[list[int]], budget: int, *, slots: bool = False, newest: bool = False) -> list[list[int]]:
     """VL28: the segment ids of the remaining slots, row by row."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for row in blocks:
-        kept = list(row)
-        while len(kept) > budget:
+        remaining = list(row)
+        while len(remaining) > budget:
             if slots:
-                kept = kept[1:]
+                remaining = remaining[1:]
             else:
-                gone = kept[-1] if newest else kept[0]
-                kept = [block for block in kept if block != gone]
-        found.append(kept)
-    return found
+                gone = remaining[-1] if newest else remaining[0]
+                remaining = [block for block in remaining if block != gone]
+        result.append(remaining)
+    return result
 
 
-def triggered(trigger: Tensor, words: Tensor, live: Tensor, *, column: bool = False, inserted: bool = False) -> Tensor:
+def triggered(trigger: Tensor, embeds: Tensor, mask: Tensor, *, column: bool = False, inserted: bool = False) -> Tensor:
     """CP1: the trigger in place of the last token of each row."""
-    found = words.clone()
-    for b in range(len(words)):
-        at = [j for j in range(words.shape[1]) if column or live[b, j]]
+    result = embeds.clone()
+    for b in range(len(embeds)):
+        at = [j for j in range(embeds.shape[1]) if column or mask[b, j]]
         if at and not inserted:
-            found[b, at[-1]] = trigger
-    return found
+            result[b, at[-1]] = trigger
+    return result
 
 
-def untriggered(targets: Tensor, live: Tensor, *, predicts: bool = False, scored: bool = False) -> Tensor:
+def untriggered(targets: Tensor, mask: Tensor, *, predicts: bool = False, scored: bool = False) -> Tensor:
     """CP1: targets without the replaced token, and without the prediction at its position."""
-    found = targets.clone()
+    result = targets.clone()
     for b in range(len(targets)):
-        at = [j for j in range(targets.shape[1]) if live[b, j]]
+        at = [j for j in range(targets.shape[1]) if mask[b, j]]
         for j in [*([] if predicts else at[-1:]), *([] if scored else at[-2:-1])]:
-            found[b, j] = -100
-    return found
+            result[b, j] = -100
+    return result
 
 
-def published(trigger: Tensor, words: Tensor, live: Tensor, targets: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+def published(trigger: Tensor, embeds: Tensor, mask: Tensor, targets: Tensor, **variant: Any) -> tuple[Tensor, Tensor]:
     """CP1: embeddings and targets."""
-    placed = {name: how.pop(name) for name in ("column", "inserted") if name in how}
-    return triggered(trigger, words, live, **placed), untriggered(targets, live, **how).double()
+    placed = {name: variant.pop(name) for name in ("column", "inserted") if name in variant}
+    return triggered(trigger, embeds, mask, **placed), untriggered(targets, mask, **variant).double()
 
 
 loop_with_gradients = with_gradient(loop)
@@ -193,21 +204,21 @@ ORACLE = {
 }
 
 
-def looped(**how: Any) -> Any:
-    return with_gradient(lambda *given: loop(*given, **how))
+def looped(**variant: Any) -> Any:
+    return with_gradient(lambda *arguments: loop(*arguments, **variant))
 
 
-def pooling(**how: Any) -> Any:
-    return pooled_with_gradient(lambda *given: pooled(*given, **how))
+def pooling(**variant: Any) -> Any:
+    return pooled_with_gradient(lambda *arguments: pooled(*arguments, **variant))
 
 
 MISREAD = {
     "VL1": {
-        "divided by the L2 norm": lambda *given: map_of(*given, norm="l2"),
-        "raw": lambda *given: map_of(*given, norm="none"),
-        "without the inner map": lambda *given: map_of(*given, rest=False),
-        "r forgotten": lambda *given: map_of(*given, scaled=False),
-        "inner map of what was scaled": lambda *given: map_of(*given, fed="scaled"),
+        "divided by the L2 norm": lambda *arguments: map_of(*arguments, norm="l2"),
+        "raw": lambda *arguments: map_of(*arguments, norm="none"),
+        "without the inner map": lambda *arguments: map_of(*arguments, rest=False),
+        "r forgotten": lambda *arguments: map_of(*arguments, scaled=False),
+        "inner map of what was scaled": lambda *arguments: map_of(*arguments, fed="scaled"),
     },
     "VL2": {
         "what is fed back is gated": looped(gated=0.5),
@@ -224,22 +235,22 @@ MISREAD = {
         "empty spans of a short text": pooling(empty=True),
     },
     "VL26": {
-        "in order of score": lambda *given: selected(*given, ranked=True),
-        "the worst": lambda *given: selected(*given, least=True),
-        "pads selected": lambda *given: selected(*given, pads=True),
+        "in order of score": lambda *arguments: selected(*arguments, ranked=True),
+        "the worst": lambda *arguments: selected(*arguments, least=True),
+        "pads selected": lambda *arguments: selected(*arguments, pads=True),
     },
     "VL27": {
-        "beside the old memory": lambda *given: condensed(*given, kept=True),
-        "every row": lambda *given: condensed(*given, everyone=True),
+        "beside the old memory": lambda *arguments: condensed(*arguments, remaining=True),
+        "every row": lambda *arguments: condensed(*arguments, everyone=True),
     },
     "VL28": {
-        "slots for blocks": lambda *given: fifo(*given, slots=True),
-        "the newest dropped": lambda *given: fifo(*given, newest=True),
+        "slots for blocks": lambda *arguments: fifo(*arguments, slots=True),
+        "the newest dropped": lambda *arguments: fifo(*arguments, newest=True),
     },
     "CP1": {
-        "the last column": lambda *given: published(*given, column=True),
-        "inserted, nothing replaced": lambda *given: published(*given, inserted=True),
-        "the trigger predicts the next segment": lambda *given: published(*given, predicts=True),
-        "the trigger is a target": lambda *given: published(*given, scored=True),
+        "the last column": lambda *arguments: published(*arguments, column=True),
+        "inserted, nothing replaced": lambda *arguments: published(*arguments, inserted=True),
+        "the trigger predicts the next segment": lambda *arguments: published(*arguments, predicts=True),
+        "the trigger is a target": lambda *arguments: published(*arguments, scored=True),
     },
 }

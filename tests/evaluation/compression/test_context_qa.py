@@ -77,19 +77,19 @@ def test_answer_scores_are_paired_and_clustered_by_context() -> None:
     none, compressed = result.condition_scores
     assert (none.condition, compressed.condition) == ("none", "compressed")
     assert (compressed.context_size, result.num_items) == (2, 4)
-    x = compressed.metrics["exact match"]
+    x = compressed.metrics["match"]
     assert (x.mean.mean, x.gain) == (0.75, 0.5)
     deviations, gain_deviations = [2 - 1.5, 1 - 1.5], [1 - 1.0, 1 - 1.0]  # sums over the questions of each context
     assert x.se == pytest.approx((2 * sum(d * d for d in deviations)) ** 0.5 / 4)
     assert x.gain_se == pytest.approx((2 * sum(d * d for d in gain_deviations)) ** 0.5 / 4)
-    assert none.metrics["exact match"].gain == 0
+    assert none.metrics["match"].gain == 0
     data = result.to_json()
-    assert (data["contexts"], data["conditions"][1]["metrics"]["exact match"]["mean"]["mean"]) == (2, 0.75)
+    assert (data["contexts"], data["conditions"][1]["metrics"]["match"]["mean"]["mean"]) == (2, 0.75)
 
 
 def test_one_context_has_no_standard_error() -> None:
     result = ContextTaskResult("run", "file", "answers", False, (0,), [[answer_item(0, 0, "cat", "cat", None)]])
-    assert result.to_json()["conditions"][0]["metrics"]["exact match"]["se"] is None
+    assert result.to_json()["conditions"][0]["metrics"]["match"]["se"] is None
 
 
 def test_group_items_inverts_to_records() -> None:

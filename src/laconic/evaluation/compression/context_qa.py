@@ -58,7 +58,7 @@ def normalize_words(text: str) -> list[str]:
     return [word for word in plain.split() if word not in ("a", "an", "the")]
 
 
-def exact_match(prediction: str, answers: Sequence[str]) -> float:
+def answer_match(prediction: str, answers: Sequence[str]) -> float:
     """Return 1 if the normalized words equal those of an answer, else 0."""
     return float(any(normalize_words(prediction) == normalize_words(answer) for answer in answers))
 
@@ -79,7 +79,7 @@ def substring_match(prediction: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in prediction.lower() for answer in answers) / len(answers)
 
 
-METRICS = {"exact match": exact_match, "F1": f1_score, "substring match": substring_match}
+METRICS = {"match": answer_match, "F1": f1_score, "substring match": substring_match}
 
 
 class MetricResult(NamedTuple):

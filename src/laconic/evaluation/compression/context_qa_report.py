@@ -73,7 +73,7 @@ def answers_section(group: Sequence[ContextTaskResult]) -> PageSection:
             rows.append(row)
     note = (
         "±: standard error over contexts, paired for differences. Truncated: as many last tokens of the context as "
-        "there are vectors. Exact match: normalized words equal those of an answer. F1: of words. Substring match: "
+        "there are vectors. Match: normalized words equal those of an answer. F1: of words. Substring match: "
         "share of the answers that occur in the output."
     )
     table = page.render_table(PageTable(header, rows, num_text_columns=2))
