@@ -24,15 +24,15 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "decoding": decoding.decoding,
     "prefill": decoding.prefill,
     "training": training.training,
-    "recompute": training.activation_checkpointing,
+    "recompute": training.recompute,
     "loading": loading.loading,
     "cache": cache.cache,
     "mask": cache.mask,
     "want": cache.want,
     "start": start.start,
     "parity": start.parity,
-    "thinking": thinking.latents,
-    "answering": thinking.gather_parameters,
+    "thinking": thinking.thinking,
+    "answering": thinking.answering,
     "generating": generating.generating,
     "memories": memories.memories,
     "streams": memories.streams,
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None, scale: Scale | None = None) -> None
     scale = scale or (QUICK if asked.quick else FULL)
     command = " ".join(["python benchmarks/core.py", *given])
     sections: dict[str, str] = {}
-    for name in asked.mask_slots:
+    for name in asked.only:
         print(f"[{name}]", file=sys.stderr, flush=True)
         sections[name] = section(name, scale, command)
         print(sections[name], flush=True)

@@ -27,7 +27,7 @@ def theirs_generate(found: Pair, ids: Tensor, new: int, cache: str | None = None
     """The same by transformers' `generate`; a dynamic cache unless another is asked for."""
     more = {} if cache is None else {"cache_implementation": cache}
     with torch.inference_mode():
-        rows = found.reference_predictions.generate(
+        rows = found.theirs.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, use_cache=True, **more
         )
     return rows[:, ids.shape[1] :].tolist()
@@ -111,11 +111,11 @@ def prefill_row(found: Pair, scale: Scale) -> tuple[str, ...]:
 
     def ours() -> None:
         with torch.inference_mode():
-            found.ours.logits(found.ours(found.ours.embed(ids)).hidden[:, -1])
+            found.ours.logits(found.ours(found.ours.embed(ids)).hidden_states[:, -1])
 
     def theirs() -> None:
         with torch.inference_mode():
-            _ = found.reference_predictions(ids, use_cache=True, logits_to_keep=1).logits
+            _ = found.theirs(ids, use_cache=True, logits_to_keep=1).logits
 
     ways = {"ours": ours, "theirs": theirs} if PEERS else {"ours": ours}
     times = race(ways, scale.rounds, scale.patience)

@@ -159,7 +159,7 @@ def peak_allocated(work: Way) -> int:
     assert seen.profiler is not None
     events: list[Any] = seen.profiler.kineto_results.events()
     held = peak = 0
-    for event in sorted((e for e in events if e.name() == "[mixer]"), key=lambda e: e.start_ns()):
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)
     return peak

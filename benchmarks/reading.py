@@ -23,7 +23,7 @@ BLOCKS = 4  # segments of the longest document of a batch
 
 def compressor(config: DecoderConfig, cap: int, **reading: object) -> AutoCompressor:
     """Parallel summaries of `cap` vectors."""
-    decoder, how = Decoder(config), CompressionConfig.model_validate({"cap": cap, "summary_init": "normal", **reading})
+    decoder, how = Decoder(config), CompressionConfig.model_validate({"max_vectors": cap, "summary_init": "normal", **reading})
     return AutoCompressor(decoder, SummaryParameters(decoder, how, None, eos_token_id=None), how, total_steps=1)
 
 
@@ -76,7 +76,7 @@ def training(scale: Scale) -> list[tuple[str, ...]]:
     """Peak bytes of a step by the segments of its document."""
     config, S, rows = small(scale), scale.length, list[tuple[str, ...]]()
     for memory in ("replace", "accumulate"):
-        method = compressor(config, max(S // SHARE, 1), memory=memory).train()
+        method = compressor(config, max(S // SHARE, 1), memory_policy=memory).train()
         step(method, documents(config, 2, S))  # gradients are there before anything is measured
         made = {n: documents(config, n, S) for n in SEGMENTS}
         peaks = {n: peak_allocated(partial(step, method, made[n])) for n in SEGMENTS}
@@ -125,7 +125,7 @@ def first_token(scale: Scale) -> tuple[str, ...]:
 
     @torch.inference_mode()
     def answered(before: Tensor) -> Tensor:
-        hidden = decoder(torch.cat([before, decoder.embed(prompt)], 1)).hidden
+        hidden = decoder(torch.cat([before, decoder.embed(prompt)], 1)).hidden_states
         return decoder.logits(hidden[:, -1]).argmax(-1)
 
     took = race(

@@ -38,7 +38,7 @@ def batch_of(config: object, scale: Scale) -> tuple[Tensor, Tensor]:
 def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
     """Logits at every position, from either side's model."""
     if isinstance(model, Decoder):
-        return model.logits(model(model.embed(ids)).hidden)
+        return model.logits(model(model.embed(ids)).hidden_states)
     return model(input_ids=ids, use_cache=False).logits
 
 
@@ -78,7 +78,7 @@ def training(scale: Scale) -> Table:
 def training_rows(found: Pair, scale: Scale) -> list[tuple[str, ...]]:
     """Time, counted memory and resident memory of one model."""
     ids, targets = batch_of(found.ours.config, scale)
-    models = {"ours": found.ours.train()} | ({"theirs": found.reference_predictions.train()} if PEERS else {})
+    models = {"ours": found.ours.train()} | ({"theirs": found.theirs.train()} if PEERS else {})
     ways = {side: step(model, ids, targets) for side, model in models.items()}
     times = {side: clock(t) for side, t in race(ways, scale.rounds, 2 * scale.patience).items()}
     held = {side: memory(models[side], ways[side]) / MEBI for side in ways}
