@@ -23,7 +23,10 @@ BLOCKS = 4  # segments of the longest document of a batch
 
 def compressor(config: DecoderConfig, cap: int, **reading: object) -> AutoCompressor:
     """Parallel summaries of `cap` vectors."""
-    decoder, how = Decoder(config), CompressionConfig.model_validate({"max_vectors": cap, "summary_init": "normal", **reading})
+    decoder, how = (
+        Decoder(config),
+        CompressionConfig.model_validate({"max_vectors": cap, "summary_init": "normal", **reading}),
+    )
     return AutoCompressor(decoder, SummaryParameters(decoder, how, None, eos_token_id=None), how, total_steps=1)
 
 
