@@ -1,9 +1,9 @@
 """Ablations of a trained Hope model: the same weights with one part disabled, to measure what the part contributes.
 
-Nested Learning arXiv:2512.24695, Table 6; Titans arXiv:2501.00663, Table 5. The papers train each ablation from scratch; here
-the remaining parts were trained together with the disabled one. Levels are numbered by their chunk sizes, the
-fastest 0, over all layers. What cannot be disabled in trained weights needs another recipe: the number of levels, chunk
-sizes, the convolution, and a static query in place of an adaptive one.
+Nested Learning arXiv:2512.24695, Table 6; Titans arXiv:2501.00663, Table 5. The papers train each ablation from
+scratch; here the remaining parts were trained together with the disabled one. Levels are numbered by their chunk sizes,
+the fastest 0, over all layers. What cannot be disabled in trained weights needs another recipe: the number of levels,
+chunk sizes, the convolution, and a static query in place of an adaptive one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
