@@ -27,7 +27,6 @@ CELLS: tuple[dict[str, Any], ...] = (
     {"memory_policy": "replace"},
     {"memory_policy": "budgeted", "max_memory_vectors": 6},
     {"memory_policy": "fifo", "max_memory_vectors": 5, "length_policy": "nested_dropout"},
-    {"reread_memory": False},
     {"summary_positions": "reserved", "length_policy": "nested_dropout"},
     {"bos": "sink"},
     {"bos": "first"},
@@ -36,7 +35,7 @@ HEADS: tuple[dict[str, Any], ...] = (
     {"estimator": "ponder"},
     {"estimator": "ponder", "joint_training": True},
     {"estimator": "reinforce", "joint_training": True},
-    {"estimator": "reinforce", "reinforce_baseline": "rows"},
+    {"estimator": "reinforce"},
     {"estimator": "soft", "hard_window_fraction": 0.5},
     {"estimator": "soft", "stop_position": "before", "cost_kind": "ratio", "ratio_memory_weight": 1.0},
     {
@@ -145,16 +144,12 @@ def test_rows_are_independent_with_learned_lengths(head: dict[str, Any]) -> None
     method, batch = make({"length_policy": "stop_head"}, head), documents(step=9)
     loss, result, _ = run_step(method, batch)
     total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
-    if head.get("reinforce_baseline") != "rows":
-        within = (
-            tolerances.FLOAT32
-            if method.has_soft_lengths or head["estimator"] == "straight_through"
-            else tolerances.ORACLE
-        )
-        same(total, loss, within)
-        u = sum(p["summaries.u"] for p in parts)
-        assert isinstance(u, Tensor)
-        same(u, result["summaries.u"], within)
+    is_float32 = method.has_soft_lengths or head["estimator"] == "straight_through"
+    within = tolerances.FLOAT32 if is_float32 else tolerances.ORACLE
+    same(total, loss, within)
+    u = sum(p["summaries.u"] for p in parts)
+    assert isinstance(u, Tensor)
+    same(u, result["summaries.u"], within)
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])

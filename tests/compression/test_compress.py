@@ -44,7 +44,7 @@ CELLS: tuple[dict[str, Any], ...] = (
     {"summary": "autoregressive", "length_policy": "stop_head", "memory_policy": "budgeted", "max_memory_vectors": 6},
     {"summary": "pool", "length_policy": "classifier", "memory_policy": "fifo", "max_memory_vectors": 5},
     {"summary": "select", "length_policy": "classifier"},
-    {"summary": "parallel", "length_policy": "classifier", "reread_memory": False},
+    {"summary": "parallel", "length_policy": "classifier"},
 )
 
 
@@ -139,20 +139,6 @@ def test_read_text_gate_of_zero_removes_slots_with_reserved_positions() -> None:
     assert far.abs().max() > 1e-3  # the text follows K slots in one and N in the other
 
 
-def test_compress_without_reread_memory_equals_concatenation() -> None:
-    """Without older memory in the prompt, compressing in sequence equals concatenating separate compressions."""
-    method = compressor(reread_memory=False)
-    one_by_one = compressed(method)
-    apart = SummaryMemory.concat_segments(*(method.compress(text, mask) for text, mask in segments_of()))
-    assert one_by_one.is_equal(apart)
-    linked = compressor()
-    exists = (
-        compressed(linked).vectors
-        - SummaryMemory.concat_segments(*(linked.compress(t, l) for t, l in segments_of())).vectors
-    )
-    assert exists.abs().max() > 1e-3
-
-
 @pytest.mark.parametrize(("name", "bos"), [("llama", "sink"), ("llama", "none"), ("opt", "sink"), ("opt", "none")])
 def test_generate_continues_from_a_memory(name: str, bos: str) -> None:
     """Each id generated from the memory's cache is the most likely one after [memory; prompt; ids so far]."""
@@ -218,15 +204,13 @@ def test_adapter_scope_write_reads_with_the_base_model() -> None:
 
 
 def test_bos_first_precedes_only_the_first_segment() -> None:
-    """Also if segments are compressed without the older memory."""
     text = torch.tensor([[4, 5, 6, 7]])
-    for recurrent in (True, False):
-        method, plain = (compressor(bos=bos, bos_token_id=1, reread_memory=recurrent) for bos in ("first", "none"))
-        memory = method.compress(text)
-        assert not torch.equal(memory.vectors, plain.compress(text).vectors)
-        assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
-        assert method.build_prompt(memory).attention_mask.shape[1] == 3
-        assert method.build_prompt(method.segment_model.empty_memory(1)).attention_mask.shape[1] == 1
+    method, plain = (compressor(bos=bos, bos_token_id=1) for bos in ("first", "none"))
+    memory = method.compress(text)
+    assert not torch.equal(memory.vectors, plain.compress(text).vectors)
+    assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
+    assert method.build_prompt(memory).attention_mask.shape[1] == 3
+    assert method.build_prompt(method.segment_model.empty_memory(1)).attention_mask.shape[1] == 1
 
 
 def test_read_text_needs_no_room_for_summary_positions() -> None:

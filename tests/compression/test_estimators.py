@@ -24,7 +24,6 @@ from laconic.compression.halting.estimators import (
     penalty_ramp,
     ponder_loss,
     ratio_penalty,
-    reinforce_row_baseline,
     reinforce_two_samples,
     sample_column,
     straight_through_slots,
@@ -201,16 +200,6 @@ def test_reinforce_two_samples() -> None:
     assert gradcheck(lambda x: reinforce_two_samples(x, G, counted), log_p.requires_grad_())
     same = torch.ones_like(G)
     assert torch.equal(reinforce_two_samples(log_p, G, counted, same), reinforce_two_samples(log_p, G, counted))
-
-
-def test_reinforce_row_baseline() -> None:
-    """The baseline is the mean over the other priced rows; a single row has none."""
-    G, log_p = torch.rand(3, 2).double(), -torch.rand(3, 2).double()
-    counted = torch.tensor([[True, True], [True, False], [True, False]])
-    expected = sum(
-        (G[b, 0] - sum(G[c, 0] for c in range(3) if c != b) / 2) * log_p[b, 0] for b in range(3)
-    ) + G[0, 1] * log_p[0, 1]  # fmt: skip
-    assert distance(reinforce_row_baseline(log_p, G, counted), expected) < tolerances.ORACLE
 
 
 @pytest.mark.equation("halting", "VL21")

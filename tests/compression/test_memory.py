@@ -26,7 +26,6 @@ METADATA = MemoryMetadata(
     method={"compression": {"summary": "parallel", "memory_policy": "accumulate"}, "stop_head": None},
     positions="contiguous",
     bos="none",
-    recurrent=True,
     dtype="float32",
     tokenizer="c" * 64,
     created="2026-11-21",

@@ -96,7 +96,6 @@ DOCUMENT = {"name": "n", "sha256": "s", "tokens": 1, "segments": [1], "first": 0
         ({"width": 5.0}, "field width"),
         ({"width": True}, "field width"),
         ({"reader": None}, "field reader"),
-        ({"recurrent": 1}, "field recurrent"),
         ({"method": []}, "field method"),
         ({"method": {"compression": 5}}, "field method"),
         ({"method": {"compression": {"max_vectors": 1}}}, "field settings"),

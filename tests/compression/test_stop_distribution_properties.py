@@ -14,7 +14,6 @@ from laconic.compression.halting.estimators import (
     length_penalty,
     mark_priced_if_read,
     ponder_loss,
-    reinforce_row_baseline,
     reinforce_two_samples,
     sample_column,
     straight_through_slots,
@@ -184,18 +183,6 @@ def test_reinforce_importance_weights(table: Tensor) -> None:
     weight, G = log_p.exp() / M[N - 1], chance * table[N - 1]
     term = reinforce_two_samples(log_p[..., None], G[..., None], torch.ones(B, 1, dtype=torch.bool), weight[..., None])
     assert distance(torch.autograd.grad(term, a)[0], expected) < tolerances.ORACLE
-
-
-def test_reinforce_row_baseline_is_unbiased(table: Tensor) -> None:
-    """For two equal rows the sum has twice the gradient of one."""
-    a = torch.randn(K).double().requires_grad_()
-    (expected,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
-    total = torch.zeros(K).double()
-    for N in outcomes(2):
-        log_p = picked(a.expand(2, 1, K), N[:, None])
-        term = reinforce_row_baseline(log_p, table[N - 1][:, None], torch.ones(2, 1, dtype=torch.bool))
-        total += log_p.sum().exp().detach() * torch.autograd.grad(term, a)[0]
-    assert distance(total, 2 * expected) < tolerances.ORACLE
 
 
 def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:

@@ -151,11 +151,7 @@ class AutoCompressor(nn.Module):
 
     def needs_two_samples(self, head: StopHeadConfig) -> bool:
         """Test whether a second sample of lengths is the baseline of the first."""
-        return (
-            self.config.length_policy == "stop_head"
-            and head.estimator == "reinforce"
-            and head.reinforce_baseline == "draws"
-        )
+        return self.config.length_policy == "stop_head" and head.estimator == "reinforce"
 
     def check_window(self, batch: DocumentBatch) -> None:
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""

@@ -72,7 +72,6 @@ class MemoryMetadata:
         method: Resolved recipe tables of the method.
         positions: Scheme of position ids for memory and summaries.
         bos: When a bos token precedes the memory.
-        recurrent: Whether older memory was in the prompt of a compression.
         dtype: dtype of the stored vectors.
         tokenizer: SHA-256 of tokenizer.json.
         created: Time of writing.
@@ -90,7 +89,6 @@ class MemoryMetadata:
     method: Mapping[str, Any]
     positions: str
     bos: str
-    recurrent: bool
     dtype: str
     tokenizer: str
     created: str
@@ -193,8 +191,7 @@ class MemoryMetadata:
                 f"memory: {file} has format version {schema}, this version of laconic reads {FORMAT_VERSION}; "
                 f"{'update laconic' if schema > FORMAT_VERSION else 'compress again'}"
             )
-        types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int), "method": dict,
-                 "recurrent": bool}  # fmt: skip
+        types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int), "method": dict}
         bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
         if bad is None and not isinstance(data["method"].get("compression"), dict):
             bad = "method"

@@ -131,14 +131,10 @@ class SegmentModel:
         should_stop: StopCheck | None = None,
     ) -> CompressionOutput:
         """Compute the states of which a text's vectors are made; see `segment.compress_segment`."""
-        if self.config.reread_memory:
-            before = self.apply_gate(memory)
-        else:
-            before = memory.mask_slots(torch.zeros_like(memory.valid)).compact()
         return compress_segment(
             self.decoder,
             self.summaries,
-            before,
+            self.apply_gate(memory),
             self.decoder.embed(input_ids),
             attention_mask,
             num_vectors,
@@ -157,12 +153,12 @@ class SegmentModel:
     ) -> ReadAndCompressed:
         """Return the states of the text as it is read, and the result of compressing it unless `num_vectors` is 0.
 
-        One pass serves both if reading and compressing use the same prompt and adapter.
+        One pass serves both if the adapter is active in both.
         """
         if num_vectors == 0:
             return self.read_segment(memory, input_ids, attention_mask), None
         compressed = self.compress_segment(memory, input_ids, attention_mask, num_vectors, keep_graph)
-        if self.config.reread_memory and self.config.adapter_scope == "both":
+        if self.config.adapter_scope == "both":
             return compressed.text_states, compressed
         return self.read_segment(memory, input_ids, attention_mask), compressed
 

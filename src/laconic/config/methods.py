@@ -142,7 +142,6 @@ class CompressionConfig(ConfigModel):
         None, description="numbers of vectors that occur; default 1 to max_vectors"
     )
     max_memory_vectors: NumVectors | None = Field(None, description="maximum memory size for budgeted and fifo")
-    reread_memory: bool = Field(True, description="put the older memory into the prompt of each compression")
     summary_map: Literal["none", "scale", "mlp"] | None = Field(
         None, description="map from hidden state to summary vector (VL1); default scale if autoregressive, else none"
     )
@@ -184,10 +183,6 @@ class CompressionConfig(ConfigModel):
             raise ValueError(
                 f'max_memory_vectors {self.max_memory_vectors} with memory_policy "{self.memory_policy}": '
                 "set it for budgeted and fifo, and only for them"
-            )
-        if not self.reread_memory and self.memory_policy in ("replace", "budgeted"):
-            raise ValueError(
-                f'reread_memory false with memory_policy "{self.memory_policy}": the older memory would be lost unread'
             )
         if self.trigger_placement == "replace" and self.summary != "autoregressive":
             raise ValueError(f'trigger_placement "replace" with summary "{self.summary}": only autoregressive has one')
@@ -263,12 +258,6 @@ class StopHeadConfig(ConfigModel):
     joint_training: bool = Field(False, description="ponder, reinforce: train head and decoder together")
     exploration: Fraction = Field(0.3, description="joint_training: fraction of lengths drawn uniformly")
     hard_window_fraction: Fraction = Field(0.3, description="soft: fraction of windows that read a drawn, hard length")
-    reinforce_baseline: Literal["draws", "rows"] = Field(
-        "draws", description="reinforce: compare with a second draw, or with the other rows"
-    )
-    head_gradient: Literal["cut", "flow"] | None = Field(
-        None, description="whether the head's gradient ends at its input; default cut for ponder and reinforce"
-    )
     head_lr_multiplier: PositiveFloat = Field(
         3.0, description="learning rate of the linear head or classifier, relative to everything else"
     )
@@ -289,7 +278,6 @@ class StopHeadConfig(ConfigModel):
     control_tokens_in_softmax: bool = Field(False, description="vocabulary: include the control tokens in the softmax")
     prior_kl_weight: NonNegative = Field(0.0, description="weight of KL(stop distribution, geometric prior)")
     prior_stop_prob: OpenFraction = Field(0.25, description="stop probability of the geometric prior")
-    prior_tail: Literal["truncated", "forced"] = Field("truncated", description="where the geometric's tail goes")
     entropy_weight: NonNegative = Field(0.0, description="weight of the entropy's shortfall below entropy_floor")
     entropy_floor: NonNegative = Field(0.0, description="entropy floor in nats")
     target_mean_length: PositiveFloat | None = Field(None, description="mean length that the cost is steered to")
@@ -315,4 +303,4 @@ class StopHeadConfig(ConfigModel):
     @property
     def detaches_head_input(self) -> bool:
         """Whether the stop head's gradient ends at the hidden state it reads."""
-        return (self.head_gradient or ("cut" if self.estimator in ("ponder", "reinforce") else "flow")) == "cut"
+        return self.estimator in ("ponder", "reinforce")

@@ -116,7 +116,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
             + self.method.segment_model.prefix_length * (reading.bos == "sink")
             + (before.num_tokens == 0) * (reading.bos == "first")
         )
-        before_text = lead + (before.num_vectors if reading.reread_memory else none)
+        before_text = lead + before.num_vectors
         behind = (
             N
             if loop

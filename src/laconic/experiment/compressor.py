@@ -92,7 +92,6 @@ class TextCompressor:
             },
             positions=resolve_position_scheme(config, decoder),
             bos=config.bos if config.bos is not None and has_bos else "none",
-            recurrent=config.reread_memory,
             dtype=str(self.decoder.token_embedding.weight.dtype).removeprefix("torch."),
             tokenizer=self.tokenizer.fingerprint,
             created=current_time(),

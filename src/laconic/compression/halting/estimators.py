@@ -232,20 +232,6 @@ def reinforce_two_samples(
     return (half * (scores[0] - scores[1])).masked_fill(~is_priced, 0.0).sum()
 
 
-def reinforce_row_baseline(
-    log_p: Float[Tensor, "B w"],
-    G: Float[Tensor, "B w"],
-    is_priced: Bool[Tensor, "B w"],
-    importance_weights: Float[Tensor, "B w"] | None = None,
-) -> Float[Tensor, ""]:
-    """Compute the score term for one sample per row, with the mean G of the other rows as baseline (0 if none)."""
-    costs = G.detach().masked_fill(~is_priced, 0.0)
-    num_others = (is_priced.sum(0) - 1).clamp(min=1)
-    baseline = (costs.sum(0) - costs) / num_others
-    scores = upcast(log_p) if importance_weights is None else importance_weights.detach() * upcast(log_p)
-    return ((costs - baseline) * scores).masked_fill(~is_priced, 0.0).sum()
-
-
 def ponder_loss(
     a: Float[Tensor, "B K"],
     trial_losses: Float[Tensor, "B n"],

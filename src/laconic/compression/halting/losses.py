@@ -23,7 +23,6 @@ from laconic.compression.halting.estimators import (
     mark_priced_if_read,
     ponder_loss,
     ratio_penalty,
-    reinforce_row_baseline,
     reinforce_two_samples,
 )
 from laconic.compression.halting.stop_distribution import expected_length
@@ -97,7 +96,6 @@ def length_cost(
             partial(
                 kl_geometric,
                 stop_prob=config.prior_stop_prob,
-                tail=config.prior_tail,
                 stop_position=stop_position,
             )
         )
@@ -127,7 +125,7 @@ def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: Weight)
 
 
 def reinforce_loss(windows: list[WindowRun], config: StopHeadConfig, beta: float, weight: Weight) -> Float[Tensor, ""]:
-    """Compute the score term of the sampled lengths, with a second sample or the other rows as baseline."""
+    """Compute the score term of the sampled lengths, with a second sample as baseline."""
     is_priced = mark_priced_segments(windows[0])
     mean_length = partial(expected_length, stop_position=config.stop_position)
     price = torch.stack([beta * window.map_stop_logits(mean_length) for window in windows])
@@ -135,9 +133,7 @@ def reinforce_loss(windows: list[WindowRun], config: StopHeadConfig, beta: float
     G = cost_to_go(losses, price.masked_fill(~is_priced, 0.0)) * weight[:, None]
     log_p = torch.stack([torch.stack(window.length_log_probs, 1) for window in windows])
     importance_weights = torch.stack([torch.stack(window.importance_weights, 1) for window in windows])
-    if len(windows) == 2:
-        return reinforce_two_samples(log_p, G, is_priced, importance_weights)
-    return reinforce_row_baseline(log_p[0], G[0], is_priced, importance_weights[0])
+    return reinforce_two_samples(log_p, G, is_priced, importance_weights)
 
 
 def classifier_loss(
