@@ -35,7 +35,7 @@ def masked_cross_entropy(
     targets: Int[Tensor, "B T"],
     denominator: float | None = None,
 ) -> LossAndAccuracy:
-    """Eq. 5a, 5b: -(1/N) sum log p(target | all before), over the scored tokens.
+    """Eq. 5a,5b: -(1/N) sum log p(target | all before), over the scored tokens.
 
     Args:
         logits: Map from hidden states to logits; called for scored positions only.
