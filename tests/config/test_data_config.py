@@ -24,7 +24,6 @@ REFUSED: list[tuple[type[BaseModel], dict[str, Any], str]] = [
     (DataConfig, {"path": "x", "unknown": 1}, "unknown"),
     (TextConfig, {"segment_tokens": (100, 200), "row_tokens": 300}, "segment_tokens"),
     (TextConfig, {"segment_tokens": (100, 200), "row_tokens": 400, "segment_lengths": "fixed"}, "400"),
-    (TextConfig, {"segment_tokens": 300, "row_tokens": 300}, "row_tokens 300"),
     (TextConfig, {"segment_lengths": "fixed", "min_segment_tokens": 5}, "min_segment_tokens"),
     (TextConfig, {"segment_tokens": 100, "row_tokens": 250}, "row_tokens 250"),
     (TextConfig, {"segment_tokens": 128, "min_segment_tokens": 128}, "segment_tokens 128"),

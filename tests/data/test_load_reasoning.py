@@ -96,7 +96,7 @@ def test_load_examples_chains(root: str) -> None:
 def test_load_examples_union(root: str) -> None:
     read = load_training_examples(said(name="gsm-union", data_dir=root, valid="gsm8k-aug:valid", test="gsm8k:test"))
     assert len(read.examples) == len(read.offsets) == 10432 + 6973 - 201 + 1384
-    assert read.notes == ("gsm8k: 201 rows left out, whose questions stand in an earlier set",)
+    assert read.notes == ("gsm8k: 201 rows dropped because their questions are in an earlier set",)
     assert len({e.id for e in read.examples}) == len(read.examples)
     two = load_training_examples(said(name=("gsm8k-aug-subset", "gsm8k"), data_dir=root))
     assert two.examples == read.examples[:17204]

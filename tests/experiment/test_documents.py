@@ -59,7 +59,7 @@ def test_books_are_read_and_held_out(tmp_path: Path) -> None:
     assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
     assert "valid: 1 documents held out" in rows.notes[0]
     assert len(load_held_out(found, tokenizer, 512, "test", 2).source) == 2
-    with pytest.raises(InputError, match="24 stretches of 240 tokens in 8 documents, a batch asks for 100"):
+    with pytest.raises(InputError, match="24 rows of 240 tokens in 8 documents, fewer than a batch of 100"):
         load_training_rows(recipe(tmp_path, "train.batch_size=100"), tokenizer, 512)
 
 
@@ -93,7 +93,7 @@ def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> 
 def test_segments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     found = recipe(tmp_path)
     with pytest.raises(
-        UsageError, match=r"data\.text\.segment 60: from 60 to 61 tokens nothing is left to draw for 3 seg"
+        UsageError, match=r"lengths of 60 to 61 tokens leave nothing to draw for 3 seg"
     ):
         load_training_rows(found, load_model_tokenizer(found.model), 79)
 

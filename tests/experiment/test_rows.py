@@ -74,20 +74,20 @@ def test_rows_of_sets(small: Path) -> None:
     rows = load_training_rows(recipe, tokenizer, 512)
     assert len(rows.examples) == 300
     assert rows.examples[0].id == "gsm8k-aug-train-00000"
-    assert rows.notes[0] == "gsm8k-aug:train: 10,432 rows, of the 385,620 that the set has"
+    assert rows.notes[0] == "gsm8k-aug:train: 10,432 of 385,620 published rows"
     assert [e.id for e in load_held_out(recipe, tokenizer, 512, "valid", 3).examples][-1] == "gsm8k-aug-valid-00002"
-    with pytest.raises(InputError, match=r"^data\.test: absent; name the rows that are held out"):
+    with pytest.raises(InputError, match=r"^data\.test is not set"):
         load_held_out(recipe, tokenizer, 512, "test")
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"path": "gsm8k/train.jsonl"}, r"gsm8k/train\.jsonl: 500 rows are the validation questions of GSM8K-Aug"),
-        ({"path": "svamp/test.jsonl"}, r"^data\.path .* is svamp:test: test rows are not trained on; take a train"),
-        ({"valid": "gsm8k/test.jsonl"}, r"^data\.valid .* is gsm8k:test: test rows choose nothing; take rows of their"),
-        ({"test": "signs.jsonl"}, r"^1 training questions stand in the rows .* \(rows\.jsonl:1 = signs\.jsonl:1\)"),
-        ({"valid": "new.jsonl", "test": "old.jsonl"}, r"^1 questions of data\.valid stand in data\.test: test rows"),
+        ({"path": "gsm8k/train.jsonl"}, r"gsm8k/train\.jsonl: 500 rows are validation questions of GSM8K-Aug"),
+        ({"path": "svamp/test.jsonl"}, r"^data\.path .* is svamp:test: cannot train on test rows"),
+        ({"valid": "gsm8k/test.jsonl"}, r"^data\.valid .* is gsm8k:test: test rows must not select"),
+        ({"test": "signs.jsonl"}, r"^1 training questions are also held out \(rows\.jsonl:1 = signs\.jsonl:1\)"),
+        ({"valid": "new.jsonl", "test": "old.jsonl"}, r"^1 questions of data\.valid are also in data\.test"),
     ],
 )  # fmt: skip
 def test_rules_hold_for_a_file_too(small: Path, more: dict[str, str], message: str) -> None:
