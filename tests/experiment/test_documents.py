@@ -92,9 +92,7 @@ def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> 
 
 def test_segments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     found = recipe(tmp_path)
-    with pytest.raises(
-        UsageError, match=r"lengths of 60 to 61 tokens leave nothing to draw for 3 seg"
-    ):
+    with pytest.raises(UsageError, match=r"lengths of 60 to 61 tokens leave nothing to draw for 3 seg"):
         load_training_rows(found, load_model_tokenizer(found.model), 79)
 
 
