@@ -30,7 +30,7 @@ def binomial_quantile(n: int, p: float, q: float) -> int:
 
 
 @pytest.mark.parametrize(("right", "n"), [(30, 50), (180, 1000), (1960, 2000)])
-def test_interval_of_one_run_is_the_binomial_one(right: int, n: int) -> None:
+def test_estimate_proportion_of_one_run_is_binomial(right: int, n: int) -> None:
     """The bootstrap of a share of right answers is the binomial distribution itself."""
     scores = np.arange(n) < right
     found = statistics.estimate_mean(scores)
@@ -44,7 +44,7 @@ def test_interval_of_one_run_is_the_binomial_one(right: int, n: int) -> None:
     assert (found.mean, found.sd, found.num_seeds, found.num_items) == (right / n, None, 1, n)
 
 
-def test_interval_of_a_mean_is_the_normal_one() -> None:
+def test_estimate_mean_interval_is_normal() -> None:
     values = 3 + 2 * np.array([NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)])
     found = statistics.estimate_mean(values)
     half = 1.96 * values.std() / 20
@@ -52,7 +52,7 @@ def test_interval_of_a_mean_is_the_normal_one() -> None:
     assert found.high == pytest.approx(3 + half, abs=0.03 * half + 0.005)
 
 
-def test_interval_over_seeds_alone() -> None:
+def test_estimate_mean_over_seeds_only() -> None:
     """Every question alike: what is left are the means of draws of three seeds, listed here one by one."""
     means = np.array([0.2, 0.5, 0.8])
     found = statistics.estimate_mean(np.repeat(means[:, None], 10, axis=1))
@@ -62,7 +62,7 @@ def test_interval_over_seeds_alone() -> None:
     assert found.sd == pytest.approx(0.3)
 
 
-def test_the_same_runs_give_the_same_interval() -> None:
+def test_bootstrap_means_are_reproducible() -> None:
     scores = rng.uniform(1, np.arange(3)[:, None], np.arange(50)[None]) < 0.4
     assert statistics.estimate_mean(scores) == statistics.estimate_mean(scores.copy())
     golden = statistics.estimate_mean(np.arange(50) < 30)
@@ -84,7 +84,7 @@ def equal_runs(trial: int, R: int, N: int, spread: float) -> tuple[np.ndarray, n
     ("R", "spread"),
     [(1, 0.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 0.0), (3, 0.03), (5, 0.1))), (3, 0.15)],
 )
-def test_equal_distributions_give_few_claims(R: int, spread: float) -> None:
+def test_find_significant_rarely_errs_for_equal_distributions(R: int, spread: float) -> None:
     trials = 400
     claims = 0
     for trial in range(trials):
@@ -93,7 +93,7 @@ def test_equal_distributions_give_few_claims(R: int, spread: float) -> None:
     assert claims <= CLAIMS * trials, f"{claims} of {trials}"
 
 
-def test_a_real_difference_is_claimed() -> None:
+def test_find_significant_finds_a_real_difference() -> None:
     a, b = equal_runs(0, 3, 500, 0.01)
     found = statistics.paired_difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
     assert statistics.find_significant([found]) == [True]
@@ -103,7 +103,7 @@ def test_a_real_difference_is_claimed() -> None:
     assert statistics.describe_difference(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
 
 
-def test_a_share_stays_inside_and_has_a_width() -> None:
+def test_estimate_proportion_stays_inside_and_has_a_width() -> None:
     """All of n right: the least share that gives this in 2.5 of 100 tries is its n-th root."""
     whole = statistics.estimate_proportion(np.ones((3, 2000)))
     assert (whole.low, whole.high) == (pytest.approx(0.025 ** (1 / 2000)), 1.0)
@@ -113,17 +113,17 @@ def test_a_share_stays_inside_and_has_a_width() -> None:
     assert statistics.estimate_mean(near).high > 1 == statistics.estimate_proportion(near).high
 
 
-def test_points_have_no_negative_zero() -> None:
+def test_format_points_has_no_negative_zero() -> None:
     assert [statistics.format_points(x) for x in (-0.0004, 0.0123, -0.5)] == ["+0.0", "+1.2", "-50.0"]
 
 
-def test_holm_as_in_his_paper() -> None:
+def test_holm_adjust_as_in_the_paper() -> None:
     assert statistics.holm_adjust([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm_adjust([]) == []
     assert statistics.holm_adjust([0.6, 0.9]) == [1.0, 1.0]
 
 
-def test_holm_takes_a_claim_back() -> None:
+def test_find_significant_applies_holm() -> None:
     one = statistics.Difference(0.1, 0.01, 0.2, 0.03, 3, 100)
     assert statistics.find_significant([one]) == [True]
     assert statistics.find_significant([one, one._replace(p=0.04)]) == [False, False]
@@ -132,22 +132,22 @@ def test_holm_takes_a_claim_back() -> None:
     assert told == "no difference shown after Holm's correction (n=3, interval +1.0 to +20.0)"
 
 
-def test_mcnemar_by_hand() -> None:
+def test_mcnemar_p_value_by_hand() -> None:
     a = np.array([1] * 9 + [0] + [1] * 5)
     b = np.array([0] * 9 + [1] + [1] * 5)
     assert statistics.mcnemar_p_value(a, b) == pytest.approx(2 * (1 + 10) / 2**10)
     assert statistics.mcnemar_p_value(a, a) == 1.0
 
 
-def test_runs_that_cannot_be_compared() -> None:
-    with pytest.raises(ValueError, match="compare the same questions and seeds"):
+def test_paired_difference_refuses_other_shapes() -> None:
+    with pytest.raises(ValueError, match="compare the same items"):
         statistics.paired_difference(np.ones((3, 4)), np.ones((2, 4)))
     for bad in ([], [math.nan], np.ones((2, 2, 2))):
-        with pytest.raises(ValueError, match="asked is a finite number for each seed and question"):
+        with pytest.raises(ValueError, match="finite scores"):
             statistics.to_matrix(bad)
 
 
-def test_no_rounding_leaves_0_out_of_an_interval() -> None:
+def test_bootstrap_means_rounding_does_not_exclude_0() -> None:
     """One question of 31 that only A has right: in 36 of 100 resamples it is not drawn, and nothing differs."""
     for n in (31, 7, 77):
         for seeds in (1, 3):
@@ -159,7 +159,7 @@ def test_no_rounding_leaves_0_out_of_an_interval() -> None:
             assert statistics.find_significant([found]) == [False]
 
 
-def test_the_mean_of_sets_is_plain_and_its_interval_is_of_independent_sets() -> None:
+def test_macro_average_resamples_sets_independently() -> None:
     a, b = np.arange(400) < 100, np.arange(100) < 90
     found = statistics.macro_average([a, b])
     assert (found.mean, found.sd, found.num_seeds, found.num_items) == ((0.25 + 0.9) / 2, None, 1, 500)
@@ -179,7 +179,7 @@ def test_the_mean_of_sets_is_plain_and_its_interval_is_of_independent_sets() -> 
     assert seeds.sd == pytest.approx(np.std([0.575, 0.825, 0.575], ddof=1))
 
 
-def test_the_mean_difference_of_sets_is_paired() -> None:
+def test_macro_paired_difference() -> None:
     a, b = [np.arange(400) < 100, np.arange(100) < 90], [np.arange(400) < 100, np.arange(100) < 80]
     found = statistics.macro_paired_difference(a, b)
     assert found.mean == pytest.approx(0.05)

@@ -1,8 +1,8 @@
-"""Means over seeds, bootstrap intervals over questions and seeds, and when a difference may be called one.
+"""Means over seeds, bootstrap intervals over items and seeds, and significance of paired differences.
 
-Runs stand in a matrix [R seeds, N questions] of what each question scored. The percentile bootstrap (Efron 1979) of
-two or three seeds claims too much: where seeds differ most, equal means of three of them leave 0 out one time in three.
-So the part of a draw that is due to seeds is stretched by sqrt(R/(R-1)) t/z (Hesterberg 2015,
+Scores are a matrix [R seeds, N items]. The percentile bootstrap (Efron 1979) of two or three seeds gives intervals that
+are too narrow: in the worst case, the interval of equal means over three seeds excludes 0 one time in three. The part
+of a resample that is due to seeds is therefore stretched by sqrt(R/(R-1)) t/z (Hesterberg 2015,
 doi:10.1080/00031305.2015.1089789).
 """
 
@@ -17,17 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 from laconic import rng
 
 NUM_RESAMPLES = 10_000
-RNG_KEY = 20_261_121  # of every draw made here: the same runs give the same interval, anywhere
+RNG_KEY = 20_261_121  # the same scores give the same interval on every machine
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
-ROUNDING_TOLERANCE = 1e-9  # what a draw may be off by rounding
-# 97.5 % points of Student's t with 1, 2, … degrees of freedom; beyond ten seeds the last one is taken.
+ROUNDING_TOLERANCE = 1e-9
+# 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom; the last one is used beyond ten seeds.
 T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 ScoreMatrix = NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds and questions, its standard deviation over seeds (n-1; None for one), its 95 % interval."""
+    """A mean over seeds and items with its 95 % interval; `sd` is over seeds (n-1), None for a single seed."""
 
     mean: float
     sd: float | None
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A minus B on the same questions and seeds: mean, 95 % interval, and the two-sided p of the same draws."""
+    """A minus B on the same items and seeds: mean, 95 % interval, and two-sided p from the same resamples."""
 
     mean: float
     low: float
@@ -49,18 +49,18 @@ class Difference(NamedTuple):
 
 
 def to_matrix(scores: ArrayLike) -> ScoreMatrix:
-    """[R, N] float64; one run may come as a row. Raises `ValueError` for what holds no score."""
-    found = np.atleast_2d(np.asarray(scores, dtype=np.float64))
-    if found.ndim != 2 or not found.size or not np.isfinite(found).all():
-        raise ValueError(f"scores of shape {found.shape}: asked is a finite number for each seed and question")
-    return found
+    """Return scores as [R, N] float64; a single row is one seed. `ValueError` for anything but finite scores."""
+    matrix = np.atleast_2d(np.asarray(scores, dtype=np.float64))
+    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
+        raise ValueError(f"expected finite scores of shape [seeds, items], got shape {matrix.shape}")
+    return matrix
 
 
 @lru_cache(maxsize=8)
 def resample_weights(n: int, draws: int, stream: int) -> NDArray[np.float32]:
-    """How often each of `n` is drawn, less one: `draws` resamples with replacement, [draws, n]."""
+    """Return how often each of `n` is drawn minus 1, for `draws` resamples with replacement: [draws, n]."""
     counts = np.empty((draws, n), dtype=np.float32)
-    for start in range(0, draws, 1000):  # a thousand at a time: the indices are eight bytes each
+    for start in range(0, draws, 1000):  # in parts, since an index takes eight bytes
         rows = np.arange(start, min(start + 1000, draws))
         at = (rng.uniform(RNG_KEY, stream, rows[:, None], np.arange(n)[None]) * n).astype(np.int64)
         flat = np.bincount((at + n * np.arange(len(rows))[:, None]).ravel(), minlength=n * len(rows))
@@ -69,91 +69,95 @@ def resample_weights(n: int, draws: int, stream: int) -> NDArray[np.float32]:
 
 
 def bootstrap_means(scores: ScoreMatrix, draws: int = NUM_RESAMPLES, set_index: int = 0) -> ScoreMatrix:
-    """The mean of each resample, seeds and questions drawn alike; the part of the seeds stretched for their number.
+    """Return the mean of each resample of seeds and items, the part of the seeds stretched for their number.
 
-    Of several sets, numbered by `set`, each has its own draws of questions and all have the same draws of seeds.
+    Args:
+        scores: Scores [R, N].
+        draws: Number of resamples.
+        set_index: Number of the set, where several are averaged: each has its own resamples of items, and all have the
+            same resamples of seeds.
     """
     R, N = scores.shape
-    apart = (resample_weights(N, draws, 2 * set_index) @ scores.T.astype(np.float32)).astype(
+    deviations = (resample_weights(N, draws, 2 * set_index) @ scores.T.astype(np.float32)).astype(
         np.float64
-    )  # of whole scores: no rounding
-    found = (scores.sum() + apart.sum(1)) / (R * N)
+    )  # exact for scores of 0 and 1
+    means = (scores.sum() + deviations.sum(1)) / (R * N)
     if R > 1:
         seeds = resample_weights(R, draws, 1)
         stretch = math.sqrt(R / (R - 1)) * T_QUANTILES[min(R - 1, len(T_QUANTILES)) - 1] / NORMAL_QUANTILE
-        found += stretch * (seeds @ scores.mean(1) / R) + (seeds * apart).mean(1) / N
-    return np.where(np.abs(found) < ROUNDING_TOLERANCE, 0.0, found)  # else rounding would leave 0 out of an interval
+        means += stretch * (seeds @ scores.mean(1) / R) + (seeds * deviations).mean(1) / N
+    return np.where(np.abs(means) < ROUNDING_TOLERANCE, 0.0, means)  # else rounding could exclude 0 from an interval
 
 
 def percentile_interval(draws: ScoreMatrix) -> tuple[float, float]:
-    """The middle 95 % of the draws."""
+    """Return the central 95 % of resampled means."""
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
 def estimate_mean(scores: ArrayLike) -> Estimate:
-    """Mean and spread of runs of one method."""
-    held = to_matrix(scores)
-    sd = float(held.mean(1).std(ddof=1)) if len(held) > 1 else None
-    return Estimate(float(held.mean()), sd, *percentile_interval(bootstrap_means(held)), *held.shape)
+    """Return the mean of scores over seeds and items with its spread."""
+    matrix = to_matrix(scores)
+    sd = float(matrix.mean(1).std(ddof=1)) if len(matrix) > 1 else None
+    return Estimate(float(matrix.mean()), sd, *percentile_interval(bootstrap_means(matrix)), *matrix.shape)
 
 
 def estimate_proportion(correct: ArrayLike) -> Estimate:
-    """Accuracy: `estimate` of 0 and 1, inside [0, 1].
+    """Return the mean of scores of 0 and 1, with an interval inside [0, 1].
 
-    Where all are right, or none, a bootstrap has no width: the bound of Clopper and Pearson (1934) stands in its place.
+    If all scores are equal, a bootstrap interval has no width; the bound of Clopper and Pearson (1934) is used instead.
     """
-    held = to_matrix(correct)
-    found, bound = estimate_mean(held), ((1 - CONFIDENCE) / 2) ** (1 / held.shape[1])
-    low = bound if found.mean == 1 else max(found.low, 0.0)
-    return found._replace(low=low, high=1 - bound if found.mean == 0 else min(found.high, 1.0))
+    matrix = to_matrix(correct)
+    estimate, bound = estimate_mean(matrix), ((1 - CONFIDENCE) / 2) ** (1 / matrix.shape[1])
+    low = bound if estimate.mean == 1 else max(estimate.low, 0.0)
+    return estimate._replace(low=low, high=1 - bound if estimate.mean == 0 else min(estimate.high, 1.0))
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
-    """What A scores more than B, paired by seed and question."""
+    """Return A minus B, paired by seed and item."""
     first, second = to_matrix(a), to_matrix(b)
     if first.shape != second.shape:
-        raise ValueError(f"runs of shapes {first.shape} and {second.shape}; compare the same questions and seeds")
+        raise ValueError(f"scores of shapes {first.shape} and {second.shape}; compare the same items and seeds")
     apart = first - second
     return difference_from_draws(float(apart.mean()), bootstrap_means(apart), *apart.shape)
 
 
 def difference_from_draws(mean: float, draws: ScoreMatrix, seeds: int, questions: int) -> Difference:
-    """A difference by its draws."""
+    """Return a difference with its interval and p, from resampled means."""
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     p = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
     return Difference(mean, *percentile_interval(draws), p, seeds, questions)
 
 
 def macro_average(per_set: Sequence[ArrayLike]) -> Estimate:
-    """Accuracy as the plain mean over sets, runs of the same seeds on each; questions are resampled within a set.
+    """Return the plain mean of proportions over sets, from the same seeds on each; items are resampled within a set.
 
-    Where all are right, or none, the bounds are the mean of those of the sets.
+    If all scores are equal, the bounds are the mean of the sets' bounds.
     """
-    held = [to_matrix(right) for right in per_set]
-    by_seed = np.mean([scores.mean(1) for scores in held], axis=0)
+    matrices = [to_matrix(scores) for scores in per_set]
+    by_seed = np.mean([scores.mean(1) for scores in matrices], axis=0)
     sd = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
-    low, high = percentile_interval(mean_over_sets(held))
+    low, high = percentile_interval(mean_over_sets(matrices))
     if by_seed.mean() in (0, 1):
-        low, high = np.mean([estimate_proportion(scores)[2:4] for scores in held], axis=0).tolist()
-    questions = sum(scores.shape[1] for scores in held)
+        low, high = np.mean([estimate_proportion(scores)[2:4] for scores in matrices], axis=0).tolist()
+    questions = sum(scores.shape[1] for scores in matrices)
     return Estimate(float(by_seed.mean()), sd, max(low, 0.0), min(high, 1.0), len(by_seed), questions)
 
 
 def macro_paired_difference(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Difference:
-    """What A scores more than B in the plain mean over sets, paired by set, seed and question."""
+    """Return A minus B in the plain mean over sets, paired by set, seed and item."""
     apart = [to_matrix(first) - to_matrix(second) for first, second in zip(a, b, strict=True)]
     mean = float(np.mean([scores.mean() for scores in apart]))
     return difference_from_draws(mean, mean_over_sets(apart), len(apart[0]), sum(scores.shape[1] for scores in apart))
 
 
-def mean_over_sets(held: Sequence[ScoreMatrix]) -> ScoreMatrix:
-    """The mean over sets of their resamples."""
-    return np.mean([bootstrap_means(scores, set_index=i) for i, scores in enumerate(held)], axis=0)
+def mean_over_sets(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
+    """Return the mean over sets of their resampled means."""
+    return np.mean([bootstrap_means(scores, set_index=i) for i, scores in enumerate(matrices)], axis=0)
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p for each of the comparisons in one table."""
+    """Return Holm's adjusted p-values."""
     adjusted, least = [0.0] * len(p_values), 0.0
     for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[i]))
@@ -162,7 +166,7 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def find_significant(differences: Sequence[Difference]) -> list[bool]:
-    """Whether each difference in a table may be called one: after Holm, and only if its interval leaves 0 out."""
+    """Return which differences are significant: after Holm's correction, and with an interval that excludes 0."""
     adjusted = holm_adjust([d.p for d in differences])
     return [
         p <= 1 - CONFIDENCE + 1e-12 and not d.low <= 0 <= d.high for d, p in zip(differences, adjusted, strict=True)
@@ -170,7 +174,7 @@ def find_significant(differences: Sequence[Difference]) -> list[bool]:
 
 
 def describe_difference(difference: Difference, is_significant: bool) -> str:
-    """A difference in words, in points of a hundred."""
+    """Return a difference of shares as text, in percentage points."""
     inside = f"n={difference.num_seeds}, interval {format_points(difference.low)} to {format_points(difference.high)}"
     if is_significant:
         return f"{format_points(difference.mean)} points ({inside})"
@@ -179,12 +183,12 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
 
 
 def format_points(part: float) -> str:
-    """A difference of shares in points of a hundred, with its sign, without a negative 0."""
+    """Format a difference of shares in percentage points, with a sign and without a negative 0."""
     return f"{round(100 * part, 1) + 0.0:+.1f}"
 
 
 def mcnemar_p_value(a: ArrayLike, b: ArrayLike) -> float:
-    """Two-sided p of two single runs on the same questions (McNemar 1947): binomial, on what only one has right."""
+    """Return the exact two-sided p-value of two single runs on the same items (McNemar 1947)."""
     first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
     only_a, only_b = int((first & ~second).sum()), int((second & ~first).sum())
     n = only_a + only_b

@@ -24,7 +24,9 @@ def build_sections(paths: Sequence[str]) -> list[PageSection]:
     sections: list[PageSection] = []
     for protocol, rows in by_protocol.items():
         datasets = list(dict.fromkeys(row.dataset for row in rows))
-        table = ReasoningTable(sorted(rows, key=lambda row: datasets.index(row.dataset)))
+        runs = list(dict.fromkeys(row.run for row in rows))
+        rows.sort(key=lambda row: (datasets.index(row.dataset), runs.index(row.run), row.condition))
+        table = ReasoningTable(rows)
         width = len(header_of(table))
         blocks_by_set = rows_by_dataset(table)
         for i, (title, cells) in enumerate(blocks_by_set):

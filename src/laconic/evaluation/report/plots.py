@@ -21,6 +21,7 @@ DARK_TEXT, DARK_LINE = "9aa4b0", "363d46"
 NEUTRAL_TEXT = "#7d8793"  # readable on light and dark
 NUM_COLORS = len(DARK_CYCLE)
 CELL_INCHES = 0.19
+LEGEND_COLUMNS = 2
 MAX_ROW_LABELS = 24
 TITLE_ROWS = 2
 Points = Sequence[tuple[float, float]]
@@ -97,11 +98,13 @@ def plot_lines(
             axes.set_yscale("log")
         if is_percent:
             axes.set_ylim(-2, 102)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel=x_label, ylabel=y_label)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+        figure.legend(loc="outside lower left", ncols=LEGEND_COLUMNS)
 
     ends = "; ".join(f"{line.label} ends at {sorted(line.points)[-1][1]:.4g}" for line in shown)
-    return render_plot(draw, f"{alt_text}: {ends}.", (7.4, 3.4))
+    height = 3.2 + 0.17 * -(-len(shown) // LEGEND_COLUMNS)
+    return render_plot(draw, f"{alt_text}: {ends}.", (5.6, height))
 
 
 def plot_bars(
@@ -129,7 +132,7 @@ def plot_bars(
             axes.axvline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
 
     values = ", ".join(f"{label} {value:.4g}" for label, value, *_ in bars)
-    return render_plot(draw, f"{alt_text}: {values}.", (7.4, 0.7 + 0.3 * len(bars)))
+    return render_plot(draw, f"{alt_text}: {values}.", (5.6, 0.7 + 0.3 * len(bars)))
 
 
 def plot_heat_maps(

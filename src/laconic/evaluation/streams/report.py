@@ -167,7 +167,9 @@ def build_sections(
     sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
     for title in dict.fromkeys(result.title for result in results):
         tables = [
-            render_table(PageTable(header, result_rows(result), f"{result.run}, seeds {result.seeds}", 2))
+            render_table(
+                PageTable(header, result_rows(result), f"{result.run}, seeds {', '.join(map(str, result.seeds))}", 2)
+            )
             for result in results
             if result.title == title
         ]
