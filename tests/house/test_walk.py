@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.batches import ReasoningBatch
+from laconic.batches import DocumentBatch, ReasoningBatch
 from laconic.config.training import TrainingConfig
+from laconic.nested.language_model import NestedLanguageModel
 from laconic.training.ranks import SingleProcess
 from laconic.training.step import Updater, compute_update_index
 from tests.compression.compressors import reader
 from tests.house.walk import count_lines, trace_files
 from tests.latent.batches import build_kava, reasoning_batch
+from tests.nested.test_hope_model import build_hope, random_ids
 
 MAX_FILES, MAX_LINES = 17, 3500  # half of it is the decoder with its docstrings; lower these when files shrink
 MAX_COMPRESSION_FILES = 28  # nine are the decoder, nine compression, ten tokenize, stream and store
+MAX_HOPE_FILES, MAX_HOPE_LINES = 29, 6400  # five are the decoder, ten levels, four recurrences, five the memory
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -52,3 +55,21 @@ def test_walk_compress(tmp_path: Path) -> None:
     files = trace_files(lambda: model.compress(["a text of several segments"]).save(tmp_path / "memory.safetensors"))
     assert {"experiment/compressor.py", "compression/segment.py", "compression/memory_file.py"} <= files.keys()
     assert len(files) <= MAX_COMPRESSION_FILES, sorted(files)
+
+
+@pytest.mark.parametrize("objective", ["task", "associative"])
+def test_walk_hope_update(objective: str) -> None:
+    """Forward, backward and optimizer step of a batch of documents."""
+    method = NestedLanguageModel(build_hope(objective))
+    optimizer, ids = torch.optim.AdamW(method.parameters()), random_ids(2, 9)
+    mask = torch.ones(ids.shape, dtype=torch.bool)
+    batch = DocumentBatch(ids, mask, mask, (ids.shape[1],), torch.arange(len(ids)), step=1)
+
+    def update() -> None:
+        method(batch).loss.backward()
+        optimizer.step()
+
+    files = trace_files(update)
+    assert {"nested/hope/memories.py", "nested/cms/updates.py", "nested/language_model.py"} <= files.keys()
+    assert len(files) <= MAX_HOPE_FILES, sorted(files)
+    assert count_lines(files) <= MAX_HOPE_LINES, sorted(files)

@@ -285,8 +285,8 @@ def test_cms_learns_from_the_errors_of_an_outer_loss() -> None:
     z, deep_inputs = forward_levels(layers[1].params, levels[1], y, records[1])
     loss = z.square().sum()
     for cms, record, read, old in zip(layers, records, (inputs, deep_inputs), levels, strict=True):
-        found = linear_errors(loss, record, retain_graph=True)
-        errors = {name.rpartition(".")[2]: clip_error(pair, 0.0) for name, pair in found.items()}
+        pairs = linear_errors(loss, record, retain_graph=True)
+        errors = {name.rpartition(".")[2]: clip_error(pair, 0.0) for name, pair in pairs.items()}
         new = accumulate_tokens(cms.params, old, [errors], read)
         for name, change in new[0].change.items():
             p = cms.get_parameter(f"levels.0.{name}.weight")

@@ -28,10 +28,10 @@ MAPS = ("up_proj", "down_proj")
 def weights_by_name(*w: Tensor) -> dict[str, Tensor]:
     """Return weights by name: up, down, norms, keys, values, rows and biases of steps."""
     kinds = ("up_proj", "down_proj", "norm", "key", "value", "step")
-    found = {
+    weights = {
         f"levels.{l}.{kind}.weight": x for kind, many in zip(kinds, w[:-1], strict=True) for l, x in enumerate(many)
     }
-    return found | {f"levels.{l}.step.bias": b for l, b in enumerate(w[-1])}
+    return weights | {f"levels.{l}.step.bias": b for l, b in enumerate(w[-1])}
 
 
 def random_weights(levels: int = K) -> list[Tensor]:
@@ -45,14 +45,14 @@ def read_stream(
     structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...], meta: str = "first_order"
 ) -> tuple[Tensor, ...]:
     """Return the outputs and the final weights of the layer."""
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "structure": structure,
         "inner_objective": "associative",
         "lr_granularity": "token",
         "max_update_ratio": 0.0,
         "meta_gradient": meta,
     }
-    params = CMSParams(CMSShape(D, F, chunks, CMSOptions(**how), projections=MAPS), weights_by_name(*w))
+    params = CMSParams(CMSShape(D, F, chunks, CMSOptions(**options), projections=MAPS), weights_by_name(*w))
     y, state = forward_with_state(params, initial_state(params, len(x)), x)
     moved = [to_dense(level.change[name]) for level in require_levels(state) for name in MAPS]
     return y, *(change + W[l] for (l, W), change in zip([(l, W) for l in range(K) for W in w[:2]], moved, strict=True))

@@ -112,8 +112,8 @@ def test_memory_loss_gradient(factor: int) -> None:
 def test_self_modifying_write(objective: str, to_start: bool) -> None:
     """All memories over three chunks, through the one matrix that they share."""
 
-    def run(x: Tensor, q: Tensor, starts: list[Tensor], rows: Tensor, biases: Tensor, C: int, *how: Any) -> Tensor:
-        objective, to_start = how
+    def run(x: Tensor, q: Tensor, starts: list[Tensor], rows: Tensor, biases: Tensor, C: int, *options: Any) -> Tensor:
+        objective, to_start = options
         memory = build_memories(
             weights_by_name(*starts, rows, biases), objective=objective, decay_target="start" if to_start else "zero",
             memory_chunk_size=C, projection_chunk_size=C,

@@ -185,9 +185,11 @@ def run_steps(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("shape", [(3, 4), (4, 2)])
 def test_literal(shape: tuple[int, int]) -> None:
     def run(W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int) -> tuple[Tensor, ...]:
-        how = M3Hyperparameters(betas, alpha, f)
+        hyperparameters = M3Hyperparameters(betas, alpha, f)
         return run_steps(
-            W, gradients, lambda W, g, state: m3_equations.algorithm1(W, g, state, lr, how, m3_equations.newton_schulz)
+            W,
+            gradients,
+            lambda W, g, state: m3_equations.algorithm1(W, g, state, lr, hyperparameters, m3_equations.newton_schulz),
         )
 
     arguments = normal(*shape), normal(7, *shape)
@@ -201,12 +203,12 @@ def test_ema(second: bool) -> None:
     def run(
         W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int, decay: float, second: bool
     ) -> tuple[Tensor, ...]:
-        how = M3Hyperparameters(betas, alpha, f)
+        hyperparameters = M3Hyperparameters(betas, alpha, f)
         return run_steps(
             W,
             gradients,
             lambda W, g, state: m3_equations.algorithm1_ema(
-                W, g, state, lr, how, m3_equations.newton_schulz, decay, second
+                W, g, state, lr, hyperparameters, m3_equations.newton_schulz, decay, second
             ),
         )
 

@@ -12,10 +12,9 @@ from laconic.config.nested import ALL_PROJECTIONS, SelfModifyingOptions
 from laconic.errors import UsageError
 from laconic.nested import state as states
 from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state, mix_inputs
-from laconic.nested.recurrence.memory_cells import UpdateRule
+from laconic.nested.recurrence.memory_cells import UpdateRule, gate_and_project
 from laconic.nested.state import LinearMemoryState
 from laconic.nested.titans.equations import TitansMemory
-from laconic.nested.titans.layer import gate_and_project
 from tests.core.readings import noise
 from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
 from tests.reference.self_titans import recurrent_self_titans

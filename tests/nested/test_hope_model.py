@@ -264,8 +264,8 @@ def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> Non
         y, _ = read(model, ids, outer_gradient=mode, **extra)
         assert_close([y], [expected], tolerance=1e-12)
         loss = cross_entropy(model.logits(y)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        found = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        grads[mode] = dict(zip(names, found, strict=True))
+        values = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        grads[mode] = dict(zip(names, values, strict=True))
     assert all(g.isfinite().all() for mode in modes for g in grads[mode].values())
     projections = model.hope_config.mlp_projections
     starts = [name for name in names if ".levels." in name and name.split(".")[-2] in projections]

@@ -20,8 +20,7 @@ from laconic.nested.recurrence.gated_delta_rule import (
     norm_clip_factor,
     vector_norm,
 )
-from laconic.nested.recurrence.memory_cells import silu_derivative
-from laconic.nested.titans.equations import l2_normalize
+from laconic.nested.recurrence.memory_cells import l2_normalize, silu_derivative
 
 
 class ExplicitMemory(NamedTuple):

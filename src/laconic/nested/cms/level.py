@@ -16,8 +16,8 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
 from laconic.nested.cms.config import CMSParams, CMSShape
 from laconic.nested.cms.low_rank_changes import WeightChange, apply_change, is_empty, zero_change
+from laconic.nested.recurrence.memory_cells import l2_normalize
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
-from laconic.nested.titans.equations import l2_normalize
 
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`

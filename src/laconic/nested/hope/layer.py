@@ -26,11 +26,9 @@ from laconic.nested.recurrence.chunked_scan import (
     scan_chunks,
     scan_in_segments,
 )
-from laconic.nested.recurrence.memory_cells import Vectors, zero_state
+from laconic.nested.recurrence.memory_cells import Vectors, gate_and_project, l2_normalize, zero_state
 from laconic.nested.recurrence.packing import causal_conv, pack_left, unpack
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
-from laconic.nested.titans.equations import l2_normalize
-from laconic.nested.titans.layer import gate_and_project
 
 
 def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "full") -> SelfModifyingMemories:

@@ -36,6 +36,7 @@ from laconic.nested.recurrence.memory_cells import (
     apply_start,
     change_for_writes,
     clip_at_boundary,
+    l2_normalize,
     materialize,
     mlp_forward,
     read_linear,
@@ -45,7 +46,6 @@ from laconic.nested.recurrence.memory_cells import (
     write_mlp,
 )
 from laconic.nested.state import LinearMemoryState, MLPMemoryState
-from laconic.nested.titans.equations import l2_normalize
 
 MemoryState = LinearMemoryState | MLPMemoryState
 READ_POSITIONS: dict[str, ReadPosition] = {"token": "before", "boundary": "boundary", "after": "after"}

@@ -82,7 +82,7 @@ class Hope(Decoder):
     @property
     def has_task_objective(self) -> bool:
         """Whether the levels learn from the next token's loss."""
-        return self.hope_config.cms.inner_objective == "task" and not self.hope_config.cms_shape(0).is_frozen
+        return self.hope_config.cms.inner_objective == "task" and self.hope_config.cms.initial_inner_lr > 0
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from laconic.nested.state import LinearMemoryState, MLPMemoryState, detach
 
 MemoryStates = Mapping[str, LinearMemoryState | MLPMemoryState]
 Start = Float[Tensor, "H O I"] | None  # None is the identity
+NORM_EPS = 1e-6
 Vectors = Float[Tensor, "B H T E"]
 
 
@@ -29,6 +31,11 @@ class UpdateRule(NamedTuple):
     decay_to: Literal["zero", "start"] = "zero"
     read: ReadPosition = "after"
     outer_gradient: OuterGradient = "full"
+
+
+def l2_normalize(x: Float[Tensor, "*rows E"]) -> Float[Tensor, "*rows E"]:
+    """Scale vectors to length 1; zero stays zero, with a finite gradient."""
+    return x * x.square().sum(-1, keepdim=True).clamp(min=1e-12).rsqrt()
 
 
 def zero_state(B: int, shape: tuple[int, ...], momentum: bool, like: Tensor) -> LinearMemoryState:
@@ -145,7 +152,7 @@ def mlp_forward(starts: MLPStart, m: MLPMemoryState, x: Vectors, rule: UpdateRul
         materialize(start, change_for_writes(part, rule)) for start, part in zip(starts, (m.W1, m.W2), strict=True)
     )
     a = x @ W2.mT
-    h = torch.nn.functional.silu(a)
+    h = F.silu(a)
     return MLPActivations(a, h, x + h @ W1.mT, W1)
 
 
@@ -177,7 +184,7 @@ def write_mlp(
     """
     d = (e @ activations.W1) * silu_derivative(activations.a)
     z, W2 = write_linear(starts.W2, m.W2, k, -d, q, gates, rule, erase=erase, valid=valid)
-    h = None if z is None else torch.nn.functional.silu(z)
+    h = None if z is None else F.silu(z)
     y, W1 = write_linear(
         starts.W1, m.W1, activations.h, -e, h, gates_W1 or gates, rule, erase=erase_W1, valid=valid
     )  # fmt: skip
@@ -186,7 +193,7 @@ def write_mlp(
 
 def read_mlp(starts: MLPStart, m: MLPMemoryState, q: Vectors, rule: UpdateRule) -> Vectors:
     """Read the queries from a two-layer memory without writing."""
-    return q + read_linear(starts.W1, m.W1, torch.nn.functional.silu(read_linear(starts.W2, m.W2, q, rule)), rule)
+    return q + read_linear(starts.W1, m.W1, F.silu(read_linear(starts.W2, m.W2, q, rule)), rule)
 
 
 def clip_at_boundary(start: Start, m: LinearMemoryState, max_norm: float | None, rule: UpdateRule) -> LinearMemoryState:
@@ -205,3 +212,11 @@ def scale_state(
     if rule.decay_to == "zero":
         change = materialize(start, m.change) * factor - start_matrix(start, change)
     return replace(m, change=change, boundary_change=change)
+
+
+def gate_and_project(y: Vectors, x: Float[Tensor, "B T D"], w: Mapping[str, Tensor]) -> Float[Tensor, "B T D"]:
+    """Normalize each head's output, gate it by the input, and project it by W_o."""
+    y = y * (y.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
+    y = y.transpose(1, 2).flatten(2) * w["norm.weight"].to(y.dtype)
+    gate = F.silu(F.linear(x, w["g_proj.weight"]))
+    return F.linear(y.to(x.dtype) * gate, w["o_proj.weight"])

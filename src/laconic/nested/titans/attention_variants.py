@@ -22,9 +22,10 @@ from laconic.models.attention import (
     weighted_values,
 )
 from laconic.models.cache import KVCache
+from laconic.nested.recurrence.memory_cells import NORM_EPS
 from laconic.nested.state import LayerState
 from laconic.nested.titans.config import TitansParams
-from laconic.nested.titans.layer import NORM_EPS, forward_with_state
+from laconic.nested.titans.layer import forward_with_state
 
 Weights = Mapping[str, Tensor]
 QKV = ("q", "k", "v")

@@ -24,6 +24,7 @@ from laconic.nested.recurrence.memory_cells import (
     Vectors,
     change_for_writes,
     clip_at_boundary,
+    l2_normalize,
     materialize,
     mlp_forward,
     read_linear,
@@ -44,11 +45,6 @@ class QKVProjections(NamedTuple):
     k: Vectors
     v: Vectors
     conv_tails: dict[str, Tensor]
-
-
-def l2_normalize(x: Float[Tensor, "*rows E"]) -> Float[Tensor, "*rows E"]:
-    """Scale vectors to length 1; zero stays zero, with a finite gradient."""
-    return x * x.square().sum(-1, keepdim=True).clamp(min=1e-12).rsqrt()
 
 
 def project_qkv(

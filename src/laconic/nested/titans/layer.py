@@ -26,13 +26,19 @@ from laconic.nested.recurrence.chunked_scan import (
     with_num_tokens,
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
-from laconic.nested.recurrence.memory_cells import MemoryStates, MLPStart, Start, UpdateRule, Vectors, zero_state
+from laconic.nested.recurrence.memory_cells import (
+    MemoryStates,
+    MLPStart,
+    Start,
+    UpdateRule,
+    Vectors,
+    gate_and_project,
+    zero_state,
+)
 from laconic.nested.recurrence.packing import PackedTokens, first_of_chunks, pack_left, to_ints, unpack
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState, repeat_rows, select_rows
 from laconic.nested.titans.config import TitansParams, TitansShape
 from laconic.nested.titans.equations import PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
-
-NORM_EPS = 1e-6
 
 
 def initial_state(params: TitansParams, batch_size: int) -> LayerState:
@@ -226,14 +232,6 @@ def scan_reset_spans(
 def sum_outputs(outputs: list[Vectors]) -> Vectors:
     """Sum the outputs of all memories."""
     return outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
-
-
-def gate_and_project(y: Vectors, x: Float[Tensor, "B T D"], w: Mapping[str, Tensor]) -> Float[Tensor, "B T D"]:
-    """Normalize each head's output, gate it by the input, and project it by W_o."""
-    y = y * (y.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
-    y = y.transpose(1, 2).flatten(2) * w["norm.weight"].to(y.dtype)
-    gate = F.silu(F.linear(x, w["g_proj.weight"]))
-    return F.linear(y.to(x.dtype) * gate, w["o_proj.weight"])
 
 
 class Titans(nn.Module):
