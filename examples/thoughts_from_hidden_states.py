@@ -1,23 +1,23 @@
-"""Feed hidden states back as input, six times: vectors that are no words, on a cache that is a value."""
+"""Feed hidden states back as inputs, six times, and generate from the resulting cache."""
 
 import torch
 
-from laconic import Decoder, DecoderConfig, generate
-from laconic.generation.config import GenerationConfig
+from laconic import Decoder, DecoderConfig, GenerationConfig, generate
 
 decoder = Decoder(DecoderConfig.tiny("qwen3"), seed=0).eval()
 ids = torch.tensor([[3, 14, 15, 92, 65]])
 
 with torch.no_grad():
-    seen = decoder(decoder.embed(ids))
+    output = decoder(decoder.embed(ids))
+    thought = output.hidden_states[:, -1:]
     for _ in range(6):
-        thought = seen.hidden[:, -1:]  # after the final norm, as `logits` reads it
-        seen = decoder(thought, seen.state)
+        thought = output.hidden_states[:, -1:]  # after the final norm, as `logits` reads it
+        output = decoder(thought, output.cache)
 
-print(f"{seen.state.S} positions held: {ids.shape[1]} words and 6 thoughts")
+cache = output.cache
+print(f"{cache.S} positions cached: {ids.shape[1]} tokens and 6 thoughts")
 
-# The answer is generated on the cache of question and thoughts.
-answer = generate(
-    decoder, inputs_embeds=thought, state=seen.state.crop(seen.state.S - 1), config=GenerationConfig(max_tokens=5)
-)[0]
+# Generate the answer from the cache of question and thoughts; the last thought is the prompt.
+config = GenerationConfig(max_tokens=5)
+answer = generate(decoder, inputs_embeds=thought, state=cache.crop(cache.S - 1), config=config)[0]
 print("answer ids:", answer.token_ids, "in", answer.passes.total, "passes, because of", answer.stop_reason)

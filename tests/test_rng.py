@@ -58,8 +58,8 @@ def test_rng_broadcasts_over_arrays() -> None:
     assert rng.permuted_index(1, 2, rows, 6).tolist() == [
         [int(rng.permuted_index(1, 2, int(i), 6)) for i in row] for row in rows
     ]
-    each = [[int(rng.permuted_index(1, epoch, i, 6)) for i in range(6)] for epoch in (4, 9)]
-    assert rng.permuted_index(1, np.array([[4], [9]]), np.arange(6), 6).tolist() == each
+    expected = [[int(rng.permuted_index(1, epoch, i, 6)) for i in range(6)] for epoch in (4, 9)]
+    assert rng.permuted_index(1, np.array([[4], [9]]), np.arange(6), 6).tolist() == expected
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])

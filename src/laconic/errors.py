@@ -1,4 +1,4 @@
-"""Errors that a user sees as one line, each with an exit code of the command line. This module does not import torch."""
+"""Errors that a user sees as one line, each with an exit code. This module does not import torch."""
 
 import errno
 import shutil

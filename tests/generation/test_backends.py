@@ -83,7 +83,7 @@ def test_generate_with_fast_weights_equals_single_rows(index: int) -> None:
 
 
 def test_generate_updates_fast_weights_only_without_attention_by_default() -> None:
-    """Without attention a model conditions on a text only by learning it; with attention it learns nothing by default."""
+    """Without attention a model conditions on a text only by learning it; with attention it does not learn."""
     for model in (hope(), attending()):
         ids, has_attention = ids_of(6), isinstance(model, HopeAttention)
         default = generate(model, input_ids=ids, config=GenerationConfig(max_tokens=3, eos_token_ids=()))[0]

@@ -81,7 +81,7 @@ def test_every_activation_in_chunks_equals_one_pass(name: str, batch: EmbedBatch
                 first = start if "T" in shape else 0
                 mask = batch.attention_mask[:, first:end]
                 actual, expected = actual.transpose(1, 2)[mask], expected[:, :, first:end].transpose(1, 2)[mask]
-            else:  # the last real slot of each row
+            else:  # the last real slot of output row
                 last = batch.attention_mask[:, start:end].any(1) & ~batch.attention_mask[:, end:].any(1)
                 actual, expected = actual[last], expected[last]
             assert_close(actual, expected)
@@ -130,7 +130,7 @@ def corrupt_invalid_slots(state: KVCache, size: float) -> KVCache:
     """Fill the invalid slots of a cache with large numbers, positions too."""
     dead = ~state.valid[:, None, :, None]
     fill = torch.full_like(state.keys[0], size)
-    keys, values = (tuple(torch.where(dead, fill, x) for x in each) for each in (state.keys, state.values))
+    keys, values = (tuple(torch.where(dead, fill, x) for x in output) for output in (state.keys, state.values))
     return KVCache(keys, values, state.positions.masked_fill(~state.valid, 99), state.valid)
 
 
@@ -183,7 +183,7 @@ def test_rope_scaling_of_a_long_row_does_not_change_others(name: str) -> None:
 def test_chunks_agree_in_float32(name: str, batch: EmbedBatch) -> None:
     def chunks(decoder: Decoder) -> Tensor:
         passes = read_in_chunks(decoder, batch.to(decoder.token_embedding.weight.dtype))
-        return decoder.logits(torch.cat([each.hidden_states for each in passes], 1))
+        return decoder.logits(torch.cat([output.hidden_states for output in passes], 1))
 
     def whole(decoder: Decoder) -> Tensor:
         return decoder.logits(read_whole(decoder, batch.to(decoder.token_embedding.weight.dtype)).hidden_states)
@@ -196,14 +196,14 @@ def test_chunks_agree_in_float32(name: str, batch: EmbedBatch) -> None:
 @settings(max_examples=3)
 def test_padding_agrees_in_float32(name: str, batch: EmbedBatch) -> None:
     def padded(decoder: Decoder) -> Tensor:
-        given = batch.to(decoder.token_embedding.weight.dtype)
-        return decoder.logits(read_whole(decoder, given).hidden_states[batch.attention_mask])
+        typed_batch = batch.to(decoder.token_embedding.weight.dtype)
+        return decoder.logits(read_whole(decoder, typed_batch).hidden_states[batch.attention_mask])
 
     def compact(decoder: Decoder) -> Tensor:
-        given = batch.to(decoder.token_embedding.weight.dtype)
+        typed_batch = batch.to(decoder.token_embedding.weight.dtype)
         return decoder.logits(
             torch.cat(
-                [read_row_alone(decoder, given, row).hidden_states[0] for row in range(len(batch.attention_mask))]
+                [read_row_alone(decoder, typed_batch, row).hidden_states[0] for row in range(len(batch.attention_mask))]
             )
         )
 

@@ -32,7 +32,7 @@ USUAL = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
 
 
 def weighted_sum(hidden: Tensor, state: KVCache, mask: Tensor) -> Tensor:
-    """Return a weighted sum of every valid output, each with its own weight."""
+    """Return a weighted sum of every valid output, output with its own weight."""
     heads = [x.transpose(1, 2)[state.valid] for x in (*state.keys, *state.values)]
     return sum(((x * noise(i, *x.shape, dtype=x.dtype)).sum() for i, x in enumerate([hidden[mask], *heads])), 0)
 
@@ -43,9 +43,11 @@ def gradients(
     """Return gradients of the weighted sum for the embeddings and all parameters that it depends on."""
     embeds = batch.inputs_embeds.clone().requires_grad_()
     passes = run(decoder, EmbedBatch(embeds, batch.attention_mask, batch.cuts))
-    number = weighted_sum(torch.cat([each.hidden_states for each in passes], 1), passes[-1].cache, batch.attention_mask)
-    found = torch.autograd.grad(number, [embeds, *decoder.parameters()], allow_unused=True)
-    return [x for x in found if x is not None]
+    number = weighted_sum(
+        torch.cat([output.hidden_states for output in passes], 1), passes[-1].cache, batch.attention_mask
+    )
+    results = torch.autograd.grad(number, [embeds, *decoder.parameters()], allow_unused=True)
+    return [x for x in results if x is not None]
 
 
 @USUAL
@@ -145,14 +147,14 @@ def test_feedback_loop_on_a_cache_equals_recomputation(name: str, batch: EmbedBa
                 thoughts = torch.cat([thoughts, output.hidden_states[:, -1:]], 1)
         return output.hidden_states[:, -1:], thoughts, output.cache
 
-    found = []
+    results = []
     for run in (looped, recomputed):
         question = batch.inputs_embeds.clone().requires_grad_()
         last, thoughts, state = run(question)
         weights = (last * noise(1, *last.shape)).sum()
         grads = torch.autograd.grad(weights, [question, *decoder.layers.parameters()])
-        found.append((last, thoughts, state, grads))
-    (last, thoughts, state, grads), (last_anew, thoughts_anew, state_anew, grads_anew) = found
+        results.append((last, thoughts, state, grads))
+    (last, thoughts, state, grads), (last_anew, thoughts_anew, state_anew, grads_anew) = results
     assert_close(last, last_anew)
     assert_close(thoughts, thoughts_anew)
     assert_same_cache(state, state_anew)
@@ -163,11 +165,11 @@ def test_feedback_loop_on_a_cache_equals_recomputation(name: str, batch: EmbedBa
 @given(batch=embed_batches(B=2, T=8))
 @settings(max_examples=2)
 def test_activation_checkpointing_does_not_change_results(name: str, every: int, batch: EmbedBatch) -> None:
-    """Hidden states, keys, values and stages, and the gradients through each of them."""
+    """Hidden states, keys, values and stages, and the gradients through output of them."""
     decoder = fresh(name).double().train()
     first = decoder(noise(9, len(batch.attention_mask), 3, 48)).cache.detach()
     past_tensors = [x.clone().requires_grad_() for x in (*first.keys, *first.values)]
-    L, found = len(first.keys), []
+    L, results = len(first.keys), []
     for every_k in (0, every):
         decoder.activation_checkpointing = every_k
         embeds = batch.inputs_embeds.clone().requires_grad_()
@@ -177,24 +179,24 @@ def test_activation_checkpointing_does_not_change_results(name: str, every: int,
         number = number + sum(output.activations[key].square().mean() for key in sorted(output.activations))
         leaves = [embeds, *past_tensors, *decoder.parameters()]
         grads = [x for x in torch.autograd.grad(number, leaves, allow_unused=True) if x is not None]
-        found.append(
+        results.append(
             [output.hidden_states, *output.cache.keys, *output.cache.values, *output.activations.values(), *grads]
         )
-    assert_all_close(found[1], found[0])
+    assert_all_close(results[1], results[0])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_activation_checkpointing_repeats_dropout(name: str) -> None:
     decoder = fresh(name, dropout=DropoutRates(0.1, 0.1, 0.1)).train()
-    found = []
+    results = []
     for every_k in (0, 1):
         decoder.activation_checkpointing = every_k
         torch.manual_seed(7)
         embeds = noise(1, 2, 7, 48, dtype=torch.float32).requires_grad_()
         output = decoder(embeds)
         weighted_sum(output.hidden_states, output.cache, output.cache.valid).backward()
-        found.append((output.hidden_states, embeds.grad))
-    for actual, expected in zip(found[1], found[0], strict=True):
+        results.append((output.hidden_states, embeds.grad))
+    for actual, expected in zip(results[1], results[0], strict=True):
         assert error(actual, expected) <= RECOMPUTE
 
 

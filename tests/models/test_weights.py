@@ -409,8 +409,8 @@ def test_load_default_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert {p.dtype for p in Decoder.from_pretrained(tmp_path / "h").parameters()} == {torch.float32}
     config = DecoderConfig.from_folder(tmp_path / "a")
     with torch.device("meta"):
-        found, _ = weights.match_tensors(Decoder(config, seed=None), tmp_path / "a", config, ())
-    assert weights.default_dtype(found, config, torch.device("cuda")) == torch.bfloat16
+        matched, _ = weights.match_tensors(Decoder(config, seed=None), tmp_path / "a", config, ())
+    assert weights.default_dtype(matched, config, torch.device("cuda")) == torch.bfloat16
 
 
 def test_load_converts_dtypes_like_torch(tmp_path: Path) -> None:
@@ -622,12 +622,12 @@ def test_find_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def download(name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         expected.append((name, revision))
-        found = set(
+        matched = set(
             huggingface_hub.utils.filter_repo_objects(
                 REPOSITORY, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
             )
         )
-        assert found == {"config.json", WHOLE, "tokenizer.json", "merges.txt", "generation_config.json"}
+        assert matched == {"config.json", WHOLE, "tokenizer.json", "merges.txt", "generation_config.json"}
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

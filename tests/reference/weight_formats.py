@@ -56,7 +56,7 @@ ROPE_TABLES = ("rope.freqs", "rope_freqs.weight")  # computed from the configura
 
 
 def interleave(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
-    """Eq. C7: out[h, 2 i + j] = w[h, j E/2 + i], j in {0, 1}: the inverse of `half_split`."""
+    """Invert `half_split` (C7): out[h, 2 i + j] = w[h, j E/2 + i], j in {0, 1}."""
     return w.reshape(heads, 2, -1, *w.shape[1:]).transpose(1, 2).reshape(w.shape)
 
 

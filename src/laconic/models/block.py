@@ -227,7 +227,7 @@ class Block(nn.Module):
         return self.submodule("o")(c)
 
     def mlp_forward(self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing) -> Float[Tensor, "B T D"]:
-        """Eq. C17 or C18 with the output projection; a module that replaces the MLP is called instead."""
+        """Apply the MLP (equations C17, C18) with its output projection, or the module that replaces it."""
         mlp = self._modules.get("mlp")
         if mlp is not None and not isinstance(mlp, Namespace):
             return capture("mlp_out", mlp(y))
@@ -238,7 +238,7 @@ class Block(nn.Module):
     def mlp_hidden(
         self, up: Float[Tensor, "B T F"], gate: Float[Tensor, "B T F"] | None = None
     ) -> Float[Tensor, "B T F"]:
-        """Eq. C17 with a gate, else Eq. C18."""
+        """Compute the input of the output projection: gated (C17), or not (C18)."""
         activation = self.config.activation
         return mlp_hidden(up, activation) if gate is None else gated_mlp_hidden(gate, up, activation)
 

@@ -73,7 +73,7 @@ def check_cache(config: DecoderConfig, cache: KVCache, batch_size: int) -> None:
     expected, actual = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim), cache.shape_summary
     if actual != expected:
         raise ValueError(f"the cache has (layers, KV heads, head size) {actual}, the decoder {expected}")
-    if cache.B != batch_size:
+    if batch_size != cache.B:
         raise ValueError(f"the cache has {cache.B} rows, the inputs {batch_size}")
 
 

@@ -101,7 +101,7 @@ def yarn_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> Sc
 
 
 def yarn_attention_factor(rope: RopeConfig) -> float:
-    """Eq. C4e: a = m(f, mscale) / m(f, mscale_all_dim) if both are set, else m(f, 1); m(f, c) = 0.1 c ln f + 1."""
+    """Return a of C4e: m(f, mscale) / m(f, mscale_all_dim) if both are set, else m(f, 1); m(f, c) = 0.1 c ln f + 1."""
 
     def m(c: float) -> float:
         return 0.1 * c * math.log(rope.scaling_factor) + 1.0 if rope.scaling_factor > 1 else 1.0
