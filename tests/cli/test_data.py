@@ -58,7 +58,7 @@ def test_check_documents(run, tmp_path):
     assert report["token_lengths"] == {"p50": 10, "p90": 21, "p99": 21, "maximum": 21}
     assert report["num_rows"] == 1 + 1 + 2  # the last token of the longest has nothing to predict it
     assert len(report["sha256"]) == 64
-    assert json.loads(run("check", "book.txt", *counted)[1])["documents_by_part"] == {"unsaid": 1}
+    assert json.loads(run("check", "book.txt", *counted)[1])["documents_by_part"] == {"unspecified": 1}
     code, out, _ = run("check", "books.jsonl", "--documents")
     assert code == 0
     assert "         2  documents, part train" in out

@@ -188,7 +188,7 @@ class DataCheckCommand:
             print(json.dumps(metadata | asdict(audit) | {"token_lengths": tokens}, ensure_ascii=False))
             return 0
         counts = {
-            "documents" if part == "unsaid" else f"documents, part {part}": n
+            "documents" if part == "unspecified" else f"documents, part {part}": n
             for part, n in audit.documents_by_part.items()
         }
         counts |= {"sections": audit.num_sections, "duplicate sections": audit.num_duplicate_sections}

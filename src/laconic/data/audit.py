@@ -73,7 +73,7 @@ class DocumentAudit:
     """Audit of documents.
 
     Attributes:
-        documents_by_part: Documents of each split, "unsaid" for those whose rows name none.
+        documents_by_part: Documents of each split, "unspecified" for those whose rows name none.
         num_sections: Sections of all documents.
         num_duplicate_sections: Sections that repeat an earlier one.
         sha256: SHA-256 of the file.
@@ -100,7 +100,7 @@ def audit_documents(
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     sections = [section for document in documents for section in document.sections]
     counts = {part: sum(doc.part == part for doc in documents) for part in ("train", "valid", "test", None)}
-    by_part = {part or "unsaid": n for part, n in counts.items() if n}
+    by_part = {part or "unspecified": n for part, n in counts.items() if n}
     result = DocumentAudit(by_part, len(sections), len(sections) - len(set(sections)), digest, notes)
     if tokenizer is None:
         return result

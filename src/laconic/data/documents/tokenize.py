@@ -183,10 +183,10 @@ def match_token(window: TokenizedWindow, k: int, next_window: TokenizedWindow, s
     match = next((j for j, span in enumerate(next_window.offsets) if span == (a - start, b - start)), None)
     if match is None or match < AGREEING_TOKENS or not next_window.is_boundary(match):
         return None
-    here = slice(k - AGREEING_TOKENS, k + AGREEING_TOKENS)
-    there = slice(match - AGREEING_TOKENS, match + AGREEING_TOKENS)
-    offsets = [(a - start, b - start) for a, b in window.offsets[here]]
-    is_equal = window.ids[here] == next_window.ids[there] and offsets == next_window.offsets[there]
+    left = slice(k - AGREEING_TOKENS, k + AGREEING_TOKENS)
+    right = slice(match - AGREEING_TOKENS, match + AGREEING_TOKENS)
+    offsets = [(a - start, b - start) for a, b in window.offsets[left]]
+    is_equal = window.ids[left] == next_window.ids[right] and offsets == next_window.offsets[right]
     return match if is_equal else None
 
 

@@ -85,9 +85,9 @@ def check_overlap(
     ids = {normalise_question(example.question): example.id for example in held_out}
     pairs = [(e.id, ids[question]) for e in train if (question := normalise_question(e.question)) in ids]
     if pairs and not allow_overlap:
-        shown = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
+        examples_text = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
         raise InputError(
-            f"{len(pairs):,} training questions are also held out ({shown}); "
+            f"{len(pairs):,} training questions are also held out ({examples_text}); "
             "remove them, or set data.allow_contamination, which the report prints"
         )
     return len(pairs)

@@ -53,18 +53,18 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         hub_split = DatasetSplit(hub_split=hub_split_name(split))
         return load_from_hub(f"{base}:{split}", info, hub_split, config, max_rows)
     info = get_dataset(name)
-    found = next((entry for key, entry in info.splits.items() if key == split), None)
-    if found is None:
+    entry = next((value for key, value in info.splits.items() if key == split), None)
+    if entry is None:
         hint = f"; generate training rows with `laconic data make {info.generator}`"
         hint = hint if info.generator and split == "train" else ""
         raise InputError(f"{info.name} has no split {split}; it has {', '.join(info.splits)}{hint}")
     label = f"{info.name}:{split}"
     if info.members:
         return load_union(label, info, config, max_rows)
-    path = find_local_file(name, info, found, config)
+    path = find_local_file(name, info, entry, config)
     if path is None:
-        return load_from_hub(label, info, found, config, max_rows)
-    return load_from_file(label, path, info, found, config, max_rows)
+        return load_from_hub(label, info, entry, config, max_rows)
+    return load_from_file(label, path, info, entry, config, max_rows)
 
 
 def load_training_examples(config: DataConfig) -> ExamplesFile:

@@ -68,13 +68,13 @@ class FactRecallDataset(SyntheticDataset[FactRecallConfig]):
         )
 
     def place_facts(self, index: IntArray, counts: IntArray, keys: IntArray, values: IntArray) -> IntArray:
-        """Return fillers with facts at random places, [n, segments * length]; no fact crosses a segment border."""
+        """Return fillers with facts at random slots, [n, segments * length]; no fact crosses a segment border."""
         config, width = self.config, 2 if self.config.two_token_facts else 1
         num_tokens = config.num_segments * config.segment_tokens
         ids = TOKEN_IDS["x0"] + self.randint(config.num_fillers, index, FILLER_KEY, num_tokens)
-        places = self.uniform(index, POSITION_KEY, num_tokens // width).argsort(1)[:, : keys.shape[1]] * width
+        slots = self.uniform(index, POSITION_KEY, num_tokens // width).argsort(1)[:, : keys.shape[1]] * width
         row, column = np.nonzero(np.arange(keys.shape[1]) < counts[:, None])
-        position, key, value = places[row, column], keys[row, column], values[row, column]
+        position, key, value = slots[row, column], keys[row, column], values[row, column]
         if config.two_token_facts:
             ids[row, position], ids[row, position + 1] = TOKEN_IDS["k0"] + key, TOKEN_IDS["v0"] + value
         else:

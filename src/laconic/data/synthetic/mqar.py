@@ -51,15 +51,15 @@ class MQARDataset(SyntheticDataset[MQARConfig]):
         counts = np.asarray(config.num_pairs)[self.randint(len(config.num_pairs), index, COUNT_KEY, 1)[:, 0]]
         keys = self.draw_keys(index, max_pairs)
         values = self.randint(config.num_values, index, VALUE_KEY, max_pairs * w).reshape(-1, max_pairs, w)
-        num_places = config.row_tokens // (2 * w)
+        num_slots = config.row_tokens // (2 * w)
         query_order = self.uniform(index, QUERY_ORDER_KEY, max_pairs)
-        places = self.uniform(index, POSITION_KEY, num_places)
+        slot_order = self.uniform(index, POSITION_KEY, num_slots)
         input_ids = np.full((len(index), config.row_tokens), TOKEN_IDS["."], dtype=np.int64)
         loss_mask = np.zeros(input_ids.shape, dtype=bool)
         for b, N in enumerate(counts.tolist()):
             pairs = np.concatenate([TOKEN_IDS["k0"] + keys[b, :N], TOKEN_IDS["v0"] + values[b, :N]], 1)
             input_ids[b, : 2 * w * N] = pairs.ravel()
-            columns = 2 * w * (N + places[b, : num_places - N].argsort()[:N])[:, None] + np.arange(2 * w)
+            columns = 2 * w * (N + slot_order[b, : num_slots - N].argsort()[:N])[:, None] + np.arange(2 * w)
             input_ids[b, columns] = pairs[query_order[b, :N].argsort()]
             loss_mask[b, columns[:, w:]] = True
         return DocumentBatch(

@@ -49,8 +49,8 @@ def score_labels(
         state: State of one row, which is forked for each prompt and label; nothing is learned from them.
         prompts: Ids of the prompts.
         label_ids: Ids of the labels.
-        candidates: If given, only the best of these labels and the best of all labels are exact; the score of a label
-            that can be neither may be an upper bound.
+        candidates: If given, only the best of these labels and the best of all labels are fully scored; a label
+            that can be neither may have an upper bound as its score.
     """
     scores = np.empty((len(prompts), len(label_ids)))
     score = score_all if candidates is None else partial(score_candidates, candidates=candidates)
@@ -118,7 +118,7 @@ def score_candidates(
     label_ids: Sequence[TokenIds],
     candidates: Sequence[int],
 ) -> Tensor:
-    """Return scores as `score_all` does, exact for the best candidate and the best label, else upper bounds.
+    """Return scores as `score_all` does for the best candidate and the best label, else upper bounds.
 
     The labels with the highest bounds are read first, until no other label can be better.
     """
@@ -128,9 +128,9 @@ def score_candidates(
     is_candidate = torch.tensor([k in candidates for k in range(K)], device=next_log_probs.device)
     all_labels = torch.ones_like(is_candidate)
     bound = next_log_probs[:, ids[:, 0]] / size
-    is_exact = (size == 1).repeat(len(next_log_probs), 1)
+    is_scored = (size == 1).repeat(len(next_log_probs), 1)
     while True:
-        is_open = find_open_labels(bound, is_exact, is_candidate) | find_open_labels(bound, is_exact, all_labels)
+        is_open = find_open_labels(bound, is_scored, is_candidate) | find_open_labels(bound, is_scored, all_labels)
         if not is_open.any():
             return bound
         labels_per_prompt = min(K, max(1, CANDIDATE_BATCH // int(is_open.any(1).sum())))
@@ -139,13 +139,13 @@ def score_candidates(
         label = most_likely[row, column]
         new_bounds = bound_scores(model, state, next_log_probs, ids, size, row, label)
         bound.scatter_reduce_(0, row[:, None].expand_as(new_bounds), new_bounds, "amin")
-        is_exact[row, label] = True
+        is_scored[row, label] = True
 
 
-def find_open_labels(bound: Tensor, is_exact: Tensor, among: Tensor) -> Tensor:
-    """Return which labels among some are not exact yet and may be as good as the best exact one, [b, K]."""
-    best = bound.masked_fill(~(is_exact & among), -torch.inf).amax(1, keepdim=True)
-    return ~is_exact & among & (bound >= best)
+def find_open_labels(bound: Tensor, is_scored: Tensor, among: Tensor) -> Tensor:
+    """Return which labels among some are not scored yet and may be as good as the best scored one, [b, K]."""
+    best = bound.masked_fill(~(is_scored & among), -torch.inf).amax(1, keepdim=True)
+    return ~is_scored & among & (bound >= best)
 
 
 def bound_scores(
@@ -159,7 +159,7 @@ def bound_scores(
 ) -> Tensor:
     """Read R labels, each after the prompt of its row, and return the bounds that follow for all labels, [R, K].
 
-    The bound of the label itself is its exact score. Another label that shares c tokens with it has at most the
+    The bound of the label itself is its score. Another label that shares c tokens with it has at most the
     log-probability of these and of its own next token. If c is 0, the bound is infinite.
     """
     longest = int(size[label].max())

@@ -40,7 +40,7 @@ class ClassIncrementalLearner(Protocol):
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
         """Return the scores of all classes, without changing the learner.
 
-        With `seen_classes`, only the best of these and the best of all classes have to be exact.
+        With `seen_classes`, only the best of these and the best of all classes need their score; others may have an upper bound.
         """
         ...
 
@@ -68,7 +68,7 @@ def score_after(
         stream: Labels and special ids.
         state: State of one row.
         items: Items to classify.
-        seen_classes: If given, only the best of these and the best of all are exact, and there is no prior.
+        seen_classes: If given, only the best of these and the best of all are fully scored, and there is no prior.
         context_ids: Ids read before every item.
     """
     with torch.no_grad():
