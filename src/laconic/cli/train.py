@@ -174,7 +174,7 @@ class TrainCommand:
             report = {"schema": 1, "recorded": recorded, "repeated": repeated}
             print(json.dumps(report, ensure_ascii=False, allow_nan=False))
             return 0
-        print(f"step {repeated['step']}: {repeated['outcome']}, first in {repeated['first'] or 'nothing'}")
+        print(f"step {repeated['step']}: {repeated['status']}, first in {repeated['first'] or 'nothing'}")
         for name, value in repeated["metrics"].items():
             print(f"{name}: {recorded['metrics'].get(name)} recorded, {value} now")
         return 0
