@@ -57,7 +57,7 @@ def has_changed(level: states.CMSLevelState) -> bool:
     "options",
     [
         {"max_update_ratio": 0.0}, {"inner_lr": 5.0, "lr_granularity": "token"},
-        {"residual": "plain", "level_order": "slow_first", "gradient_reduction": "mean", "has_bias": True},
+        {"residual": "plain", "has_bias": True},
         {"associative_target": "start", "max_update_ratio": 0.3, "inner_lr": 5.0},
     ],
 )  # fmt: skip
@@ -76,12 +76,9 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
         "structure": draw(st.sampled_from(STRUCTURES)),
         "inner_optimizer": draw(st.sampled_from(OPTIMIZERS)),
         "residual": draw(st.sampled_from(("residual", "plain"))),
-        "level_order": draw(st.sampled_from(("fast_first", "slow_first"))),
-        "gradient_reduction": draw(st.sampled_from(("sum", "mean"))),
         "lr_granularity": draw(st.sampled_from(("level", "token"))),
         "associative_target": draw(st.sampled_from(("map", "start"))),
         "meta_gradient": draw(st.sampled_from(("first_order", "full", "reptile", "outer"))),
-        "dgd_target": draw(st.sampled_from(("weights", "delta"))),
         "max_update_ratio": draw(st.sampled_from((0.0, 0.1))),
     }
 
@@ -151,7 +148,7 @@ def test_cms_nested_levels_restart_with_the_next_slower_update() -> None:
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_cms_zero_learning_rate_is_the_static_mlp_bit_for_bit(optimizer: str, structure: str) -> None:
     x = noise(4, 2, 9, D)
-    cms = build(inner_optimizer=optimizer, structure=structure, dgd_target="delta")
+    cms = build(inner_optimizer=optimizer, structure=structure)
     with torch.no_grad():
         for name, p in cms.named_parameters():
             if name.endswith("step.bias"):
@@ -329,8 +326,5 @@ def test_cms_refuses_inconsistent_options_and_inputs() -> None:
         place_levels(2, (4, 8), "depth", [0, 3])
     with pytest.raises(UsageError, match="Linear"):
         CMS.from_mlp(nn.Linear(3, 3))
-    options = CMSOptions(inner_objective="associative", level_order="slow_first")
-    with pytest.raises(UsageError, match="slow_first"):
-        CMS.from_mlp(build().get_submodule("levels.0"), (4, 8), options)
     with pytest.raises(UsageError, match="no levels"):
         build()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

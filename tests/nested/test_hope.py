@@ -44,23 +44,19 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
     """Draw options that are consistent and stable; the norm bound is on, since divergence amplifies rounding."""
     projections = st.sampled_from(((), ALL_PROJECTIONS, ("k",), ("v", "step"), ("keep", "k")))
     options: dict[str, Any] = {
-        "input_proj": draw(st.sampled_from(("map", "none"))),
         "adaptive_projections": draw(projections),
         "adaptive_query": draw(st.booleans()),
         "memory_kind": draw(st.sampled_from(("linear", "affine", "mlp"))),
         "objective": draw(st.sampled_from(("dot", "l2"))),
         "loss_factor": draw(st.sampled_from((1, 2))),
         "delta_rule": draw(st.booleans()),
-        "inner_delta_rule": draw(st.booleans()),
         "read_at": draw(st.sampled_from(("token", "boundary", "after"))),
         "gate_groups": draw(st.sampled_from((1, 2))),
         "decay_target": draw(st.sampled_from(("start", "zero"))),
         "momentum": draw(st.booleans()),
-        "lr_form": draw(st.sampled_from(("sigmoid", "softplus"))),
         "max_lr": draw(st.sampled_from((1.0, 2.0))),
         "max_projection_norm": draw(st.sampled_from((0.0, 1.0, 0.3))),
         "max_memory_norm": draw(st.sampled_from((4.0, 0.3))),
-        "gradient_through_values": draw(st.booleans()),
     }
     sizes = ((3, 3), (1, 1)) if options["gate_groups"] == 1 else ((3, 3), (2, 4), (4, 2), (1, 3))
     options["memory_chunk_size"], options["projection_chunk_size"] = draw(st.sampled_from(sizes))
@@ -247,15 +243,11 @@ def test_self_titans_state_fork_and_reset() -> None:
 
 
 def test_self_titans_is_causal() -> None:
-    """With the boundary's state, tokens of one chunk meet in the convolution alone."""
     x = noise(13, 1, 9, D)
     other = torch.cat([x[:, :4], noise(14, 1, 1, D), x[:, 5:]], 1)
     for read_at in ("token", "boundary", "after"):
         layer = build(read_at=read_at)
         assert_close([layer(x)[0][:, :4]], [layer(other)[0][:, :4]])
-    layer = build(read_at="boundary", input_proj="none")
-    assert_close([layer(x)[0][:, 5:6]], [layer(other)[0][:, 5:6]])
-    assert not torch.equal(layer(x)[0][:, 6:], layer(other)[0][:, 6:])
 
 
 def test_self_titans_activation_checkpointing_keeps_gradients() -> None:
@@ -265,7 +257,7 @@ def test_self_titans_activation_checkpointing_keeps_gradients() -> None:
 
 
 def test_self_titans_initial_gates_follow_the_options() -> None:
-    layer = SelfTitans(D, H, E, SelfModifyingOptions(decay_half_life=7.0, lr_form="softplus"))
+    layer = SelfTitans(D, H, E, SelfModifyingOptions(decay_half_life=7.0))
     memories = build_memories(layer.params)
     _, _, gates = memories.generate(initial_state(layer.params, 1).memory, noise(16, 1, H, 2, E).float())
     for group, step_size in (("memory", 0.5), ("projections", 0.02)):
@@ -296,13 +288,11 @@ def test_self_titans_refuses_inconsistent_options_and_inputs() -> None:
     for options, key in (
         ({"memory_chunk_size": 0}, "chunk"), ({"memory_chunk_size": 4, "projection_chunk_size": 6}, "chunk"),
         ({"gate_groups": 1, "memory_chunk_size": 32}, "group"), ({"max_lr": 2.5}, "max_lr"),
-        ({"momentum": True}, "momentum"), ({"init": "window", "input_proj": "none"}, "window"),
+        ({"momentum": True}, "momentum"), ({"init": "window", "adaptive_query": True}, "window"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=key):
             SelfTitans(D, H, E, SelfModifyingOptions(**options))
     with pytest.raises(UsageError, match="4 heads"):
         SelfTitans(6, 4)
-    with pytest.raises(UsageError, match="2 heads of 4"):
-        SelfTitans(6, 2, 4, SelfModifyingOptions(input_proj="none"))
     with pytest.raises(UsageError, match="expected vectors"):
         build()(noise(0, 1, 2, 5))

@@ -36,7 +36,7 @@ def build(chunk_size: int = C, seed: int = 0, **options: Any) -> Titans:
     "options",
     [
         {}, {"momentum": False, "loss_factor": 2, "max_memory_norm": 0.5},
-        {"max_memory_norm": 0.0, "gate_granularity": "chunk"},
+        {"max_memory_norm": 0.0},
         {"num_persistent_tokens": 2, "global_chunk_size": 6, "reset_every": 6},
     ],
 )  # fmt: skip
@@ -59,7 +59,7 @@ def test_titans_with_chunk_size_one_equals_its_reference() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"memory_depth": 1}, {"read_at": "boundary"}, {"gate_granularity": "chunk"}, {"num_persistent_tokens": 2},
+        {}, {"memory_depth": 1}, {"read_at": "boundary"}, {"num_persistent_tokens": 2},
         {"global_chunk_size": 6}, {"reset_every": 6}, {"momentum": False, "conv_kernel_size": 1},
     ],
 )  # fmt: skip
@@ -82,7 +82,7 @@ def test_titans_pieces_equal_the_whole(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"gate_granularity": "chunk"}, {"num_persistent_tokens": 2}, {"global_chunk_size": 6, "reset_every": 3},
+        {}, {"num_persistent_tokens": 2}, {"global_chunk_size": 6, "reset_every": 3},
     ],
 )  # fmt: skip
 def test_titans_padding_and_other_rows_change_nothing(options: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def test_titans_padding_and_other_rows_change_nothing(options: dict[str, Any]) -
 
 
 def test_titans_is_causal() -> None:
-    for options in ({}, {"gate_granularity": "chunk"}, {"read_at": "boundary"}):
+    for options in ({}, {"read_at": "boundary"}):
         layer, x = build(**options), noise(5, 1, 9, D)
         other = torch.cat([x[:, :4], noise(6, 1, 5, D)], 1)
         assert_close([layer(x)[0][:, :4]], [layer(other)[0][:, :4]])
@@ -134,7 +134,7 @@ def test_titans_state_fork_and_reset() -> None:
     _, state = layer(x)
     y, _ = layer(noise(9, 2, 4, D), states.repeat_rows(state, 2))
     assert_close([y[1:]], [layer(noise(9, 2, 4, D)[1:], state)[0]])
-    for options in ({}, {"memory_depth": 1, "num_persistent_tokens": 1, "gate_granularity": "chunk"}):
+    for options in ({}, {"memory_depth": 1, "num_persistent_tokens": 1}):
         layer = build(**options)
         _, state = layer(noise(11, 3, 5, D))
         assert states.states_equal(states.reset_rows(state), initial_state(layer.params, 3))
@@ -258,7 +258,6 @@ def test_titans_state_size_does_not_depend_on_length() -> None:
     [
         (0, {}, "chunk"), (4, {"reset_every": 6}, "reset_every"), (4, {"global_chunk_size": 2}, "global_chunk_size"),
         (4, {"max_lr": 1.5, "loss_factor": 2}, "max_lr"), (4, {"lr_init": 1.0}, "lr_init"),
-        (4, {"momentum_init": 1.0}, "momentum_init"),
     ],
 )  # fmt: skip
 def test_titans_refuses_inconsistent_options(chunk_size: int, options: dict[str, Any], key: str) -> None:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.nested.hope.config import SelfTitansShape
-from laconic.nested.hope.equations import bounded_step_size
 from laconic.nested.recurrence.gated_delta_rule import (
     cap_step,
     decay_gate,
@@ -117,7 +116,7 @@ def compute_gates(
     for name in ("keep", "step"):
         row = generate(shape, memories[f"{name}.{group}"], f"{name}.{group}", z)
         a[name] = row[..., 0] + w[f"{name}.{group}.bias"][:, None]
-    decay, step = decay_gate(a["keep"]), bounded_step_size(a["step"], o.max_lr, o.lr_form)
+    decay, step = decay_gate(a["keep"]), o.max_lr * a["step"].sigmoid()
     momentum = torch.zeros_like(decay)
     if o.momentum:
         row = w[f"momentum.{group}.weight"][:, None] @ z
@@ -160,14 +159,12 @@ def matrix_writes(
         W1, W2 = m.first
         a = W2 @ k
         h, d = F.silu(a), (W1.mT @ -u) * silu_derivative(a)
-        inner = to_start and o.inner_delta_rule
-        norm_1 = norm(u) + (norm(m.start[0] @ h) if inner else 0)
+        norm_1 = norm(u) + (norm(m.start[0] @ h) if to_start else 0)
         norm_2 = norm(-d - m.start[1] @ k if to_start else -d)
         s1 = step if max_norm is None else cap_step(step, decay, norm_1 * norm(h), max_norm)
         s2 = step if max_norm is None else cap_step(step, decay, norm_2, max_norm)
         max_erase = decay / norm(h).square().clamp(min=1e-12)
-        erase = torch.minimum(s1, max_erase) if o.inner_delta_rule else torch.zeros_like(s1)
-        return [MatrixWrite(h, u, s1, erase), MatrixWrite(k, -d, s2, s2)]
+        return [MatrixWrite(h, u, s1, torch.minimum(s1, max_erase)), MatrixWrite(k, -d, s2, s2)]
     if max_norm is not None and shape.adaptive:
         P, Q = memories[f"P.{m.group}"], memories[f"Q.{m.group}"]
         size = write_value(shape, memories, P, k, v) - (k if to_start else 0)
@@ -186,11 +183,6 @@ def write_value(shape: SelfTitansShape, memories: Memories, m: ExplicitMemory, k
     """Return u: the memory's own value, or its difference from what is stored at the key."""
     o = shape.options
     value = apply_memory(m.form, m.first, v) if shape.adaptive else v
-    if not o.gradient_through_values and m.form == "mlp":
-        value = value.detach()
-    elif not o.gradient_through_values and shape.adaptive:  # the start keeps its gradient, what it is applied to not
-        P, Q = (memories[f"{name}.{m.group}"].first[0] for name in "PQ")
-        value = m.start[0] @ (P @ v).detach() + ((v + Q @ v).detach() if m.form == "affine" else 0)
     return value if o.objective == "dot" else o.loss_factor * (value - apply_memory(m.form, m.first, k))
 
 

@@ -29,9 +29,6 @@ DEFAULT_INNER_LR = {"task": 1e-3, "associative": 1e-2}
 class SelfModifyingOptions(ConfigModel):
     """[mixer.self_modifying]: options of the self-modifying Titans memory (Nested Learning, section 8)."""
 
-    input_proj: Literal["map", "none"] = Field(
-        default="map", description="project and convolve the input, or only split it into heads"
-    )
     conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolution")
     init: Literal["random", "window"] = Field(
         default="random",
@@ -51,7 +48,6 @@ class SelfModifyingOptions(ConfigModel):
     )
     loss_factor: Literal[1, 2] = Field(default=1, description="l2: half the squared error, or all of it (the paper)")
     delta_rule: bool = Field(default=True, description="erase what is stored at the key before writing")
-    inner_delta_rule: bool = Field(default=True, description="mlp: erase in the first layer too")
     read_at: Literal["token", "boundary", "after"] = Field(
         default="token", description="memory that a query reads: before its token, at the chunk's start, or after it"
     )
@@ -62,9 +58,7 @@ class SelfModifyingOptions(ConfigModel):
         default="start", description="what weights decay towards: their initial value, or zero (the paper)"
     )
     momentum: bool = Field(default=False, description="writes have momentum")
-    momentum_init: PositiveFloat = Field(default=0.5, description="initial momentum coefficient")
     max_lr: PositiveFloat = Field(default=1.0, description="largest write step; 2 allows a state to change sign")
-    lr_form: Literal["sigmoid", "softplus"] = Field(default="sigmoid", description="function that bounds the step")
     memory_lr_init: PositiveFloat = Field(default=0.5, description="initial write step of the memory")
     projection_lr_init: PositiveFloat = Field(default=0.02, description="initial write step of the projections")
     decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
@@ -75,9 +69,6 @@ class SelfModifyingOptions(ConfigModel):
     max_projection_norm: NonNegative = Field(default=1.0, description="norm limit of the projections; 0: no limit")
     max_memory_norm: NonNegative = Field(
         default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
-    )
-    gradient_through_values: bool = Field(
-        default=True, description="pass the outer gradient through self-generated values"
     )
     activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
 
@@ -96,11 +87,11 @@ class SelfModifyingOptions(ConfigModel):
             return f"chunk sizes {smaller} and {larger}: one must divide the other"
         if self.gate_groups == 1 and smaller != larger:
             return f"chunk sizes {smaller} and {larger}: gate_groups = 1 needs equal sizes; set gate_groups = 2"
-        if self.init == "window" and (self.input_proj == "none" or self.adaptive_query):
-            return 'init "window" needs input_proj = "map" and adaptive_query = false'
+        if self.init == "window" and self.adaptive_query:
+            return 'init "window" needs adaptive_query = false'
         if self.max_lr > 2:
             return f"max_lr {self.max_lr}: an erase overshoots beyond 2; lower it"
-        for name in ("memory_lr_init", "projection_lr_init") if self.lr_form == "sigmoid" else ():
+        for name in ("memory_lr_init", "projection_lr_init"):
             if getattr(self, name) >= self.max_lr:
                 return (
                     f"{name} {getattr(self, name)}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
@@ -123,12 +114,8 @@ class TitansOptions(ConfigModel):
     read_at: ReadPosition = Field(
         default="after", description="memory that a query reads: after its token, before it, or at the chunk's start"
     )
-    gate_granularity: Literal["token", "chunk"] = Field(
-        default="token", description="gates of every token, or of a chunk's first token for the whole chunk"
-    )
     loss_factor: Literal[1, 2] = Field(default=1, description="half the squared error, or all of it (the paper)")
     momentum: bool = Field(default=True, description="writes have momentum")
-    momentum_init: PositiveFloat = Field(default=0.5, description="initial momentum coefficient")
     max_lr: PositiveFloat = Field(default=1.0, description="largest write step")
     lr_init: PositiveFloat | None = Field(
         default=None, description="initial write step; default by depth and chunk size"
@@ -187,10 +174,6 @@ class CMSOptions(ConfigModel):
     residual: LevelConnection = Field(
         default="residual", description="residual connections around each level, or a plain chain (the paper)"
     )
-    level_order: Literal["fast_first", "slow_first"] = Field(
-        default="fast_first", description="order of the levels in the chain"
-    )
-    gradient_reduction: Literal["sum", "mean"] = Field(default="sum", description="sum or mean of a chunk's gradients")
     lr_granularity: Literal["level", "token"] = Field(
         default="level", description="learned inner learning rate per level, or per token"
     )
@@ -209,9 +192,6 @@ class CMSOptions(ConfigModel):
     )
     reptile_rate: Fraction = Field(default=0.5, description="reptile: fraction of the way to move")
     inner_momentum: Fraction = Field(default=0.9, description="momentum of the inner optimizers that have one")
-    dgd_target: Literal["weights", "delta"] = Field(
-        default="weights", description="dgd: erase from the weights, or from their change"
-    )
     max_update_ratio: NonNegative = Field(
         default=0.1, description="largest update relative to the initial weights' norm; 0: no clipping"
     )

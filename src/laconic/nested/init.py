@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from laconic.errors import UsageError
 
+INITIAL_MOMENTUM = 0.5  # momentum coefficient of memories at initialisation
+
 
 def sample_normal(generator: torch.Generator, *shape: int, std: float) -> Tensor:
     """Sample a normal tensor."""

@@ -185,7 +185,7 @@ def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
     values: dict[str, list[Tensor]] = {}
     for group, is_capped in recording.capped_writes:
         values.setdefault(f"{group}_capped", []).append(is_capped.mean())
-    if o.delta_rule and (o.max_lr > 1 or o.lr_form == "softplus"):
+    if o.delta_rule and o.max_lr > 1:
         for group in memory.shape.group_chunk_sizes:
             gates = memories.compute_gates(layer.memory, heads, group)
             values[f"{group}_contracted"] = [(gates.step_size >= 1 + gates.decay).double().mean()]
@@ -242,7 +242,7 @@ def group_gates(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
         heads, _, _ = hope_layer.mix_inputs(memory.params, layer, x, None)
         memories = hope_layer.build_memories(memory.params, "none")
         return {group: memories.compute_gates(layer.memory, heads, group) for group in memory.shape.group_chunk_sizes}
-    gates, _ = titans_layer.compute_gates(memory.params, layer, pack_left(x, None), dict(layer.conv_tails))
+    gates = titans_layer.compute_gates(memory.params, pack_left(x, None))
     return {"memory": Gates(gates[0], gates[1])}
 
 

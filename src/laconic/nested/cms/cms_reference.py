@@ -95,7 +95,7 @@ def step_size(params: CMSParams, l: int, z: Float[Tensor, " D"]) -> Float[Tensor
     a = w[f"levels.{l}.step.bias"]
     if o.lr_granularity == "token":
         a = a + z @ w[f"levels.{l}.step.weight"]
-    return F.softplus(a) / (params.shape.chunk_sizes[l] if o.gradient_reduction == "mean" else 1)
+    return F.softplus(a)
 
 
 def inner_gradient(params: CMSParams, l: int, theta: Weights, z: Float[Tensor, " D"]) -> Weights:

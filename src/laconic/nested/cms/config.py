@@ -43,9 +43,8 @@ class CMSShape:
 
     @property
     def run_order(self) -> tuple[int, ...]:
-        """The levels in the order in which the chain runs them."""
-        levels = tuple(range(len(self.chunk_sizes)))
-        return levels if self.options.level_order == "fast_first" else levels[::-1]
+        """The levels in the order in which the chain runs them, fastest first."""
+        return tuple(range(len(self.chunk_sizes)))
 
     @property
     def is_frozen(self) -> bool:

@@ -84,15 +84,13 @@ class CMS(nn.Module):
             new_level_init: whether a slower level starts with a zero down-projection or copies level 0.
 
         Raises:
-            UsageError: for another kind of module, and for options that would run another level before it.
+            UsageError: for another kind of module.
         """
         projections = find_mlp_projections(mlp)
         maps = {name: mlp.get_submodule(name) for name in projections}
         up = maps[projections[-2]].weight
         assert isinstance(up, Tensor)
         options = options or CMSOptions(inner_objective="associative", associative_target="start")
-        if options.level_order == "slow_first" and len(chunk_sizes) > 1:
-            raise UsageError("cms: level_order slow_first runs another level before the given MLP; use fast_first")
         has_bias = "bias" in dict(maps[projections[-1]].named_parameters())
         cms = cls(
             up.shape[1], up.shape[0], chunk_sizes, options,
@@ -192,7 +190,6 @@ def init_matrix(generator: torch.Generator | None, outputs: int, inputs: int, st
 
 
 def initial_step_bias(shape: CMSShape, l: int) -> float:
-    """Return the bias at which the softplus is the initial learning rate, divided by C unless the mean is taken."""
-    divisor = 1 if shape.options.gradient_reduction == "mean" else shape.chunk_sizes[l]
-    step_size = shape.options.initial_inner_lr / divisor
+    """Return the bias at which the softplus is the initial learning rate divided by C."""
+    step_size = shape.options.initial_inner_lr / shape.chunk_sizes[l]
     return softplus_inverse(step_size) if step_size else ZERO_STEP_BIAS

@@ -128,14 +128,14 @@ def level_mlp(
 
 
 def compute_step_sizes(params: CMSParams, l: int, z: Float[Tensor, "B T D"]) -> StepSizes:
-    """Return step_t: softplus of a learned number or of w z_t + b, divided by C if gradients are averaged."""
+    """Return step_t: softplus of a learned number or of w z_t + b."""
     w, shape = params.weights, params.shape
     b = w[f"levels.{l}.step.bias"].to(accumulation_dtype(z.dtype))
     if shape.options.lr_granularity == "token":
         a = z.to(b.dtype) @ w[f"levels.{l}.step.weight"].to(b.dtype) + b
     else:
         a = b.expand(z.shape[:2])
-    return F.softplus(a) / (shape.chunk_sizes[l] if shape.options.gradient_reduction == "mean" else 1)
+    return F.softplus(a)
 
 
 def linear_errors(

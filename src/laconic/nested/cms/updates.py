@@ -100,8 +100,7 @@ def inner_optimizer_step(
     o, terms, moments = params.shape.options, level.accumulated[name], dict[str, Tensor]()
     if o.inner_optimizer == "dgd":
         assert isinstance(terms, LowRankChange)
-        change = to_dense(level.change[name])
-        W = change + start_weight(params, l, name) if o.dgd_target == "weights" else change
+        W = to_dense(level.change[name]) + start_weight(params, l, name)
         return W - dgd_joint(W, terms.right, terms.left, 1.0, reduction="sum"), moments
     if o.inner_optimizer == "gd":
         return terms, moments

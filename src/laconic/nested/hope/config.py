@@ -42,11 +42,6 @@ class SelfTitansShape:
         o = self.options
         if o.error:
             raise UsageError(f"hope: {o.error}")
-        if o.input_proj == "none" and self.num_heads * self.head_dim != self.width:
-            raise UsageError(
-                f"hope: width {self.width} does not split into {self.num_heads} heads of {self.head_dim}; "
-                "set input_proj = 'map'"
-            )
 
     @property
     def adaptive(self) -> tuple[str, ...]:

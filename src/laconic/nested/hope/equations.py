@@ -9,7 +9,6 @@ the state at the chunk's first token, from which the whole chunk is generated; u
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -19,22 +18,13 @@ from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, decay_ga
 from laconic.nested.recurrence.memory_cells import UpdateRule, Vectors, write_linear
 from laconic.nested.state import LinearMemoryState
 
-StepForm = Literal["sigmoid", "softplus"]
-
 
 def gate_logit(p: Vectors, row: Float[Tensor, "H E"], bias: Float[Tensor, " H"]) -> PerToken:
     """Return the output of a gate memory, which has one row per head, before its activation."""
     return (p * row[:, None]).sum(-1) + bias[:, None]
 
 
-def bounded_step_size(a: PerToken, max_step: float, form: StepForm) -> PerToken:
-    """Return max_step σ(a), or the unbounded softplus(a)."""
-    return max_step * a.sigmoid() if form == "sigmoid" else F.softplus(a)
-
-
-def compute_gates(
-    p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, max_step: float, form: StepForm
-) -> Gates:
+def compute_gates(p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, max_step: float) -> Gates:
     """Return the gates of a group; momentum, if there is any, is a static function of the input.
 
     Args:
@@ -42,11 +32,10 @@ def compute_gates(
         w: weights by name.
         group: name of the group.
         max_step: largest step size.
-        form: how the step size is bounded.
     """
     decay = decay_gate(gate_logit(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]))
     a = gate_logit(p["step"], w[f"step.{group}.weight"], w[f"step.{group}.bias"])
-    step_size = bounded_step_size(a, max_step, form)
+    step_size = max_step * a.sigmoid()
     if f"momentum.{group}.bias" not in w:
         return Gates(decay, step_size)
     a = gate_logit(p["x"], w[f"momentum.{group}.weight"], w[f"momentum.{group}.bias"])

@@ -57,8 +57,6 @@ def delete_children(block: Block, *paths: str | None) -> None:
 
 def check_growth(options: CMSOptions, new_level_init: NewLevelInit) -> None:
     """Raise `UsageError` for a chain in which added levels would change the output of the first one."""
-    if options.level_order == "slow_first":
-        raise UsageError("hope: level_order slow_first runs added levels before the donor's MLP; use fast_first")
     if options.residual == "plain" and options.structure != "independent" and new_level_init == "zero":
         raise UsageError("hope: a zero level erases the output of a chain without residuals; set residual='residual'")
 

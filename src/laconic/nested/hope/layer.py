@@ -18,7 +18,7 @@ from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype, split_heads
 from laconic.nested.hope.config import SelfTitansParams, SelfTitansShape
 from laconic.nested.hope.memories import SelfModifyingMemories
-from laconic.nested.init import half_life_bias, logit, register_parameters, sample_normal, softplus_inverse
+from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
     ScanOptions,
@@ -42,9 +42,7 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     (shape, w), o = params, params.shape.options
     like = w["o_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
-    conv_tails: dict[str, Tensor] = {}
-    if o.input_proj == "map":
-        conv_tails["x"] = like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)
+    conv_tails = {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)}
     memory: dict[str, LinearMemoryState | MLPMemoryState] = {}
     for name in build_memories(params).state_groups:
         if f"{name}.W1" in w:
@@ -108,12 +106,9 @@ def mix_inputs(
     """Return the input of every head, its static query, and the tail of the convolution."""
     (shape, w), o = params, params.shape.options
     dtype, conv_tails = accumulation_dtype(x.dtype), dict(state.conv_tails)
-    heads = x.to(dtype)
-    if o.input_proj == "map":
-        y = F.linear(x, w["mix_proj.weight"]).to(dtype)
-        y, conv_tails["x"] = causal_conv(y, state.conv_tails["x"], w["mix_conv.weight"], lengths)
-        heads = F.silu(y)
-    heads = split_heads(heads, shape.num_heads)
+    y = F.linear(x, w["mix_proj.weight"]).to(dtype)
+    y, conv_tails["x"] = causal_conv(y, state.conv_tails["x"], w["mix_conv.weight"], lengths)
+    heads = split_heads(F.silu(y), shape.num_heads)
     if o.adaptive_query:
         return heads, heads, conv_tails
     q = split_heads(F.linear(x, w["q_proj.weight"]).to(dtype), shape.num_heads)
@@ -177,10 +172,10 @@ class SelfTitans(nn.Module):
 def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str, Tensor]:
     """Return the initial weights: projections and starts normal, rows of gates 0 so that their bias alone sets them."""
     o, D, H, E = shape.options, shape.width, shape.num_heads, shape.head_dim
-    w: dict[str, Tensor] = {}
-    if o.input_proj == "map":
-        w["mix_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
-        w["mix_conv.weight"] = sample_normal(generator, H * E, o.conv_kernel_size, std=o.conv_kernel_size**-0.5)
+    w = {
+        "mix_proj.weight": sample_normal(generator, H * E, D, std=D**-0.5),
+        "mix_conv.weight": sample_normal(generator, H * E, o.conv_kernel_size, std=o.conv_kernel_size**-0.5),
+    }
     if not o.adaptive_query:
         w["q_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
     hidden = o.mlp_width or E
@@ -215,6 +210,5 @@ def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[
 
 def gate_biases(o: SelfModifyingOptions, step_size: float) -> dict[str, float]:
     """Return the initial biases of the gates of a group."""
-    step_bias = softplus_inverse(step_size) if o.lr_form == "softplus" else logit(step_size / o.max_lr, "lr_init")
-    biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
-    return biases | ({"momentum": logit(o.momentum_init, "momentum_init")} if o.momentum else {})
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr, "lr_init")}
+    return biases | ({"momentum": logit(INITIAL_MOMENTUM, "momentum")} if o.momentum else {})

@@ -158,7 +158,7 @@ class SelfModifyingMemories:
         for gate in ("keep", "step"):
             if gate in self.shape.adaptive:
                 p[gate] = self_generated_values(x, self.boundary_change(states, name))
-        gates = compute_gates(p, self.w, group, o.max_lr, o.lr_form)
+        gates = compute_gates(p, self.w, group, o.max_lr)
         return gates._replace(step_size=limit_step(gates.step_size, gates.decay)) if o.delta_rule else gates
 
     def cap_gates(self, gates: Gates, group: str, write_norm: PerToken) -> Gates:
@@ -175,7 +175,7 @@ class SelfModifyingMemories:
 
     def shared_write_value(self, v: Vectors, k: Vectors, change: Tensor) -> Vectors:
         """Return u of a write into P, whose own values and stored values are P_c v and P_c k."""
-        values = self_generated_values(v, change, self.shape.options.gradient_through_values)
+        values = self_generated_values(v, change)
         return self.write_value(values, self_generated_values(k, change))
 
     def shared_write_norm(self, u: Vectors, k: Vectors) -> PerToken:
@@ -224,7 +224,6 @@ class SelfModifyingMemories:
             if isinstance(Q, LinearMemoryState):
                 change = change_for_writes(Q, self.rule)
                 value = v + v @ change.mT
-                value = value if o.gradient_through_values else value.detach()
                 u_own = self.write_value(value, k + k @ change.mT)
                 write_norm = vector_norm(torch.stack([write_norm, vector_norm(u_own)], -1))
             gates = self.cap_gates(group_gates[group], group, write_norm)
@@ -261,7 +260,6 @@ class SelfModifyingMemories:
                 )
                 continue
             value = self.generate_vectors(states, name, v) if self.shape.adaptive else v
-            value = value if o.gradient_through_values else value.detach()
             queries = q if name == "memory" else None
             output, new_states[name] = self.write_one_mlp(name, group, state, k, value, queries, gates, valid)
             y = y if output is None else output
@@ -282,12 +280,12 @@ class SelfModifyingMemories:
         o, start = self.shape.options, MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
         inner = mlp_forward(start, state, k, self.rule)
         e = -self.write_value(v, inner.y)
-        erases_W1, decays_to_start = o.delta_rule and o.inner_delta_rule, o.decay_target == "start"
+        decays_to_start = o.decay_target == "start"
         d, h_norm = (e @ inner.W1) * silu_derivative(inner.a), vector_norm(inner.h)
         write_norm = vector_norm(d + apply_start(start.W2, k) if o.delta_rule and decays_to_start else d)
         gates_W2 = self.cap_gates(gates, group, write_norm)
         write_norm = vector_norm(e)
-        if erases_W1 and decays_to_start:
+        if o.delta_rule and decays_to_start:
             write_norm = write_norm + vector_norm(apply_start(start.W1, inner.h))
         gates_W1 = self.cap_gates(gates, group, write_norm * h_norm)
         max_erase = gates_W1.decay / h_norm.square().clamp(min=1e-12)
@@ -302,7 +300,7 @@ class SelfModifyingMemories:
             self.rule,
             gates_W1=gates_W1,
             erase=gates_W2.step_size if o.delta_rule else None,
-            erase_W1=torch.minimum(gates_W1.step_size, max_erase) if erases_W1 else None,
+            erase_W1=torch.minimum(gates_W1.step_size, max_erase) if o.delta_rule else None,
             valid=valid,
         )
 

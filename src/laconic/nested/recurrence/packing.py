@@ -101,33 +101,3 @@ def split_at_boundaries(offset: int, T: int, chunk_size: int) -> Iterator[tuple[
     while start < T:
         yield start, min(end, T)
         start, end = end, end + chunk_size
-
-
-def first_of_chunks(
-    x: Float[Tensor, "B T D"],
-    tail: Float[Tensor, "B 1 D"],
-    num_tokens: Int[Tensor, " B"],
-    chunk_size: int,
-    lengths: tuple[int, ...] | None,
-) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B 1 D"]]:
-    """Replace every token by the first token of its chunk.
-
-    Args:
-        x: packed tokens.
-        tail: the first token of the chunk that is open at the start.
-        num_tokens: tokens of each row before `x`.
-        chunk_size: tokens of a chunk.
-        lengths: valid tokens of each row, None if all are valid.
-
-    Returns:
-        The first tokens, and that of the chunk that is open at the end.
-    """
-    B, T, D = x.shape
-    padded = torch.cat([tail.to(x.dtype), x], 1)  # index 0 is the tail
-    into_chunk = (num_tokens[:, None] + torch.arange(T + 1)) % chunk_size
-    index = (torch.arange(T + 1) - into_chunk + 1).clamp(min=0).to(x.device)
-    ends = torch.full((B,), T) if lengths is None else torch.tensor(lengths)
-    last = (ends - (num_tokens + ends) % chunk_size + 1).clamp(min=0)
-    last = torch.where(((num_tokens + ends) % chunk_size) == 0, torch.zeros_like(last), last).to(x.device)
-    first = padded.gather(1, index[:, :T, None].expand(-1, -1, D))
-    return first, padded.gather(1, last[:, None, None].expand(-1, -1, D))

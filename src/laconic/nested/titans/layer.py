@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from laconic.config.nested import OuterGradient, TitansOptions
 from laconic.models.attention import accumulation_dtype
-from laconic.nested.init import half_life_bias, logit, register_parameters, sample_normal
+from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
     ScanOptions,
@@ -35,7 +35,7 @@ from laconic.nested.recurrence.memory_cells import (
     gate_and_project,
     zero_state,
 )
-from laconic.nested.recurrence.packing import PackedTokens, first_of_chunks, pack_left, to_ints, unpack
+from laconic.nested.recurrence.packing import PackedTokens, pack_left, to_ints, unpack
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState, repeat_rows, select_rows
 from laconic.nested.titans.config import TitansParams, TitansShape
 from laconic.nested.titans.equations import PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
@@ -47,8 +47,6 @@ def initial_state(params: TitansParams, batch_size: int) -> LayerState:
     o, like = shape.options, w["q_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {name: like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.width) for name in PROJECTION_NAMES}
-    if o.gate_granularity == "chunk":
-        conv_tails["chunk"] = like.new_zeros(batch_size, 1, shape.width)
     memory = {
         name: zero_memory_state(memory_start(w, name), batch_size, o.momentum, like)
         for name in shape.memory_chunk_sizes
@@ -117,7 +115,7 @@ def forward_with_state(
     conv_tails = {**state.conv_tails, **qkv.conv_tails}
     with torch.autocast(x.device.type, enabled=False):
         if update_weights:
-            gates, conv_tails = compute_gates(params, state, tokens, conv_tails)
+            gates = compute_gates(params, tokens)
             options = ScanOptions(
                 outer_gradient, truncate_after, reset_periods(shape), shape.options.activation_checkpointing
             )
@@ -147,21 +145,15 @@ def prepend_persistent(
     return torch.cat([prefix, x], 1), torch.cat([prefix_valid, valid], 1)
 
 
-def compute_gates(
-    params: TitansParams, state: LayerState, tokens: PackedTokens, conv_tails: dict[str, Tensor]
-) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return decay, step size and momentum of every head and token, and the tails after them."""
-    (shape, w), o = params, params.shape.options
+def compute_gates(params: TitansParams, tokens: PackedTokens) -> tuple[Tensor, ...]:
+    """Return decay, step size and momentum of every head and token."""
+    w, o = params.weights, params.shape.options
     x = tokens.x.to(accumulation_dtype(tokens.x.dtype))
-    if o.gate_granularity == "chunk":
-        counts = token_counts(state.memory)
-        x, tail = first_of_chunks(x, conv_tails["chunk"], counts, shape.chunk_size, tokens.lengths)
-        conv_tails = {**conv_tails, "chunk": tail}
     names = ("keep", "step", "momentum") if o.momentum else ("keep", "step")
     decay, step_size, *momentum = (
         F.linear(x, w[f"{name}.weight"].to(x.dtype), w[f"{name}.bias"].to(x.dtype)).mT for name in names
     )
-    return (decay_gate(decay), o.max_lr * step_size.sigmoid(), *map(decay_gate, momentum)), conv_tails
+    return (decay_gate(decay), o.max_lr * step_size.sigmoid(), *map(decay_gate, momentum))
 
 
 def reset_periods(shape: TitansShape) -> dict[str, int]:
@@ -309,7 +301,7 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     step_bias = logit(o.initial_lr(shape.chunk_size) / o.max_lr, "lr_init")
     biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
     if o.momentum:
-        biases["momentum"] = logit(o.momentum_init, "momentum_init")
+        biases["momentum"] = logit(INITIAL_MOMENTUM, "momentum")
     for name, bias in biases.items():
         w |= {f"{name}.weight": torch.zeros(shape.num_heads, D), f"{name}.bias": torch.full((shape.num_heads,), bias)}
     for name in shape.memory_chunk_sizes:

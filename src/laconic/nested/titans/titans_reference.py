@@ -50,11 +50,9 @@ def convolve(x: Float[Tensor, "B T D"], taps: Float[Tensor, "D W"]) -> Float[Ten
 
 
 def gates_by_token(params: TitansParams, x: Float[Tensor, "B T D"]) -> Mapping[str, Float[Tensor, "B H T"]]:
-    """Return decay ("keep"), step size and momentum of every token, or those of its chunk's first token."""
+    """Return decay ("keep"), step size and momentum of every token."""
     shape, w = params
     o = shape.options
-    if o.gate_granularity == "chunk":
-        x = torch.stack([x[:, t - t % shape.chunk_size] for t in range(x.shape[1])], 1)
     names = ("keep", "step", *(("momentum",) if o.momentum else ()))
     gates = {name: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for name in names}
     return gates | {"step": o.max_lr * gates["step"]}
