@@ -39,10 +39,10 @@ def find_requests(html: str) -> list[str]:
     """Everything that a browser would fetch or run."""
     page = ParsedPage(html)
     names = ("src", "href", "xlink:href", "srcset", "poster", "data", "action", "background")
-    found = [value for _, attributes in page.tags for name in names if (value := attributes.get(name))]
-    found += re.findall(r"url\(\s*['\"]?([^)'\"]*)", html) + re.findall(r"@import[^;]*", html)
-    found += [tag for tag, _ in page.tags if tag in ("script", "link", "iframe", "object", "embed", "base")]
-    return [value for value in found if not value.startswith(("#", "data:image/svg+xml;base64,"))]
+    requests = [value for _, attributes in page.tags for name in names if (value := attributes.get(name))]
+    requests += re.findall(r"url\(\s*['\"]?([^)'\"]*)", html) + re.findall(r"@import[^;]*", html)
+    requests += [tag for tag, _ in page.tags if tag in ("script", "link", "iframe", "object", "embed", "base")]
+    return [value for value in requests if not value.startswith(("#", "data:image/svg+xml;base64,"))]
 
 
 def check_page(html: str) -> ParsedPage:

@@ -63,7 +63,9 @@ def subject() -> InspectedRun:
 EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range(len(SIZES))]
 
 
-def asked(subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch) -> inspection_dataset.DatasetInspection:
+def requested(
+    subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> inspection_dataset.DatasetInspection:
     monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
     return inspection_dataset.inspect_dataset(
         subject, Rows(), EXAMPLES, DIGIT, [SWAP, ZERO, InterventionSpec("mean")], iterations=(0, 2), batch_size=batch
@@ -73,14 +75,14 @@ def asked(subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_question_is_counted_once_whatever_the_batches(
     subject: InspectedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, parts = asked(subject, 5, monkeypatch), asked(subject, 2, monkeypatch)
+    whole, parts = requested(subject, 5, monkeypatch), requested(subject, 2, monkeypatch)
     assert whole.baseline == parts.baseline
     assert whole.by_intervention == parts.by_intervention
     assert whole.by_iterations == parts.by_iterations
     assert whole.by_iterations[2] == whole.baseline
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
-    for key, found in whole.map_statistics.items():
-        assert np.allclose(found, parts.map_statistics[key])
+    for key, result in whole.map_statistics.items():
+        assert np.allclose(result, parts.map_statistics[key])
     assert set(whole.mean_maps) == {
         (what, "selected") for what, against in whole.map_statistics if against == "selected"
     }
@@ -88,41 +90,41 @@ def test_every_question_is_counted_once_whatever_the_batches(
 
 
 def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(subject, 5, monkeypatch)
-    assert found.donors is not None
+    result = requested(subject, 5, monkeypatch)
+    assert result.donors is not None
     for i in range(len(SIZES)):
         batch = Rows().batch([i], 0, 0)
-        own = subject.think(batch, record_passes=True)
-        theirs = subject.think(Rows().batch([int(found.donors[i])], 0, 0), record_passes=True)
-        given = interventions.InterventionInputs(own, np.array([i]), donor_rollout=theirs)
-        plain = subject.answer_from_cache(batch, own.cache, own.passes).texts[0]
-        swapped = interventions.run_intervention(subject, batch, SWAP, given)
-        assert found.baseline.predictions[i] == plain
+        rollout = subject.think(batch, record_passes=True)
+        theirs = subject.think(Rows().batch([int(result.donors[i])], 0, 0), record_passes=True)
+        build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
+        plain = subject.answer_from_cache(batch, rollout.cache, rollout.passes).texts[0]
+        swapped = interventions.run_intervention(subject, batch, SWAP, build_inputs)
+        assert result.baseline.predictions[i] == plain
         assert (
-            found.by_intervention[SWAP].predictions[i]
+            result.by_intervention[SWAP].predictions[i]
             == subject.answer_from_cache(batch, swapped.cache, swapped.passes).texts[0]
         )
-        top = subject.decoder.logits(own.hidden_states[0]).argmax(-1).tolist()
+        top = subject.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:
-            assert found.chain_word_rates[i, 0] == share_in_chain(top, chain)
-            assert found.chain_word_rates[i, 2] == lcs_ratio(top, chain)
+            assert result.chain_word_rates[i, 0] == share_in_chain(top, chain)
+            assert result.chain_word_rates[i, 2] == lcs_ratio(top, chain)
         else:
-            assert np.isnan(found.chain_word_rates[i]).all()
+            assert np.isnan(result.chain_word_rates[i]).all()
 
 
 def test_answers_that_become_the_donors() -> None:
     """Of four questions one has its donor's answer anyway, and one donor has none."""
-    made = inspection_dataset.AnswerLog(["1", "2", "2", None], [True] * 4)
+    built = inspection_dataset.AnswerLog(["1", "2", "2", None], [True] * 4)
     swapped = inspection_dataset.AnswerLog(["2", "2", "1", "1"], [False] * 4)
-    found = inspection_dataset.DatasetInspection(
-        "run", "kava", made, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3)), {}, {}, ()
+    result = inspection_dataset.DatasetInspection(
+        "run", "kava", built, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3)), {}, {}, ()
     )
-    assert found.changed_to_donor(SWAP, DIGIT).tolist() == [
+    assert result.changed_to_donor(SWAP, DIGIT).tolist() == [
         1.0,
         1.0,
     ]  # row 0 took "2"; row 3, without an answer, took "1"
-    assert len(replace(found, donors=None).changed_to_donor(SWAP, DIGIT)) == 0
+    assert len(replace(result, donors=None).changed_to_donor(SWAP, DIGIT)) == 0
 
 
 def test_a_mean_needs_its_questions(subject: InspectedRun) -> None:
@@ -131,25 +133,25 @@ def test_a_mean_needs_its_questions(subject: InspectedRun) -> None:
 
 
 def test_chains_kept_whole_are_counted_apart(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(subject, 5, monkeypatch)
-    assert (found.num_unreduced_chains, found.selector_statistics[0].num_chains) == (
+    result = requested(subject, 5, monkeypatch)
+    assert (result.num_unreduced_chains, result.selector_statistics[0].num_chains) == (
         2,
         2,
     )  # of 3 and 4 tokens; of 6 and 5, and one row has no chain
     without = inspection_dataset.inspect_dataset(replace(subject, teacher_chain=None), Rows(), EXAMPLES, DIGIT, [])
     assert (without.map_statistics, without.selector_statistics, without.donors) == ({}, (), None)
-    assert without.baseline == found.baseline
+    assert without.baseline == result.baseline
 
 
 def test_chance_is_taken_of_questions_that_have_a_chain() -> None:
     """Of four questions two have a chain: each is held against the other's, whatever the seed."""
-    found = inspection_dataset.InspectionAccumulator(
+    result = inspection_dataset.InspectionAccumulator(
         top_ids=[(1, 2), (3, 4), (5, 6), (7, 8)], chain_ids=[(1, 2), (), (5, 1, 2), ()]
     )
     for seed in range(8):
-        made = inspection_dataset.compute_chain_word_rates(found, seed)
-        assert made[0].tolist() == [1.0, 1.0, 1.0]
-        assert made[2].tolist() == [0.5, 0.0, 1 / 3]
-        assert np.isnan(made[[1, 3]]).all()
+        built = inspection_dataset.compute_chain_word_rates(result, seed)
+        assert built[0].tolist() == [1.0, 1.0, 1.0]
+        assert built[2].tolist() == [0.5, 0.0, 1 / 3]
+        assert np.isnan(built[[1, 3]]).all()
     one = inspection_dataset.InspectionAccumulator(top_ids=[(1, 2), (3, 4)], chain_ids=[(1, 2), ()])
     assert np.isnan(inspection_dataset.compute_chain_word_rates(one, 0)).all()  # nothing to hold it against

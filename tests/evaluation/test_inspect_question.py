@@ -27,18 +27,18 @@ def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
         calls.append(intervention is None)
         return subject.think(questions, intervention, record_passes, iterations)
 
-    found = inspect_question(
+    result = inspect_question(
         replace(subject, think=think), Rows().batch([0], 0, 0), [InterventionSpec("zero", "cache")]
     )
     assert calls == [True]
-    assert len(found.lens.passes) == 3
-    assert found.selection is not None
-    assert found.selection.mask.sum(-1).tolist() == [[4, 4]] * 2
-    assert len(found.best_tokens) == 4
+    assert len(result.lens.passes) == 3
+    assert result.selection is not None
+    assert result.selection.mask.sum(-1).tolist() == [[4, 4]] * 2
+    assert len(result.best_tokens) == 4
 
 
 @pytest.mark.parametrize(
-    ("asked", "alone"),
+    ("requested", "alone"),
     [
         ([], []),
         ([InterventionSpec("noise"), InterventionSpec("shuffle")], []),
@@ -49,26 +49,26 @@ def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
 )
 def test_slots_alone_are_those_asked_for(
     subject: InspectedRun,
-    asked: list[InterventionSpec],
+    requested: list[InterventionSpec],
     alone: list[tuple[str, str, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
-    found = inspect_question(subject, Rows().batch([0], 0, 0), asked, Rows())
-    assert [each.spec for each in found.effects] == asked
-    assert [(e.spec.kind, e.spec.target, *(e.spec.slots or ())) for e in found.slot_effects] == alone
+    result = inspect_question(subject, Rows().batch([0], 0, 0), requested, Rows())
+    assert [item.spec for item in result.effects] == requested
+    assert [(e.spec.kind, e.spec.target, *(e.spec.slots or ())) for e in result.slot_effects] == alone
 
 
 def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:
     """Two layers of two heads and two slots; the second slot of one head has no token."""
-    kept: Any = tuple(
+    selected: Any = tuple(
         SelectedColumns(torch.tensor([index]), torch.tensor([live]))
         for index, live in (
             ([[0, 2], [1, 2]], [[True, True], [True, True]]),
             ([[1, 1], [1, 0]], [[True, True], [True, False]]),
         )
     )
-    left: Any = SimpleNamespace(choices={"rkv": SelectorChoice(kept, ())}, policy="rkv", matched_layers=(0, 1))
+    left: Any = SimpleNamespace(choices={"rkv": SelectorChoice(selected, ())}, policy="rkv", matched_layers=(0, 1))
     assert best_token_per_slot(left, "abc") == (("b", 0.75), ("c", pytest.approx(2 / 3)))
     none: Any = SelectedColumns(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1, 1) > 0)
     left.choices, left.matched_layers = {"rkv": SelectorChoice((none,), ())}, (0,)

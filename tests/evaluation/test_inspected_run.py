@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 QUESTIONS = ("3 + 4 * 2 =", "7 * 3 + 1 =")
 
 
-def opened(folder: Path, *keys: str) -> LoadedRun:
+def new_run(folder: Path, *keys: str) -> LoadedRun:
     """A run as it begins, of the digits task with marks in its chains."""
     text = TINY_RECIPE.replace(
         "num_operations = 2,", 'num_operations = 2, chain_style = "bracket_tokens", test_rows = 9,'
@@ -54,28 +54,28 @@ CHANGED = {
 
 @pytest.mark.parametrize("method", ["kava", "codi", "coconut"])
 def test_answer_from_cache_is_the_methods_answer(tmp_path: Path, method: str) -> None:
-    run = opened(tmp_path, *CHANGED[method])
-    told = writing(run)
-    found = inspected_run.load_inspected_run(run, "run", CPU, told)
+    run = new_run(tmp_path, *CHANGED[method])
+    results = writing(run)
+    result = inspected_run.load_inspected_run(run, "run", CPU, results)
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
-    rolled = found.think(batch, record_passes=True)
-    answers = run.method.answer(batch, told)  # pyright: ignore
-    assert found.answer_from_cache(batch, rolled.cache, rolled.passes).texts == answers.texts
-    assert (found.teacher_chain is None) == (method == "coconut")
-    assert found.decode_token(run.parts.tokenizer.encode("7")[1]) == "7"
+    rolled = result.think(batch, record_passes=True)
+    answers = run.method.answer(batch, results)  # pyright: ignore
+    assert result.answer_from_cache(batch, rolled.cache, rolled.passes).texts == answers.texts
+    assert (result.teacher_chain is None) == (method == "coconut")
+    assert result.decode_token(run.parts.tokenizer.encode("7")[1]) == "7"
 
 
 def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:
-    run = opened(tmp_path)
-    found = inspected_run.load_inspected_run(run, "run", CPU, writing(run))
+    run = new_run(tmp_path)
+    result = inspected_run.load_inspected_run(run, "run", CPU, writing(run))
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
-    assert found.think(batch, iterations=0).passes.latent == 0
-    assert found.think(batch).passes.latent == found.num_iterations == 1
+    assert result.think(batch, iterations=0).passes.latent == 0
+    assert result.think(batch).passes.latent == result.num_iterations == 1
 
 
 @pytest.mark.parametrize("space", ["pre_rope", "post_rope"])
 def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: str) -> None:
-    run = opened(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
+    run = new_run(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0, 3], 0, 0)
     left = inspected_run.teacher_chain_function(run, run.recipe)(batch)
     taught = run.method.compute_teacher_targets(batch)  # pyright: ignore
@@ -95,7 +95,7 @@ def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: 
 
 
 def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> None:
-    run = opened(tmp_path)
+    run = new_run(tmp_path)
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([1], 0, 0)
     left, decoder = inspected_run.teacher_chain_function(run, run.recipe)(batch), run.parts.decoder
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
@@ -107,8 +107,8 @@ def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> No
 
 def test_load_inspected_run_takes_the_selection_of_another_recipe(tmp_path: Path) -> None:
     run, other = (
-        opened(tmp_path, "method=pccot"),
-        opened(tmp_path, "kv_selection.policy=crop", "kv_distillation.layers=[0]"),
+        new_run(tmp_path, "method=pccot"),
+        new_run(tmp_path, "kv_selection.policy=crop", "kv_distillation.layers=[0]"),
     )
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0], 0, 0)
     left = inspected_run.load_inspected_run(run, "run", CPU, writing(run), other.recipe).teacher_chain
@@ -117,31 +117,31 @@ def test_load_inspected_run_takes_the_selection_of_another_recipe(tmp_path: Path
 
 
 def test_append_generated_chain_cuts_before_the_answer_prompt(tmp_path: Path) -> None:
-    run = opened(tmp_path)
+    run = new_run(tmp_path)
     encoder = ReasoningEncoder(run.parts.tokenizer, run.recipe.data)
     row = encoder.encode_example(ReasoningExample("q", QUESTIONS[0], (), "4"))
     ids = run.parts.tokenizer.encode("<<7>> 4 ; 3 ans 4 <eos>")[1:]
     words = [run.parts.tokenizer.decode([i]) for i in ids]
-    made = inspection_run.append_generated_chain(encoder, row, ids, [ids[-1]])
-    assert [words[ids.index(i)] for i in made.chain_ids] == ["<<", "7", ">>", "4", ";", "3"]
-    assert made.chain_step_index == (0, 0, 0, 1, 1, 2)
-    assert (made.answer_ids, made.number_span, made.distill_column) == (tuple(ids[6:]), (1, 2), 0)
+    built = inspection_run.append_generated_chain(encoder, row, ids, [ids[-1]])
+    assert [words[ids.index(i)] for i in built.chain_ids] == ["<<", "7", ">>", "4", ";", "3"]
+    assert built.chain_step_index == (0, 0, 0, 1, 1, 2)
+    assert (built.answer_ids, built.number_span, built.distill_column) == (tuple(ids[6:]), (1, 2), 0)
     for unfinished in (ids[:-1], ids[:5], [*ids[:7], ids[-1]]):  # no end, no prompt, no number
-        found = inspection_run.append_generated_chain(encoder, row, unfinished, [ids[-1]])
-        assert (found.answer_ids, found.number_span) == (row.answer_ids, row.number_span)
-        assert found.chain_ids == tuple(i for i in unfinished if i != ids[-1])
+        result = inspection_run.append_generated_chain(encoder, row, unfinished, [ids[-1]])
+        assert (result.answer_ids, result.number_span) == (row.answer_ids, row.number_span)
+        assert result.chain_ids == tuple(i for i in unfinished if i != ids[-1])
 
 
 def test_with_given_chain_drops_the_last_step_as_in_training(tmp_path: Path) -> None:
-    found: list[inspection_run.QuestionWithChain] = []
+    result: list[inspection_run.QuestionWithChain] = []
     for keys in ((), ("data.chain_steps=drop_last",)):
-        run = opened(tmp_path, *keys)
-        found.append(
+        run = new_run(tmp_path, *keys)
+        result.append(
             inspection_run.with_given_chain(
                 run, single_question(run, QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4", DIGIT)
             )
         )
-    whole, short = found
+    whole, short = result
     assert (whole.batch.chain_ids.shape[1], short.batch.chain_ids.shape[1]) == (10, 5)
     assert whole.chain_source == "as given"
-    assert short.chain_source == "as given, without its last step, which is left out in training"
+    assert short.chain_source == "as given, without its last step, which training leaves out"

@@ -23,7 +23,7 @@ SELECTORS = ("rkv", "cosine", "attention", "crop", "uniform", "random")
 ZERO, SWAP = InterventionSpec("zero"), InterventionSpec("swap", "vectors", (1,))
 
 
-def looked(layers: int, heads: int, M: int, N: int, name: str = "run") -> QuestionInspection:
+def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run") -> QuestionInspection:
     """A run on a question with a chain of N tokens."""
     chain = tuple(f"t{i}" for i in range(N))
     guesses = (TokenGuess(chain[0], 0.9), TokenGuess("&", 0.1))
@@ -34,11 +34,11 @@ def looked(layers: int, heads: int, M: int, N: int, name: str = "run") -> Questi
         for against, n in across.items()
         for what in KV_SPACES
     ]
-    kept = np.zeros((layers, heads, N), dtype=bool)
-    kept[:, :, :M] = True
+    selected = np.zeros((layers, heads, N), dtype=bool)
+    selected[:, :, :M] = True
     scores = (tuple(i / N for i in range(N)),) * (layers * heads)
     return QuestionInspection(
-        name, "kava", 2, "7", words, tuple(maps), tuple(ChainSelection(how, kept) for how in SELECTORS),
+        name, "kava", 2, "7", words, tuple(maps), tuple(ChainSelection(options, selected) for options in SELECTORS),
         ("operand",) * N, SelectionScores(scores, scores, scores), "rkv", tuple(range(layers)), True,
         effects=(ChangedAnswer(ZERO, "8"), ChangedAnswer(SWAP, "9", "9")), slot_effects=(ChangedAnswer(ZERO, "7"), ChangedAnswer(ZERO, "8")),
     )  # fmt: skip
@@ -52,7 +52,7 @@ def question(*sides: QuestionInspection, text: str = "How many?") -> QuestionSum
 
 def survey(name: str, right: list[int], zeroed: list[int], reads: list[list[float]]) -> DatasetInspection:
     """Four questions; digits as predictions: the gold one is 1."""
-    answered = [AnswerLog([str(x) for x in each], [x == 1 for x in each]) for each in (right, zeroed)]
+    answered = [AnswerLog([str(x) for x in item], [x == 1 for x in item]) for item in (right, zeroed)]
     return DatasetInspection(name, "kava", answered[0], {ZERO: answered[1], SWAP: answered[1]}, {2: answered[0]},
                   np.array([1, 2, 3, 0]), 2, np.array(reads), {}, {}, ())  # fmt: skip
 
@@ -80,14 +80,14 @@ def test_compute_effects_by_hand() -> None:
 
 
 def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
-    found = inspection_summary.chain_word_rates(FIRST)
-    assert found["correct"] == {
+    result = inspection_summary.chain_word_rates(FIRST)
+    assert result["correct"] == {
         "questions": 2, "share_in_chain": 0.6, "share_in_other_chain": 0.2, "lcs_ratio": pytest.approx(0.3)
     }  # fmt: skip
-    assert found["wrong"] == {
+    assert result["wrong"] == {
         "questions": 1, "share_in_chain": 0.1, "share_in_other_chain": 0.1, "lcs_ratio": 0.1
     }  # fmt: skip
-    assert found["all"]["questions"] == 3
+    assert result["all"]["questions"] == 3
     assert inspection_summary.chain_word_rates(SECOND) == {}
 
 
@@ -101,40 +101,40 @@ def test_list_caveats_names_runs_at_the_majority_baseline() -> None:
 
 
 def test_correctness_suffix() -> None:
-    found = question(looked(1, 1, 2, 3))
-    assert inspection_summary.correctness_suffix("7 ", found) == ", correct"
-    assert inspection_summary.correctness_suffix("8", found) == ", expected 7"
-    assert inspection_summary.correctness_suffix("8", replace(found, gold=None)) == ""
-    assert inspection_summary.correctness_suffix("The answer is: 7", replace(found, protocol=CODI)) == ", correct"
+    result = question(build_inspection(1, 1, 2, 3))
+    assert inspection_summary.correctness_suffix("7 ", result) == ", correct"
+    assert inspection_summary.correctness_suffix("8", result) == ", expected 7"
+    assert inspection_summary.correctness_suffix("8", replace(result, gold=None)) == ""
+    assert inspection_summary.correctness_suffix("The answer is: 7", replace(result, protocol=CODI)) == ", correct"
 
 
-@pytest.mark.parametrize("found", [question(looked(2, 2, 3, 5), looked(2, 2, 3, 5, "other")), SET])
-def test_render_inspection_page_text_and_json_agree(found: QuestionSummary | DatasetSummary) -> None:
-    html = inspection_page.render_inspection_page(found)
+@pytest.mark.parametrize("result", [question(build_inspection(2, 2, 3, 5), build_inspection(2, 2, 3, 5, "other")), SET])
+def test_render_inspection_page_text_and_json_agree(result: QuestionSummary | DatasetSummary) -> None:
+    html = inspection_page.render_inspection_page(result)
     page = check_page(html)
-    assert inspection_page.render_inspection_page(found) == html
-    assert json.loads(json.dumps(inspection_summary.summary_to_json(found), allow_nan=False))["notes"][-1] == "a note"
+    assert inspection_page.render_inspection_page(result) == html
+    assert json.loads(json.dumps(inspection_summary.summary_to_json(result), allow_nan=False))["notes"][-1] == "a note"
     text = page.words
-    both = inspection_summary.format_summary(found)
-    for name in ("run", "other") if isinstance(found, QuestionSummary) else ("a", "b"):
+    both = inspection_summary.format_summary(result)
+    for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
-    said = ("diagonal contrast +0.125", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct", "step 3",
+    output = ("diagonal contrast +0.125", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct", "step 3",
             "one latent at a time, vectors")  # fmt: skip
     for words in (
-        said if isinstance(found, QuestionSummary) else ("latents 2", "no difference shown", "as trained", "50.0")
+        output if isinstance(result, QuestionSummary) else ("latents 2", "no difference shown", "as trained", "50.0")
     ):
         assert words in text, words
 
 
 def test_render_inspection_page_of_real_size_stays_within_its_limit() -> None:
     """Llama 3.2 1B: 16 layers of 8 heads, 24 thoughts, a chain of 64 tokens; beside another run."""
-    found = question(looked(16, 8, 24, 64), looked(16, 8, 24, 64, "other"))
-    check_page(inspection_page.render_inspection_page(found))
+    result = question(build_inspection(16, 8, 24, 64), build_inspection(16, 8, 24, 64, "other"))
+    check_page(inspection_page.render_inspection_page(result))
 
 
 def test_render_inspection_page_escapes_hostile_text() -> None:
-    side = looked(1, 1, 2, 3, HOSTILE)
+    side = build_inspection(1, 1, 2, 3, HOSTILE)
     html = inspection_page.render_inspection_page(question(replace(side, answer=HOSTILE), text=HOSTILE))
     page = check_page(html)
     assert not [tag for tag, _ in page.tags if tag == "script"]
@@ -147,15 +147,15 @@ def test_render_inspection_page_escapes_hostile_text() -> None:
 def test_render_inspection_page_without_a_teacher() -> None:
     words = LogitLens(("q",), (), "", (((TokenGuess("7", 1.0),) * 3,),))
     side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer(ZERO, "7"),))
-    found = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
-    text = ParsedPage(inspection_page.render_inspection_page(found)).words
+    result = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
+    text = ParsedPage(inspection_page.render_inspection_page(result)).words
     assert "as given: none" in text
     assert "sequential" in text
     assert "Tokens selected" not in text
     assert "Similarity to" not in text
-    assert "sequential" in inspection_summary.format_summary(found)
+    assert "sequential" in inspection_summary.format_summary(result)
 
 
 def test_render_inspection_page_says_where_all_tokens_are_selected() -> None:
-    text = ParsedPage(inspection_page.render_inspection_page(question(looked(1, 2, 4, 4)))).words
+    text = ParsedPage(inspection_page.render_inspection_page(question(build_inspection(1, 2, 4, 4)))).words
     assert "as many latents as chain tokens" in text

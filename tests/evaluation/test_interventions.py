@@ -35,10 +35,10 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
     return SimpleNamespace(decoder=decoder, thoughts=thoughts, think=think)
 
 
-def given(run: InspectedRun, batch: Any, seed: int = 0, donors: Any = None) -> InterventionInputs:
-    own = run.think(batch, record_passes=True)
+def build_inputs(run: InspectedRun, batch: Any, seed: int = 0, donors: Any = None) -> InterventionInputs:
+    rollout = run.think(batch, record_passes=True)
     return InterventionInputs(
-        own, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True)
+        rollout, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True)
     )
 
 
@@ -48,24 +48,24 @@ def same_cache(a: KVCache, b: KVCache) -> bool:
 
 def test_zeros_are_read_in_every_round_as_by_hand() -> None:
     run, batch = subject(), reasoning_batch()
-    found = interventions.run_intervention(run, batch, InterventionSpec("zero"), given(run, batch))
+    result = interventions.run_intervention(run, batch, InterventionSpec("zero"), build_inputs(run, batch))
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
-        asked = decoder(decoder.embed(batch.question_ids), attention_mask=batch.question_mask).cache
-        bot = decoder(thoughts.begin.expand(3, 1, -1), asked)
+        requested = decoder(decoder.embed(batch.question_ids), attention_mask=batch.question_mask).cache
+        bot = decoder(thoughts.begin.expand(3, 1, -1), requested)
         last = decoder(torch.zeros(3, M, decoder.config.hidden_size, dtype=torch.float64), bot.cache)
-    assert error(found.hidden_states, last.hidden_states) < ORACLE
-    assert same_cache(found.cache, last.cache)
-    assert error(found.hidden_states, run.think(batch).hidden_states) > 0.1
+    assert error(result.hidden_states, last.hidden_states) < ORACLE
+    assert same_cache(result.cache, last.cache)
+    assert error(result.hidden_states, run.think(batch).hidden_states) > 0.1
 
 
 def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
     run, batch = subject(), reasoning_batch()
-    made = given(run, batch)
-    edit = interventions.make_intervention(InterventionSpec("zero", slots=(1,)), made)
+    built = build_inputs(run, batch)
+    edit = interventions.make_intervention(InterventionSpec("zero", slots=(1,)), built)
     traced = run.think(batch, intervention=edit, record_passes=True)
     for t in (1, 2):
-        read, before = traced.records[t].latents, made.rollout.records[t].latents
+        read, before = traced.records[t].latents, built.rollout.records[t].latents
         assert not read[:, 1].any()
         assert error(read[:, 0], before[:, 0]) < ORACLE
         assert (error(read[:, 2], before[:, 2]) > 0.01) == (t == 2)  # round 2 is made of what round 1 read
@@ -74,65 +74,65 @@ def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
 def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
-    made = given(run, batch, donors=batch)
-    same = interventions.run_intervention(run, batch, InterventionSpec("swap"), made)
-    assert same.cache.equal(made.rollout.cache)
-    assert torch.equal(same.hidden_states, made.rollout.hidden_states)
+    built = build_inputs(run, batch, donors=batch)
+    same = interventions.run_intervention(run, batch, InterventionSpec("swap"), built)
+    assert same.cache.equal(built.rollout.cache)
+    assert torch.equal(same.hidden_states, built.rollout.hidden_states)
     assert same_cache(
-        interventions.run_intervention(run, batch, InterventionSpec("swap", "cache"), made).cache, made.rollout.cache
+        interventions.run_intervention(run, batch, InterventionSpec("swap", "cache"), built).cache, built.rollout.cache
     )
 
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
 def test_a_swap_reads_the_donors_vectors(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
-    made = given(run, batch, donors=reasoning_batch(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
-    assert made.donor_rollout is not None
-    read = interventions.run_intervention(run, batch, InterventionSpec("swap"), made).latents
-    assert torch.equal(read, made.donor_rollout.latents)
-    some = interventions.run_intervention(run, batch, InterventionSpec("swap", slots=(0,)), made).latents
-    assert torch.equal(some[:, 0], made.donor_rollout.latents[:, 0])
+    built = build_inputs(run, batch, donors=reasoning_batch(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
+    assert built.donor_rollout is not None
+    read = interventions.run_intervention(run, batch, InterventionSpec("swap"), built).latents
+    assert torch.equal(read, built.donor_rollout.latents)
+    some = interventions.run_intervention(run, batch, InterventionSpec("swap", slots=(0,)), built).latents
+    assert torch.equal(some[:, 0], built.donor_rollout.latents[:, 0])
 
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
 @pytest.mark.parametrize("where", interventions.INTERVENTION_TARGETS)
 def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch(((4, 2, 3),))
-    made = given(run, batch)
+    built = build_inputs(run, batch)
     means = interventions.compute_reference_means(run, [batch, batch])
     assert means.num_questions == 2
     same = interventions.run_intervention(
-        run, batch, InterventionSpec("mean", where), InterventionInputs(made.rollout, made.row_index, means=means)
+        run, batch, InterventionSpec("mean", where), InterventionInputs(built.rollout, built.row_index, means=means)
     )
-    assert same_cache(same.cache, made.rollout.cache)
+    assert same_cache(same.cache, built.rollout.cache)
 
 
 def test_means_are_those_of_all_rows_however_they_are_batched() -> None:
     run, batch = subject(), reasoning_batch()
     rolled = run.think(batch, record_passes=True)
-    found = interventions.compute_reference_means(run, [batch.select_rows([0]), batch.select_rows([1, 2])])
+    result = interventions.compute_reference_means(run, [batch.select_rows([0]), batch.select_rows([1, 2])])
     for t, trace in enumerate(rolled.records):
-        assert largest(found.vectors[t], trace.latents.mean(0)) < ORACLE
+        assert largest(result.vectors[t], trace.latents.mean(0)) < ORACLE
     mine = latent_keys_values(run.decoder, rolled)
     for l, (k, v) in enumerate(zip(mine.keys_before_rope, mine.values, strict=True)):
-        assert largest(found.keys_before_rope[l], k.mean(0)) < ORACLE
-        assert largest(found.values[l], v.mean(0)) < ORACLE
+        assert largest(result.keys_before_rope[l], k.mean(0)) < ORACLE
+        assert largest(result.values[l], v.mean(0)) < ORACLE
 
 
 def test_a_shuffle_moves_every_slot_it_may() -> None:
     run, batch = subject(), reasoning_batch()
-    made = given(run, batch)
-    order = interventions.shuffle_order(made, range(M))
+    built = build_inputs(run, batch)
+    order = interventions.shuffle_order(built, range(M))
     assert (order.sort(1).values == torch.arange(M)).all()
     assert (order != torch.arange(M)).all()
-    some = interventions.shuffle_order(made, (0, 3))
+    some = interventions.shuffle_order(built, (0, 3))
     assert some.tolist() == [[3, 1, 2, 0]] * 3
     assert (
         len(
             {
                 tuple(row)
                 for seed in range(9)
-                for row in interventions.shuffle_order(given(run, batch, seed), range(M)).tolist()
+                for row in interventions.shuffle_order(build_inputs(run, batch, seed), range(M)).tolist()
             }
         )
         > 3
@@ -142,13 +142,13 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
 @pytest.mark.parametrize("rounds", [ROUNDS, None])
 def test_a_shuffle_reads_the_vectors_of_other_slots(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning_batch()
-    made = given(run, batch)
+    built = build_inputs(run, batch)
     traced = run.think(
-        batch, intervention=interventions.make_intervention(InterventionSpec("shuffle"), made), record_passes=True
+        batch, intervention=interventions.make_intervention(InterventionSpec("shuffle"), built), record_passes=True
     )
-    order, t = interventions.shuffle_order(made, range(M)), 0 if rounds is None else 1
+    order, t = interventions.shuffle_order(built, range(M)), 0 if rounds is None else 1
     for b, row in enumerate(order.tolist()):
-        assert error(traced.records[t].latents[b], made.rollout.records[t].latents[b, row]) < ORACLE
+        assert error(traced.records[t].latents[b], built.rollout.records[t].latents[b, row]) < ORACLE
 
 
 def turned(x: np.ndarray, position: int) -> np.ndarray:
@@ -160,66 +160,70 @@ def turned(x: np.ndarray, position: int) -> np.ndarray:
 
 def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
     run, batch = subject(), reasoning_batch()
-    made = given(run, batch)
-    own, mine, order = (
-        made.rollout,
-        latent_keys_values(run.decoder, made.rollout),
-        interventions.shuffle_order(made, range(M)),
+    built = build_inputs(run, batch)
+    rollout, mine, order = (
+        built.rollout,
+        latent_keys_values(run.decoder, built.rollout),
+        interventions.shuffle_order(built, range(M)),
     )
-    found = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
-    assert torch.equal(found.positions, own.cache.positions)
-    for l in range(len(found.keys)):
-        assert torch.equal(found.keys[l][:, :, :-M], own.cache.keys[l][:, :, :-M])
+    result = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
+    assert torch.equal(result.positions, rollout.cache.positions)
+    for l in range(len(result.keys)):
+        assert torch.equal(result.keys[l][:, :, :-M], rollout.cache.keys[l][:, :, :-M])
         for b, row in enumerate(order.tolist()):
             for m, source in enumerate(row):
-                assert torch.equal(found.values[l][b, :, m - M], own.cache.values[l][b, :, source - M])
-                for g in range(found.keys[l].shape[1]):
-                    asked = turned(mine.keys_before_rope[l][b, g, source].numpy(), int(own.cache.positions[b, m - M]))
-                    assert largest(found.keys[l][b, g, m - M], torch.from_numpy(asked)) < FLOAT32
+                assert torch.equal(result.values[l][b, :, m - M], rollout.cache.values[l][b, :, source - M])
+                for g in range(result.keys[l].shape[1]):
+                    requested = turned(
+                        mine.keys_before_rope[l][b, g, source].numpy(), int(rollout.cache.positions[b, m - M])
+                    )
+                    assert largest(result.keys[l][b, g, m - M], torch.from_numpy(requested)) < FLOAT32
 
 
 def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     """GPT-2: attention over the same keys and values in another order is the same."""
     run, batch = subject("gpt2"), reasoning_batch()
-    made = given(run, batch)
-    moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
-    assert not moved.equal(made.rollout.cache)
+    built = build_inputs(run, batch)
+    moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), built).cache
+    assert not moved.equal(built.rollout.cache)
     eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
-        assert error(run.decoder(eot, moved).hidden_states, run.decoder(eot, made.rollout.cache).hidden_states) < ORACLE
+        assert (
+            error(run.decoder(eot, moved).hidden_states, run.decoder(eot, built.rollout.cache).hidden_states) < ORACLE
+        )
 
 
 @pytest.mark.parametrize("kind", ["zero", "noise"])
 def test_cache_edits_touch_the_listed_slots_alone(kind: Any) -> None:
     run, batch = subject(), reasoning_batch()
-    made = given(run, batch)
-    found = interventions.run_intervention(run, batch, InterventionSpec(kind, "cache", (2,)), made).cache
+    built = build_inputs(run, batch)
+    result = interventions.run_intervention(run, batch, InterventionSpec(kind, "cache", (2,)), built).cache
     for mine, theirs in zip(
-        (*found.keys, *found.values), (*made.rollout.cache.keys, *made.rollout.cache.values), strict=True
+        (*result.keys, *result.values), (*built.rollout.cache.keys, *built.rollout.cache.values), strict=True
     ):
         changed = (mine != theirs).any(-1).any(1).any(0)
-        assert changed.nonzero()[:, 0].tolist() == [found.S - M + 2]
+        assert changed.nonzero()[:, 0].tolist() == [result.S - M + 2]
         if kind == "zero":
             assert not mine[:, :, 2 - M].any()
         else:
             assert error(mine[:, :, 2 - M].norm(dim=-1), theirs[:, :, 2 - M].norm(dim=-1)) < 1e-6  # turned in float32
-    assert made.rollout.cache.equal(run.think(batch).cache)  # what was given is as it was
+    assert built.rollout.cache.equal(run.think(batch).cache)  # what was given is as it was
 
 
 def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
     run, batch = subject(), reasoning_batch()
-    made = given(run, batch)
+    built = build_inputs(run, batch)
     like = torch.randn(3, M, 64, dtype=torch.float64) * 7
-    whole = interventions.norm_matched_noise(like, made, 1)
+    whole = interventions.norm_matched_noise(like, built, 1)
     assert error(whole.norm(dim=-1), like.norm(dim=-1)) < ORACLE
-    alone = interventions.norm_matched_noise(like[1:2], InterventionInputs(made.rollout, np.array([1])), 1)
+    alone = interventions.norm_matched_noise(like[1:2], InterventionInputs(built.rollout, np.array([1])), 1)
     assert torch.equal(alone[0], whole[1])
-    assert not torch.allclose(interventions.norm_matched_noise(like, made, 2), whole)
+    assert not torch.allclose(interventions.norm_matched_noise(like, built, 2), whole)
     assert not torch.allclose(
-        interventions.norm_matched_noise(like, InterventionInputs(made.rollout, made.row_index, 1), 1), whole
+        interventions.norm_matched_noise(like, InterventionInputs(built.rollout, built.row_index, 1), 1), whole
     )
     many = interventions.norm_matched_noise(
-        torch.ones(1, 1, 4000, dtype=torch.float64), InterventionInputs(made.rollout, np.array([0])), 1
+        torch.ones(1, 1, 4000, dtype=torch.float64), InterventionInputs(built.rollout, np.array([0])), 1
     )
     assert abs(float(many.mean())) < 0.1
     assert 2.5 < float((many**4).mean() / (many**2).mean() ** 2) < 3.5  # the kurtosis of a Gaussian is 3
@@ -227,23 +231,23 @@ def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 50])
 def test_donors_are_a_derangement_by_seed(n: int) -> None:
-    found = interventions.choose_donors(n, 0)
-    assert sorted(found.tolist()) == list(range(n))
-    assert (found != np.arange(n)).all()
-    assert (found == interventions.choose_donors(n, 0)).all()
-    assert n < 50 or (found != interventions.choose_donors(n, 1)).any()
+    result = interventions.choose_donors(n, 0)
+    assert sorted(result.tolist()) == list(range(n))
+    assert (result != np.arange(n)).all()
+    assert (result == interventions.choose_donors(n, 0)).all()
+    assert n < 50 or (result != interventions.choose_donors(n, 1)).any()
 
 
 def test_what_cannot_be_edited_is_refused() -> None:
     run, batch = subject(), reasoning_batch()
-    made = given(run, batch)
+    built = build_inputs(run, batch)
     with pytest.raises(UsageError, match="swap needs at least two"):
         interventions.choose_donors(1, 0)
     with pytest.raises(UsageError, match="shuffle needs at least two"):
-        interventions.make_intervention(InterventionSpec("shuffle", slots=(0,)), made)
+        interventions.make_intervention(InterventionSpec("shuffle", slots=(0,)), built)
     for at in ((4,), (-1,), ()):
         with pytest.raises(UsageError, match="there are 4 latents"):
-            interventions.make_intervention(InterventionSpec("zero", slots=at), made)
+            interventions.make_intervention(InterventionSpec("zero", slots=at), built)
     for where in interventions.INTERVENTION_TARGETS:
         with pytest.raises(UsageError, match="swap needs the latents of other questions"):
-            interventions.run_intervention(run, batch, InterventionSpec("swap", where), made)
+            interventions.run_intervention(run, batch, InterventionSpec("swap", where), built)

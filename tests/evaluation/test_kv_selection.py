@@ -37,25 +37,25 @@ def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = 
         live = torch.tensor([[[m < len(head) for m in range(M)] for head in heads]])
         return SelectorChoice((SelectedColumns(index, live),) * 2, ())
 
-    made: Any = {name: choice(heads) for name, heads in chosen.items()}
-    return TeacherChain((), (), (), (), (), made, "rkv", matched, True)
+    built: Any = {name: choice(heads) for name, heads in chosen.items()}
+    return TeacherChain((), (), (), (), (), built, "rkv", matched, True)
 
 
 def test_chain_selections_are_of_the_matched_layers() -> None:
-    (found,) = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
-    assert found.policy == "rkv"
-    assert found.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
-    assert found.token_shares == (0.5, 0.5, 0.5, 0.0)
+    (result,) = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
+    assert result.policy == "rkv"
+    assert result.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
+    assert result.token_shares == (0.5, 0.5, 0.5, 0.0)
     assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 0, 2)[0].mask.shape == (2, 1, 2)
 
 
-def held(heads: int, n: int, kept: int, seed: int) -> np.ndarray:
+def random_mask(heads: int, n: int, selected: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.array([np.isin(np.arange(n), rng.permutation(n)[:kept]) for _ in range(heads)])[None]
+    return np.array([np.isin(np.arange(n), rng.permutation(n)[:selected]) for _ in range(heads)])[None]
 
 
 def test_selection_overlap_against_loops() -> None:
-    a, b = held(4, 9, 3, 1), held(4, 9, 3, 2)
+    a, b = random_mask(4, 9, 3, 1), random_mask(4, 9, 3, 2)
     sets = [set(np.flatnonzero(head)) for head in a[0]]
     pairs = [len(x & y) / 3 for i, x in enumerate(sets) for j, y in enumerate(sets) if i != j]
     assert kv_selection.selection_overlap(a) == pytest.approx(sum(pairs) / len(pairs))
@@ -68,8 +68,8 @@ def test_selection_overlap_against_loops() -> None:
 
 
 def test_selection_overlap_of_independent_draws_is_chance() -> None:
-    found = [kv_selection.selection_overlap(held(2, 12, 4, seed)) for seed in range(2000)]
-    assert np.mean(found) == pytest.approx(4 / 12, abs=0.02)
+    result = [kv_selection.selection_overlap(random_mask(2, 12, 4, seed)) for seed in range(2000)]
+    assert np.mean(result) == pytest.approx(4 / 12, abs=0.02)
 
 
 def test_compute_selector_statistics_by_hand() -> None:
@@ -77,8 +77,10 @@ def test_compute_selector_statistics_by_hand() -> None:
     rkv = ChainSelection("rkv", np.array([[[False, True, False, True, False], [False, False, True, True, False]]]))
     random = ChainSelection("random", np.array([[[True, True, False, False, False]] * 2]))
     whole = (ChainSelection("rkv", np.ones((1, 2, 2), bool)), ChainSelection("random", np.ones((1, 2, 2), bool)))
-    found = kv_selection.compute_selector_statistics([(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)])
-    first, second = found
+    result = kv_selection.compute_selector_statistics(
+        [(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)]
+    )
+    first, second = result
     assert (first.policy, second.policy, first.num_chains) == ("rkv", "random", 1)
     assert first.class_shares == {"operand": 0.5, "operator": 0.5, "result": 1.0, "bracket": 0.0}
     assert first.part_shares == (0.0, 0.5, 0.5, 1.0, 0.0)

@@ -13,7 +13,7 @@ from tests.tolerances import ORACLE
 L, G, M, N, E = 2, 3, 4, 6, 5
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def random_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
@@ -23,13 +23,13 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_cosine_maps_against_loops() -> None:
-    student, teacher = drawn(L, G, M, E), drawn(L, G, N, E)
-    found = kv_similarity.cosine_maps(list(student), list(teacher))
+    student, teacher = random_tensor(L, G, M, E), random_tensor(L, G, N, E)
+    result = kv_similarity.cosine_maps(list(student), list(teacher))
     for l in range(L):
         for m in range(M):
             for i in range(N):
-                each = [cosine(student[l, g, m], teacher[l, g, i]) for g in range(G)]
-                assert found[l, m, i].item() == pytest.approx(sum(each) / G, abs=ORACLE)
+                entry = [cosine(student[l, g, m], teacher[l, g, i]) for g in range(G)]
+                assert result[l, m, i].item() == pytest.approx(sum(entry) / G, abs=ORACLE)
     low = kv_similarity.cosine_maps(list(student.bfloat16()), list(teacher.bfloat16()))
     assert low.dtype == torch.float32
 
@@ -47,31 +47,31 @@ def test_diagonal_contrast_and_look_ahead_by_hand() -> None:
 
 
 def left(index: torch.Tensor, live: torch.Tensor, **more: object) -> TeacherChain:
-    kept = SelectedColumns(index, live)
-    keys = tuple(drawn(1, G, N, E) for _ in range(L))
-    scores = tuple(drawn(1, G, N) for _ in range(L))
+    selected = SelectedColumns(index, live)
+    keys = tuple(random_tensor(1, G, N, E) for _ in range(L))
+    scores = tuple(random_tensor(1, G, N) for _ in range(L))
     return TeacherChain(keys, tuple(2 * k for k in keys), tuple(-k for k in keys), scores, scores,
-                {"rkv": SelectorChoice((kept,) * L, scores)}, "rkv", (1,), True)._replace(**more)  # fmt: skip
+                {"rkv": SelectorChoice((selected,) * L, scores)}, "rkv", (1,), True)._replace(**more)  # fmt: skip
 
 
 def test_similarity_maps_with_the_chain_and_with_each_heads_selection() -> None:
     """Two of three slots hold a token, other ones in each head; the mean is of layer 1 alone, which is matched."""
     index = torch.tensor([[[0, 2, 0], [1, 3, 0], [2, 4, 0]]])
     live = torch.tensor([True, True, False]).expand(1, G, 3)
-    made = left(index, live)
-    slots = LatentKeysValues(*(tuple(drawn(1, G, 3, E) for _ in range(L)) for _ in range(3)))
-    maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, made, 0, 5)}
+    built = left(index, live)
+    slots = LatentKeysValues(*(tuple(random_tensor(1, G, 3, E) for _ in range(L)) for _ in range(3)))
+    maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, built, 0, 5)}
     assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "selected")}
-    for own, theirs, what in zip(
-        slots, (made.keys, made.keys_before_rope, made.values), kv_similarity.KV_SPACES, strict=True
+    for latents, theirs, what in zip(
+        slots, (built.keys, built.keys_before_rope, built.values), kv_similarity.KV_SPACES, strict=True
     ):
-        chain, kept = maps[what, "chain"], maps[what, "selected"]
+        chain, selected = maps[what, "chain"], maps[what, "selected"]
         assert (len(chain.mean), len(chain.mean[0])) == (3, 5)  # the sixth column is padding
-        assert (len(kept.mean), len(kept.mean[0])) == (3, 2)
+        assert (len(selected.mean), len(selected.mean[0])) == (3, 2)
         assert chain.mean == chain.layers[1]
         for l in range(L):
             for m in range(3):
                 for j in range(2):
-                    each = [cosine(own[l][0, g, m], theirs[l][0, g, int(index[0, g, j])]) for g in range(G)]
-                    assert kept.layers[l][m][j] == pytest.approx(sum(each) / G, abs=ORACLE)
+                    entry = [cosine(latents[l][0, g, m], theirs[l][0, g, int(index[0, g, j])]) for g in range(G)]
+                    assert selected.layers[l][m][j] == pytest.approx(sum(entry) / G, abs=ORACLE)
         assert chain.diagonal_contrast == kv_similarity.diagonal_contrast(torch.tensor(chain.mean, dtype=torch.float64))

@@ -45,23 +45,23 @@ def head(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def test_apply_logit_lens_gives_the_tokens_of_each_pass() -> None:
-    found = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__, top=2)
-    assert [[guesses[0].token for guesses in row] for row in found.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
-    assert found.passes[0][1][0].probability == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
-    assert all(len(guesses) == 2 for row in found.passes for guesses in row)
-    assert (found.question, found.chain, found.answer) == (("b", "c"), ("a", "b", "c"), "b")
-    assert found.share_in_chain == 0.5  # "c" stands in the chain, "e" does not
+    result = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__, top=2)
+    assert [[guesses[0].token for guesses in row] for row in result.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
+    assert result.passes[0][1][0].probability == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
+    assert all(len(guesses) == 2 for row in result.passes for guesses in row)
+    assert (result.question, result.chain, result.answer) == (("b", "c"), ("a", "b", "c"), "b")
+    assert result.share_in_chain == 0.5  # "c" stands in the chain, "e" does not
 
 
 def longest(a: str, b: str) -> int:
     """The longest common subsequence, by trying every subsequence of the first."""
-    found = [0]
+    result = [0]
     for size in range(1, len(a) + 1):
         for some in combinations(a, size):
             rest = iter(b)
             if all(letter in rest for letter in some):
-                found.append(size)
-    return max(found)
+                result.append(size)
+    return max(result)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_lcs_ratio_and_share_in_chain_against_brute_force(top: str, chain: str) 
 
 def test_top_token_ids_row_by_row() -> None:
     assert top_token_ids(thought(), head) == ((2, 4),)
-    found = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__)
-    assert (found.top_tokens, found.lcs_ratio) == (("c", "e"), pytest.approx(1 / 3))
+    result = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__)
+    assert (result.top_tokens, result.lcs_ratio) == (("c", "e"), pytest.approx(1 / 3))
 
 
 def test_apply_logit_lens_refuses_two_questions() -> None:

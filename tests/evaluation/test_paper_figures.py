@@ -36,5 +36,5 @@ def test_every_row_is_one_that_a_recipe_names() -> None:
         if "table_row" in (recipe := tomllib.loads(path.read_text(encoding="utf-8")))
     }
     assert load_paper_figures().keys() <= named
-    shares = [each.percent for sets in load_paper_figures().values() for found in sets.values() for each in found]
+    shares = [item.percent for sets in load_paper_figures().values() for result in sets.values() for item in result]
     assert all(0 < share <= 100 for share in shares)

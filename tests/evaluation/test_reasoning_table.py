@@ -40,17 +40,17 @@ def row(
     set: str, run: str, right: np.ndarray, way: str = "", seeds: tuple[int, ...] = (0,), **more: object
 ) -> ReasoningRow:
     rights = np.atleast_2d(right)
-    return ReasoningRow(set, run, way, seeds, tuple(result(each) for each in rights), **more)  # pyright: ignore
+    return ReasoningRow(set, run, way, seeds, tuple(result(item) for item in rights), **more)  # pyright: ignore
 
 
 A, B = np.arange(200) < 120, np.arange(200) < 90
 THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])
 
 
-def printed(found: ReasoningTable) -> str:
+def printed(outcome: ReasoningTable) -> str:
     out = io.StringIO()
-    Console(file=out, width=240).print(table.build_table(found))
-    return out.getvalue() + table.format_footnotes(found)
+    Console(file=out, width=240).print(table.build_table(outcome))
+    return out.getvalue() + table.format_footnotes(outcome)
 
 
 def test_reasoning_table_gives_a_spread_from_three_seeds() -> None:
@@ -78,26 +78,26 @@ def test_reasoning_table_shows_passes_cache_papers_and_timings() -> None:
 
 
 def test_compare_to_baseline_needs_holm_and_an_interval_without_0() -> None:
-    found = compare_to_baseline(
+    outcome = compare_to_baseline(
         ReasoningTable([row("a", "x", A), row("a", "y", B), row("b", "x", B), row("b", "y", B)], "y")
     )
-    assert [(each.dataset, each.run, each.baseline) for each in found] == [
+    assert [(item.dataset, item.run, item.baseline) for item in outcome] == [
         ("a", "x", "y"),
         ("b", "x", "y"),
         (table.MEAN_TITLE, "x", "y"),
     ]
-    assert [each.is_significant for each in found] == [True, False, True]
-    assert found[0].text.startswith("+15.0 points (n=1, interval +1")
-    assert found[1].text == "no difference shown (n=1, interval +0.0 to +0.0)"
-    assert [each.mcnemar_p for each in found] == [pytest.approx(2.0**-29), 1.0, None]
-    assert found[2].difference.mean == pytest.approx(0.075)
+    assert [item.is_significant for item in outcome] == [True, False, True]
+    assert outcome[0].text.startswith("+15.0 points (n=1, interval +1")
+    assert outcome[1].text == "no difference shown (n=1, interval +0.0 to +0.0)"
+    assert [item.mcnemar_p for item in outcome] == [pytest.approx(2.0**-29), 1.0, None]
+    assert outcome[2].difference.mean == pytest.approx(0.075)
     assert "a: x against y: +15.0 points" in printed(ReasoningTable([row("a", "x", A), row("a", "y", B)], "y"))
 
 
 def test_compare_to_baseline_pairs_equal_seeds() -> None:
     turned = row("a", "y", THREE[::-1], seeds=(2, 1, 0))
-    (found,) = compare_to_baseline(ReasoningTable([row("a", "x", THREE, seeds=(0, 1, 2)), turned], "y"))
-    assert (found.difference.mean, found.difference.num_seeds, found.mcnemar_p) == (0, 3, None)
+    (outcome,) = compare_to_baseline(ReasoningTable([row("a", "x", THREE, seeds=(0, 1, 2)), turned], "y"))
+    assert (outcome.difference.mean, outcome.difference.num_seeds, outcome.mcnemar_p) == (0, 3, None)
     (other,) = compare_to_baseline(ReasoningTable([row("a", "x", A, seeds=(7,)), turned], "y"))
     assert other.difference.mean == pytest.approx((120 - 116) / 200)
     assert not compare_to_baseline(ReasoningTable([row("a", "x", A), row("b", "y", B)], "y"))
@@ -113,8 +113,8 @@ def test_macro_averages_leave_subsets_out() -> None:
         70 / 150,
         150,
     )
-    found = macro_averages(ReasoningTable([hard, part, row("svamp", "x", B), row("svamp", "x", A, COT_CONDITION)]))
-    assert [(title, estimate.mean) for title, estimate in found] == [("x", pytest.approx(0.525))]
+    outcome = macro_averages(ReasoningTable([hard, part, row("svamp", "x", B), row("svamp", "x", A, COT_CONDITION)]))
+    assert [(title, estimate.mean) for title, estimate in outcome] == [("x", pytest.approx(0.525))]
     assert changed_subset(hard, [True] * 200) is changed_subset(hard, [False] * 200) is None
 
 
@@ -143,13 +143,13 @@ def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
 
 def test_table_to_json_holds_what_the_table_does() -> None:
     lines = [row("a", "x", A, paper_figures=()), row("a", "y", B), row("b", "x", B), row("b", "y", B)]
-    found = json.loads(
+    outcome = json.loads(
         json.dumps(table.table_to_json(ReasoningTable(lines, "y", [("device", "cpu")], ["a note"])), allow_nan=False)
     )
-    assert (found["schema"], found["protocol"], found["facts"], found["notes"]) == (
+    assert (outcome["schema"], outcome["protocol"], outcome["facts"], outcome["notes"]) == (
         2, "codi", {"device": "cpu"}, ["a note"]
     )  # fmt: skip
-    first = found["datasets"][0]
+    first = outcome["datasets"][0]
     assert (first["dataset"], first["questions"], first["majority_baseline"], first["is_subset"]) == (
         "a", 200, {"answer": "0", "share": 0.2}, False
     )  # fmt: skip
@@ -160,6 +160,6 @@ def test_table_to_json_holds_what_the_table_does() -> None:
     assert run["accuracy"]["mean"] == 0.6
     assert run["passes"] == {"prompt": 0, "latent_setup": 1, "latent": 3, "answer": 2, "total": 6}
     assert run["cache_positions"] == {"begin": 50, "end": 60, "bytes": 60 * 2048}
-    assert [each["dataset"] for each in found["comparisons"]] == ["a", "b", "macro average"]
-    assert found["comparisons"][0]["is_significant"] is True
-    assert [each["run"] for each in found["macro_averages"]] == ["x", "y"]
+    assert [item["dataset"] for item in outcome["comparisons"]] == ["a", "b", "macro average"]
+    assert outcome["comparisons"][0]["is_significant"] is True
+    assert [item["run"] for item in outcome["macro_averages"]] == ["x", "y"]

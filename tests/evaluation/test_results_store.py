@@ -54,7 +54,7 @@ def test_eval_record_round_trips_through_its_line() -> None:
 
 
 def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> None:
-    first, second = Squares(decoder_calls=2), Squares()
+    first, second = Squares(calls=2), Squares()
     with pytest.raises(KeyboardInterrupt):
         run(first, tmp_path)
     units = partial_folder(tmp_path / METADATA.folder_name) / UNITS_FILE
@@ -75,7 +75,7 @@ def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> 
 
 def test_run_resumable_loads_what_is_stored_and_refuses_other_or_damaged_results(tmp_path: Path) -> None:
     records = run(Squares(), tmp_path)
-    assert run(Squares(decoder_calls=0), tmp_path) == records
+    assert run(Squares(calls=0), tmp_path) == records
     with pytest.raises(BusyError, match="other data"):
         run(Squares(), tmp_path, replace(METADATA, key={"data": "2"}))
     with (tmp_path / METADATA.folder_name / RECORDS_FILE).open("a") as file:
@@ -145,8 +145,8 @@ def test_latest_evaluations_takes_the_latest_step_with_the_most_items(tmp_path: 
     for metadata in (*versions, other):
         run(Squares(), tmp_path, metadata)
     assert len(list_evaluations(tmp_path)) == 4
-    found = [x.metadata for x in latest_evaluations(tmp_path, "streams").values()]
-    assert sorted(found, key=lambda each: each.step) == [other, versions[2]]
+    result = [x.metadata for x in latest_evaluations(tmp_path, "streams").values()]
+    assert sorted(result, key=lambda item: item.step) == [other, versions[2]]
     assert not latest_evaluations(tmp_path, "reasoning")
 
 

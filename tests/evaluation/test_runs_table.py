@@ -25,19 +25,19 @@ def right(share: float, seeds: int) -> np.ndarray:
     return np.stack([np.roll(np.arange(N) < share * N, 7 * seed) for seed in range(seeds)]).astype(float)
 
 
-def made(seeds: int = 1) -> ComparisonReport:
+def built(seeds: int = 1) -> ComparisonReport:
     def line(name: str, title: str, share: float, passes: tuple[float, ...], **more: object) -> MethodResult:
         a, b, c, d = passes
         return MethodResult(name, title, f"how {title}", right(share, seeds), (a, b, c, d), (9.0, 9.0 + d), **more)  # pyright: ignore
 
     curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
     guesses = (TokenGuess("3", 0.9), TokenGuess("<<", 0.1))
-    held = np.zeros((2, 2, NC), dtype=bool)
-    held[..., [0, 2, 4]] = True
-    looked = QuestionInspection(
+    mask = np.zeros((2, 2, NC), dtype=bool)
+    mask[..., [0, 2, 4]] = True
+    build_inspection = QuestionInspection(
         "kava", "kava", 2, "7", LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
         (SimilarityMap("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
-        (ChainSelection("rkv", held),), policy="rkv", matched_layers=(0, 1), best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
+        (ChainSelection("rkv", mask),), policy="rkv", matched_layers=(0, 1), best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
     )  # fmt: skip
     return ComparisonReport(
         title="Thoughts & chains",
@@ -72,21 +72,21 @@ def made(seeds: int = 1) -> ComparisonReport:
         recipe_differences=[("chain", "all", "a quickstart")],
         facts=[("versions", "laconic 0")],
         command="laconic demo --num-seeds 1",
-        inspection=looked,
+        inspection=build_inspection,
     )
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_render_report_is_one_self_contained_file(seeds: int) -> None:
     needs("matplotlib")
-    html = runs_table.render_report(made(seeds))
+    html = runs_table.render_report(built(seeds))
     page = check_page(html)
     assert "prefers-color-scheme: dark" in html
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert len(images) >= 3
     assert all("KaVa" in str(attributes["alt"]) for attributes in images[:3])
-    assert runs_table.render_report(made(seeds)) == html
+    assert runs_table.render_report(built(seeds)) == html
 
 
 def test_find_requests_sees_them() -> None:
@@ -98,66 +98,66 @@ def test_find_requests_sees_them() -> None:
 
 
 def test_render_report_shows_results_and_comparisons() -> None:
-    text = ParsedPage(runs_table.render_report(made())).words
-    for said in (
+    text = ParsedPage(runs_table.render_report(built())).words
+    for text_part in (
         "Thoughts & chains", "95.0 %", "n=1", "1 latent setup + 2 latent + 2 answer", "9 → 11", "12.3", "in 18.0 %",
         "Question", "100.0 % of the latents name a token", "A limit <of> mine.", "laconic demo --num-seeds 1", "a quickstart",
         "over PCCoT", "+65.0 points (n=1,", "no difference shown (n=1, interval",
     ):  # fmt: skip
-        assert said in text, said
+        assert text_part in text, text_part
 
 
 def test_result_cells_give_a_spread_from_three_seeds() -> None:
-    one, two, three = (runs_table.result_cells(made(n).results[2])[0] for n in (1, 2, 3))
+    one, two, three = (runs_table.result_cells(built(n).results[2])[0] for n in (1, 2, 3))
     assert (one, two, three) == ("95.0 %", "95.0 %", "95.0 ± 0.0 %")
-    assert any("Seeds: 2 runs of each" in text for text in runs_table.list_caveats(made(2)))
-    assert not any("Seeds:" in text for text in runs_table.list_caveats(made(3)))
+    assert any("Seeds: 2 runs of each" in text for text in runs_table.list_caveats(built(2)))
+    assert not any("Seeds:" in text for text in runs_table.list_caveats(built(3)))
 
 
 def test_list_caveats_come_from_the_figures() -> None:
-    told = runs_table.list_caveats(made(3))
-    assert any(text.startswith("That KaVa is better than random: no difference shown") for text in told)
-    assert not any("No passes are saved" in text or "cache is not shorter" in text for text in told)
-    page = made(3)
+    caveats = runs_table.list_caveats(built(3))
+    assert any(text.startswith("That KaVa is better than random: no difference shown") for text in caveats)
+    assert not any("No passes are saved" in text or "cache is not shorter" in text for text in caveats)
+    page = built(3)
     short = [
         replace(line, passes=(1, 0, 0, 5), cache_positions=(9.0, 10.0)) if line.name == "chain" else line
         for line in page.results
     ]
-    told = runs_table.list_caveats(replace(page, results=short))
-    assert "No passes are saved: KaVa takes 5 per question, the chain 6." not in told
+    caveats = runs_table.list_caveats(replace(page, results=short))
+    assert "No passes are saved: KaVa takes 5 per question, the chain 6." not in caveats
     short = [
         replace(line, passes=(1, 0, 0, 4), cache_positions=(9.0, 10.0)) if line.name == "chain" else line
         for line in page.results
     ]
-    told = runs_table.list_caveats(replace(page, results=short))
-    assert "No passes are saved: KaVa takes 5 per question, the chain 5." in told
-    assert "The cache is not shorter: 11 positions at the end, 10 with the chain." in told
+    caveats = runs_table.list_caveats(replace(page, results=short))
+    assert "No passes are saved: KaVa takes 5 per question, the chain 5." in caveats
+    assert "The cache is not shorter: 11 positions at the end, 10 with the chain." in caveats
 
 
 def test_compare_to_focus_uses_common_seeds() -> None:
-    page = made(3)
+    page = built(3)
     fewer = replace(page.results[1], correct=page.results[1].correct[:2])
-    found = runs_table.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
-    assert [c.difference.num_seeds for c in found] == [3, 2, 3]
+    result = runs_table.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
+    assert [c.difference.num_seeds for c in result] == [3, 2, 3]
     assert runs_table.compare_to_focus(replace(page, focus="nobody")) == []
 
 
 def test_render_report_works_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    html = runs_table.render_report(made())
+    html = runs_table.render_report(built())
     assert "<img" not in html
     assert "laconic[report]" in html
 
 
 def test_render_report_leaves_out_empty_sections() -> None:
-    page = replace(made(), inspection=None, results=made().results[:1], recipe_differences=[], caveats=[])
+    page = replace(built(), inspection=None, results=built().results[:1], recipe_differences=[], caveats=[])
     html = runs_table.render_report(page)
     assert "One question inspected" not in html
     assert "Differences" not in html
 
 
 def test_render_report_says_where_all_tokens_are_selected() -> None:
-    page = made()
+    page = built()
     assert page.inspection is not None
     whole = replace(page.inspection, selections=(ChainSelection("rkv", np.ones((2, 2, NC), dtype=bool)),))
     text = ParsedPage(runs_table.render_report(replace(page, inspection=whole))).words

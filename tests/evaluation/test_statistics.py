@@ -33,33 +33,33 @@ def binomial_quantile(n: int, p: float, q: float) -> int:
 def test_estimate_proportion_of_one_run_is_binomial(right: int, n: int) -> None:
     """The bootstrap of a share of right answers is the binomial distribution itself."""
     scores = np.arange(n) < right
-    found = statistics.estimate_mean(scores)
+    result = statistics.estimate_mean(scores)
     low, high = (binomial_quantile(n, right / n, q) / n for q in (0.025, 0.975))
     slack = (
         4 * math.sqrt(0.025 * 0.975 / statistics.NUM_RESAMPLES) / NormalDist().pdf(1.96)
     )  # of the quantile of 10,000 draws
     width = math.sqrt(right / n * (1 - right / n) / n)
-    assert abs(found.low - low) <= slack * width + 1 / n
-    assert abs(found.high - high) <= slack * width + 1 / n
-    assert (found.mean, found.sd, found.num_seeds, found.num_items) == (right / n, None, 1, n)
+    assert abs(result.low - low) <= slack * width + 1 / n
+    assert abs(result.high - high) <= slack * width + 1 / n
+    assert (result.mean, result.sd, result.num_seeds, result.num_items) == (right / n, None, 1, n)
 
 
 def test_estimate_mean_interval_is_normal() -> None:
     values = 3 + 2 * np.array([NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)])
-    found = statistics.estimate_mean(values)
+    result = statistics.estimate_mean(values)
     half = 1.96 * values.std() / 20
-    assert found.low == pytest.approx(3 - half, abs=0.03 * half + 0.005)
-    assert found.high == pytest.approx(3 + half, abs=0.03 * half + 0.005)
+    assert result.low == pytest.approx(3 - half, abs=0.03 * half + 0.005)
+    assert result.high == pytest.approx(3 + half, abs=0.03 * half + 0.005)
 
 
 def test_estimate_mean_over_seeds_only() -> None:
     """Every question alike: what is left are the means of draws of three seeds, listed here one by one."""
     means = np.array([0.2, 0.5, 0.8])
-    found = statistics.estimate_mean(np.repeat(means[:, None], 10, axis=1))
+    result = statistics.estimate_mean(np.repeat(means[:, None], 10, axis=1))
     stretch = math.sqrt(3 / 2) * 4.302653 / 1.959964
     every = sorted(0.5 + stretch * (means[list(three)].mean() - 0.5) for three in product(range(3), repeat=3))
-    assert (found.low, found.high) == (pytest.approx(every[0], abs=1e-6), pytest.approx(every[-1], abs=1e-6))
-    assert found.sd == pytest.approx(0.3)
+    assert (result.low, result.high) == (pytest.approx(every[0], abs=1e-6), pytest.approx(every[-1], abs=1e-6))
+    assert result.sd == pytest.approx(0.3)
 
 
 def test_bootstrap_means_are_reproducible() -> None:
@@ -72,12 +72,12 @@ def test_bootstrap_means_are_reproducible() -> None:
 def equal_runs(trial: int, R: int, N: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
     """Two methods that are one: each seed has an accuracy of its own, each question a difficulty of its own."""
     hard = rng.uniform(7, trial, np.arange(N)) - 0.5
-    made = []
+    built = []
     for method in range(2):
         shift = spread * np.array([NormalDist().inv_cdf(u) for u in rng.uniform(8, trial, method, np.arange(R))])
         draws = rng.uniform(9, trial, method, np.arange(R)[:, None], np.arange(N)[None])
-        made.append(draws < 0.5 + 0.6 * hard[None] + shift[:, None])
-    return made[0], made[1]
+        built.append(draws < 0.5 + 0.6 * hard[None] + shift[:, None])
+    return built[0], built[1]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_find_significant_rarely_errs_for_equal_distributions(R: int, spread: fl
     trials = 400
     claims = 0
     for trial in range(trials):
-        found = statistics.paired_difference(*equal_runs(trial, R, 60, spread))
-        claims += statistics.find_significant([found])[0]
+        result = statistics.paired_difference(*equal_runs(trial, R, 60, spread))
+        claims += statistics.find_significant([result])[0]
     assert claims <= CLAIMS * trials, f"{claims} of {trials}"
 
 
 def test_find_significant_finds_a_real_difference() -> None:
     a, b = equal_runs(0, 3, 500, 0.01)
-    found = statistics.paired_difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
-    assert statistics.find_significant([found]) == [True]
-    assert statistics.describe_difference(found, True).startswith(f"+{100 * found.mean:.1f} points (n=3, interval +")
+    result = statistics.paired_difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
+    assert statistics.find_significant([result]) == [True]
+    assert statistics.describe_difference(result, True).startswith(f"+{100 * result.mean:.1f} points (n=3, interval +")
     nothing = statistics.paired_difference(a, a)
     assert (nothing.mean, nothing.low, nothing.high, nothing.p) == (0, 0, 0, 1)
     assert statistics.describe_difference(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
@@ -128,8 +128,8 @@ def test_find_significant_applies_holm() -> None:
     assert statistics.find_significant([one]) == [True]
     assert statistics.find_significant([one, one._replace(p=0.04)]) == [False, False]
     assert statistics.find_significant([one._replace(low=-0.01, p=0.001)]) == [False]
-    told = statistics.describe_difference(one, False)
-    assert told == "no difference shown after Holm's correction (n=3, interval +1.0 to +20.0)"
+    results = statistics.describe_difference(one, False)
+    assert results == "no difference shown after Holm's correction (n=3, interval +1.0 to +20.0)"
 
 
 def test_mcnemar_p_value_by_hand() -> None:
@@ -153,20 +153,20 @@ def test_bootstrap_means_rounding_does_not_exclude_0() -> None:
         for seeds in (1, 3):
             a, b = np.zeros((seeds, n)), np.zeros((seeds, n))
             a[:, 4] = 1
-            found = statistics.paired_difference(a, b)
-            assert found.low <= 0 <= found.high
-            assert found.p > 0.5
-            assert statistics.find_significant([found]) == [False]
+            result = statistics.paired_difference(a, b)
+            assert result.low <= 0 <= result.high
+            assert result.p > 0.5
+            assert statistics.find_significant([result]) == [False]
 
 
 def test_macro_average_resamples_sets_independently() -> None:
     a, b = np.arange(400) < 100, np.arange(100) < 90
-    found = statistics.macro_average([a, b])
-    assert (found.mean, found.sd, found.num_seeds, found.num_items) == ((0.25 + 0.9) / 2, None, 1, 500)
+    result = statistics.macro_average([a, b])
+    assert (result.mean, result.sd, result.num_seeds, result.num_items) == ((0.25 + 0.9) / 2, None, 1, 500)
     half = 1.96 * math.sqrt(0.25 * 0.75 / 400 + 0.9 * 0.1 / 100) / 2
-    assert (found.low, found.high) == (
-        pytest.approx(found.mean - half, abs=0.004),
-        pytest.approx(found.mean + half, abs=0.004),
+    assert (result.low, result.high) == (
+        pytest.approx(result.mean - half, abs=0.004),
+        pytest.approx(result.mean + half, abs=0.004),
     )
     none = statistics.macro_average([a < 0, b < 0])
     assert none.low == 0
@@ -181,9 +181,9 @@ def test_macro_average_resamples_sets_independently() -> None:
 
 def test_macro_paired_difference() -> None:
     a, b = [np.arange(400) < 100, np.arange(100) < 90], [np.arange(400) < 100, np.arange(100) < 80]
-    found = statistics.macro_paired_difference(a, b)
-    assert found.mean == pytest.approx(0.05)
-    assert 0 < found.low < 0.05 < found.high < 0.1
-    assert statistics.find_significant([found]) == [True]
+    result = statistics.macro_paired_difference(a, b)
+    assert result.mean == pytest.approx(0.05)
+    assert 0 < result.low < 0.05 < result.high < 0.1
+    assert statistics.find_significant([result]) == [True]
     none = statistics.macro_paired_difference(a, a)
     assert (none.mean, none.low, none.high, none.p) == (0, 0, 0, 1)

@@ -93,7 +93,7 @@ def test_evaluate_books_scores_every_fifth_section_against_a_loop(which: int) ->
 
 def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, device = attending(eta=2.0), Sections(), torch.device("cpu")
-    asked = evaluate_books(model, source, device)
+    requested = evaluate_books(model, source, device)
     one, calls = books.evaluate_book, list[int]()
 
     def stopping(*args: Any) -> list[StreamItem]:
@@ -105,9 +105,9 @@ def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatc
     monkeypatch.setattr(books, "evaluate_book", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_books(model, source, device, folder=tmp_path)
-    assert evaluate_books(model, source, device, folder=tmp_path) == asked
+    assert evaluate_books(model, source, device, folder=tmp_path) == requested
     assert len(calls) == 3, "the first book is not read twice"
-    assert evaluate_books(model, source, device, folder=tmp_path) == asked
+    assert evaluate_books(model, source, device, folder=tmp_path) == requested
     assert len(calls) == 3
 
 
@@ -123,8 +123,8 @@ def test_evaluate_levels_reads_each_ablation(tmp_path: Path) -> None:
     assert evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path) == rows
 
 
-def item(id: str, **said: float) -> StreamItem:
-    return StreamItem(id, {way: StreamItemResult({OVERALL: (10 * x, 10)}, (), 0) for way, x in said.items()})
+def item(id: str, **output: float) -> StreamItem:
+    return StreamItem(id, {way: StreamItemResult({OVERALL: (10 * x, 10)}, (), 0) for way, x in output.items()})
 
 
 def test_compute_paired_gains() -> None:

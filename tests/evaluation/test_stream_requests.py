@@ -60,10 +60,10 @@ def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 
 
-def heard(found: LoadedRun, one: StreamRequest) -> list[StreamItem]:
+def heard(result: LoadedRun, one: StreamRequest) -> list[StreamItem]:
     """What a run makes of what is asked."""
     return evaluate_stream(
-        stateful_model(found),
+        stateful_model(result),
         cast(Any, one.stream),
         one.source,
         CPU,
@@ -80,19 +80,19 @@ def ids_of(one: StreamRequest) -> Tensor:
 def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
     mqar = run(tmp_path, "mqar", "data.mqar.num_pairs=[2]", "data.mqar.row_tokens=8")
     (one,) = build_requests(mqar, "test", 3)
-    told = heard(mqar, one)
-    assert [row.id for row in told] == [f"mqar-test-{i:06d}" for i in range(3)]
-    assert set(told[0].conditions) == {"learn", "frozen"}
-    assert {cell.partition(",")[0] for cell in told[0].conditions["learn"].sums} == {"all", "2 pairs"}
-    assert told[0].conditions["learn"].level_updates == (1,)
-    assert told[0].conditions["frozen"].level_updates == (0,)
+    results = heard(mqar, one)
+    assert [row.id for row in results] == [f"mqar-test-{i:06d}" for i in range(3)]
+    assert set(results[0].conditions) == {"learn", "frozen"}
+    assert {cell.partition(",")[0] for cell in results[0].conditions["learn"].sums} == {"all", "2 pairs"}
+    assert results[0].conditions["learn"].level_updates == (1,)
+    assert results[0].conditions["frozen"].level_updates == (0,)
     copying = run(
         tmp_path, "copying", "data.copying.num_copied=[2]", "data.copying.row_tokens=8", "model.tokenizer=mqar"
     )
     (one,) = build_requests(copying, "copying", 3)
-    told = heard(copying, one)
-    assert [row.id for row in told] == [f"copying-test-{i:06d}" for i in range(3)]
-    assert {cell: n for cell, (_, n) in told[0].conditions["learn"].sums.items()} == {
+    results = heard(copying, one)
+    assert [row.id for row in results] == [f"copying-test-{i:06d}" for i in range(3)]
+    assert {cell: n for cell, (_, n) in results[0].conditions["learn"].sums.items()} == {
         "all": 2,
         "2 values": 2,
         "exact": 1,
@@ -107,36 +107,36 @@ def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
 
 
 def test_build_requests_texts_and_needles(tmp_path: Path) -> None:
-    found = run(tmp_path, "bytes")
-    row = heard(found, build_requests(found, "ppl", None)[0])[0]
+    result = run(tmp_path, "bytes")
+    row = heard(result, build_requests(result, "ppl", None)[0])[0]
     assert list(row.conditions) == ["learn, carry", "learn, reset", "frozen, carry", "frozen, reset"]
     cells = row.conditions["learn, carry"].sums
     length = len("0 " + "a sentence of a book. " * 30)
     assert cells["all"][1] == cells["per byte"][1] == length - -(-length // 64)
-    (needles,) = build_requests(found, "needle", 1)
+    (needles,) = build_requests(result, "needle", 1)
     assert len(needles.source) % (6 * 5) == 0
 
 
 def test_held_out_texts_drift_as_in_training(tmp_path: Path) -> None:
     plain, drifting = (run(tmp_path, "bytes", *keys) for keys in ((), ("data.text.vocabulary_drift_every=16",)))
-    ids = [ids_of(build_requests(each, "ppl", None)[0]) for each in (plain, drifting)]
-    own = build_data.encode_documents(drifting.recipe, drifting.parts.tokenizer, "test")[1][0]
-    assert ids[1].tolist() == own[: len(ids[1])].tolist()
+    ids = [ids_of(build_requests(item, "ppl", None)[0]) for item in (plain, drifting)]
+    training_ids = build_data.encode_documents(drifting.recipe, drifting.parts.tokenizer, "test")[1][0]
+    assert ids[1].tolist() == training_ids[: len(ids[1])].tolist()
     assert ids[0].tolist() != ids[1].tolist()
 
 
 def test_stateful_model_of_a_plain_run_is_its_cache(tmp_path: Path) -> None:
-    found = run(tmp_path, "bytes", "method=lm", "model.max_position_embeddings=128")
-    row = heard(found, build_requests(found, "ppl", 1)[0])[0]
+    result = run(tmp_path, "bytes", "method=lm", "model.max_position_embeddings=128")
+    row = heard(result, build_requests(result, "ppl", 1)[0])[0]
     assert list(row.conditions) == ["lm"]
-    assert isinstance(stateful_model(found), CacheAsState)
+    assert isinstance(stateful_model(result), CacheAsState)
     assert isinstance(stateful_model(run(tmp_path, "bytes")), Hope)
-    assert not isinstance(found.parts.decoder, Hope)
+    assert not isinstance(result.parts.decoder, Hope)
 
 
 def test_build_requests_refuses_missing_data(tmp_path: Path) -> None:
-    found = run(tmp_path, "mqar")
-    with pytest.raises(InputError, match="needs data.source text"):
-        build_requests(found, "ppl", None)
+    result = run(tmp_path, "mqar")
+    with pytest.raises(InputError, match=r"needs data.source text"):
+        build_requests(result, "ppl", None)
     with pytest.raises(InputError, match="its own tasks are test and valid"):
-        build_requests(found, "formal_languages", None)
+        build_requests(result, "formal_languages", None)

@@ -68,16 +68,16 @@ class Remembers:
         ids, learn = input_ids, update_weights
         state = self.initial_state(len(ids)) if state is None else state
         live = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        table, said = state.layers[0].conv_tails["table"].clone(), torch.zeros(*ids.shape, 1)
+        table, outputs = state.layers[0].conv_tails["table"].clone(), torch.zeros(*ids.shape, 1)
         last = state.layers[0].cms.levels[0].num_updates.clone()  # the token before, 0 for none
         for b, t in live.nonzero().tolist():
             word = int(ids[b, t])
             if learn and int(last[b]):
                 table[b, int(last[b])] = word
             last[b] = word if learn else last[b]
-            said[b, t] = table[b, word]
+            outputs[b, t] = table[b, word]
         layer = LayerState({"table": table}, cms=CMSState((level(last),)))
-        return DecoderOutput(said, cast(Any, FastWeightState((layer,), state.position + live.sum(1))), {})
+        return DecoderOutput(outputs, cast(Any, FastWeightState((layer,), state.position + live.sum(1))), {})
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(hidden_states[..., 0].long(), V).float() * 50
@@ -87,18 +87,18 @@ class Remembers:
 class Fixed:
     """Documents that are given."""
 
-    found: DocumentBatch
+    result: DocumentBatch
     fingerprint: str = "f"
 
     def __len__(self) -> int:
-        return self.found.B
+        return self.result.B
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        return self.found.select_rows(rows)
+        return self.result.select_rows(rows)
 
 
 def documents(rows: Sequence[Sequence[int]], names: Sequence[str], scored: Sequence[Sequence[int]] | None = None,
-              **how: Any) -> DocumentBatch:  # fmt: skip
+              **options: Any) -> DocumentBatch:  # fmt: skip
     """Rows of ids, padded right; all of them scored, or the columns given."""
     T = max(map(len, rows))
     text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
@@ -106,16 +106,16 @@ def documents(rows: Sequence[Sequence[int]], names: Sequence[str], scored: Seque
     at = live.clone()
     if scored is not None:
         at = torch.stack([torch.isin(torch.arange(T), torch.tensor(columns)) for columns in scored])
-    return DocumentBatch(text, live, at, (T,), torch.arange(len(rows)), tuple(names), **how)
+    return DocumentBatch(text, live, at, (T,), torch.arange(len(rows)), tuple(names), **options)
 
 
 def test_score_mqar_counts_queries_by_pairs_and_gap() -> None:
     # pairs 1→9, 2→8; asked 2 at once, 1 after a silence of 15; and one pair asked for what it is not
-    found = documents([[1, 9, 2, 8, 2, 8, 15, 1, 9], [3, 7, 15, 15, 3, 6, 15, 15, 15]], "ab", [[5, 8], [5]],
+    result = documents([[1, 9, 2, 8, 2, 8, 15, 1, 9], [3, 7, 15, 15, 3, 6, 15, 15, 15]], "ab", [[5, 8], [5]],
                       num_facts=torch.tensor([2, 1]))  # fmt: skip
     model = Remembers()
     assert isinstance(model, StatefulLM)
-    rows = evaluate_stream(model, "mqar", Fixed(found), CPU, batch_size=2)
+    rows = evaluate_stream(model, "mqar", Fixed(result), CPU, batch_size=2)
     learn, frozen = rows[0].conditions["learn"], rows[0].conditions["frozen"]
     assert learn.sums == {
         "all": (2, 2), "2 pairs": (2, 2), "2 pairs, gap 2-3": (1, 1), "2 pairs, gap 4-7": (1, 1)
@@ -128,11 +128,11 @@ def test_score_mqar_counts_queries_by_pairs_and_gap() -> None:
 
 def test_score_mqar_takes_a_key_of_several_tokens_whole() -> None:
     # two keys that share a word, 1 2 and 1 3; of the second's value the last word is not what was told
-    found = documents([[1, 2, 8, 9, 1, 3, 7, 6, 1, 3, 7, 5, 15, 15, 15, 15, 1, 2, 8, 9]], "a",
+    result = documents([[1, 2, 8, 9, 1, 3, 7, 6, 1, 3, 7, 5, 15, 15, 15, 15, 1, 2, 8, 9]], "a",
                       [[10, 11, 18, 19]], num_facts=torch.tensor([2]))  # fmt: skip
     right = torch.zeros(1, 20, dtype=torch.bool)
     right[0, [9, 17, 18]] = True
-    (cells,) = score_mqar(found, torch.zeros(1, 20), right)
+    (cells,) = score_mqar(result, torch.zeros(1, 20), right)
     assert cells == {"all": (1, 2), "2 pairs": (1, 2), "2 pairs, gap 4-7": (0, 1), "2 pairs, gap 16-31": (1, 1)}
 
 
@@ -140,25 +140,25 @@ def test_score_languages_wants_all_sets_correct() -> None:
     labels = torch.full((2, 13), -100)
     labels[0, :13], labels[1, :4] = 0, 0
     labels[1, 3] = 5
-    found = documents([[1] * 13, [1] * 4], ["a", "b"], labels=labels)
-    rows = evaluate_stream(Remembers(), "formal_languages", Fixed(found), CPU, batch_size=2)
+    result = documents([[1] * 13, [1] * 4], ["a", "b"], labels=labels)
+    rows = evaluate_stream(Remembers(), "formal_languages", Fixed(result), CPU, batch_size=2)
     assert rows[0].conditions["frozen"].sums == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
     assert rows[1].conditions["frozen"].sums == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
 
 
 def test_score_needle_counts_runs_of_targets() -> None:
     # a haystack with 1→9, 2→8 and the answers 9 and 4 5, of which the second is no more than half right
-    found = replace(
+    result = replace(
         documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), segment_ends=(8, 12)
     )
-    (row,) = evaluate_stream(Remembers(), "needle", Fixed(found), CPU, batch_size=1)
-    told = row.conditions["learn"].sums
-    assert told == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
+    (row,) = evaluate_stream(Remembers(), "needle", Fixed(result), CPU, batch_size=1)
+    sums = row.conditions["learn"].sums
+    assert sums == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
     assert contiguous_slices(torch.tensor([0, 1, 1, 0, 1]).bool()) == [slice(1, 3), slice(4, 5)]
 
 
 def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None:
-    found = replace(documents([[1, 9, 2, 8]], ["x"]), segment_ends=(2, 4))
+    result = replace(documents([[1, 9, 2, 8]], ["x"]), segment_ends=(2, 4))
     calls: list[bool] = []
 
     class Notes(Remembers):
@@ -185,32 +185,32 @@ def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None
             **_: Any,
         ) -> DecoderOutput:
             seen = super().read_tokens(input_ids, state, attention_mask=attention_mask, update_weights=update_weights)
-            made = cast(FastWeightState, cast(Any, seen.cache))
+            built = cast(FastWeightState, cast(Any, seen.cache))
             cache = CacheAsState(Decoder(self.config)).initial_state(len(input_ids)).layers[0].cache
             return DecoderOutput(
-                seen.hidden_states, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {}
+                seen.hidden_states, cast(Any, replace(built, layers=(replace(built.layers[0], cache=cache),))), {}
             )
 
     for model, taught in ((Notes(), [True, True]), (WithCache(), [True, False])):
         calls.clear()
-        score_tokens(model, found, model.initial_state(1), update_weights=True, freeze_last_segment=True)
+        score_tokens(model, result, model.initial_state(1), update_weights=True, freeze_last_segment=True)
         assert calls == taught
     calls.clear()
-    score_tokens(Notes(), found, Notes().initial_state(1), update_weights=False, freeze_last_segment=True)
+    score_tokens(Notes(), result, Notes().initial_state(1), update_weights=False, freeze_last_segment=True)
     assert calls == [False, False]
 
 
 def test_evaluate_stream_reads_items_on_forks() -> None:
-    found = documents([[1, 9, 5, 8], [1, 7, 5, 6]], ["S-1@4@0#0", "S-1@4@0#1"], [[1, 3], [1, 3]])
+    result = documents([[1, 9, 5, 8], [1, 7, 5, 6]], ["S-1@4@0#0", "S-1@4@0#1"], [[1, 3], [1, 3]])
     model = Remembers()
     before = cast(FastWeightState, cast(Any, model.read_tokens(torch.tensor([[1, 9, 5, 8, 5]])).cache))
-    kept = values.map_tensors(before, Tensor.clone)
-    rows = evaluate_stream(model, "needle", Fixed(found), CPU, batch_size=2, prefix_state=before)
+    rows_kept = values.map_tensors(before, Tensor.clone)
+    rows = evaluate_stream(model, "needle", Fixed(result), CPU, batch_size=2, prefix_state=before)
     assert [row.conditions["frozen"].sums["all"] for row in rows] == [(2, 2), (0, 2)]
-    assert values.states_equal(before, kept)
+    assert values.states_equal(before, rows_kept)
     assert fork_state(model, before, 3).position.tolist() == [5, 5, 5]
     assert rows == evaluate_stream(
-        model, "needle", Fixed(found), CPU, batch_size=1, prefix_state=before
+        model, "needle", Fixed(result), CPU, batch_size=1, prefix_state=before
     )  # no item sees another
 
 
@@ -231,9 +231,9 @@ def test_evaluate_stream_reads_texts_in_order_carried_or_reset() -> None:
     for name, length, period, stretches in (("a", 40, 5, 5), ("b", 20, 7, 3)):
         ways = by_name[name].conditions
         n = length - stretches  # the first of each stretch is nobody's target
-        wrong = {way: round(said.sums["all"][0] / 50) for way, said in ways.items()}
-        assert all(said.sums["all"][1] == n for said in ways.values())
-        assert all(said.sums["per byte"][1] == 2 * n for said in ways.values())
+        wrong = {way: round(outputs.sums["all"][0] / 50) for way, outputs in ways.items()}
+        assert all(outputs.sums["all"][1] == n for outputs in ways.values())
+        assert all(outputs.sums["per byte"][1] == 2 * n for outputs in ways.values())
         assert wrong["frozen, carry"] == wrong["frozen, reset"] == n
         assert wrong["learn, carry"] == period  # once each, and never again
         assert wrong["learn, reset"] > 2 * period
@@ -242,8 +242,8 @@ def test_evaluate_stream_reads_texts_in_order_carried_or_reset() -> None:
 
 def test_score_passage_sums_nll_by_position() -> None:
     rows = [[1] * 600, [1] * 10]
-    found = replace(documents(rows, ["a@0", "a@600"]))
-    (row,) = evaluate_stream(Remembers(), "ppl", Fixed(found), CPU, batch_size=1)
+    result = replace(documents(rows, ["a@0", "a@600"]))
+    (row,) = evaluate_stream(Remembers(), "ppl", Fixed(result), CPU, batch_size=1)
     carried, reset = row.conditions["learn, carry"].sums, row.conditions["learn, reset"].sums
     assert {cell: n for cell, (_, n) in carried.items()} == {"all": 608, "0-256": 255, "256-512": 256, "512-1024": 97}
     assert {cell: n for cell, (_, n) in reset.items()} == {"all": 608, "0-256": 264, "256-512": 256, "512-1024": 88}
@@ -255,9 +255,9 @@ def test_group_rows_by_text_refuses_missing_passages() -> None:
     ordered = [[whole.document_ids[i] for i in rows] for rows in group_rows_by_text(Fixed(whole))]
     assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
     for gone in (0, 1):
-        kept = [i for i in range(8) if i != gone]
+        rows_kept = [i for i in range(8) if i != gone]
         with pytest.raises(InputError, match="its passages do not follow"):
-            group_rows_by_text(Fixed(whole.select_rows(kept)))
+            group_rows_by_text(Fixed(whole.select_rows(rows_kept)))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -267,9 +267,9 @@ def test_cache_as_state_scores_like_the_decoder() -> None:
     assert isinstance(model, StatefulLM)
     assert [way.name for way in list_conditions(model, "ppl")] == ["lm"]
     text = torch.randint(1, V, (2, 9), generator=torch.Generator().manual_seed(0))
-    found = replace(documents(text.tolist(), ["a", "b"]), segment_ends=(4, 9))
+    result = replace(documents(text.tolist(), ["a", "b"]), segment_ends=(4, 9))
     with torch.no_grad():
-        got = score_tokens(model, found, model.initial_state(2), update_weights=False, freeze_last_segment=True)
+        got = score_tokens(model, result, model.initial_state(2), update_weights=False, freeze_last_segment=True)
         logits = decoder.logits(decoder(decoder.embed(text)).hidden_states[:, :-1]).double()
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
     torch.testing.assert_close(got.nll[:, :-1].flatten(), nats, rtol=1e-4, atol=1e-5)
@@ -279,8 +279,8 @@ def test_cache_as_state_scores_like_the_decoder() -> None:
 
 
 def test_evaluate_stream_stores_and_loads_items(tmp_path: Path) -> None:
-    found = documents([[1, 9, 1, 9]], ["a"], [[3]], num_facts=torch.tensor([1]))
-    rows = evaluate_stream(Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
+    result = documents([[1, 9, 1, 9]], ["a"], [[3]], num_facts=torch.tensor([1]))
+    rows = evaluate_stream(Remembers(), "mqar", Fixed(result), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
 
     class Broken(Remembers):
         def read_tokens(
@@ -294,14 +294,14 @@ def test_evaluate_stream_stores_and_loads_items(tmp_path: Path) -> None:
         ) -> DecoderOutput:
             raise AssertionError
 
-    again = evaluate_stream(Broken(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
+    again = evaluate_stream(Broken(), "mqar", Fixed(result), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
     assert again == rows
     assert items_from_records(rows[0].to_records(METADATA)) == rows
     with pytest.raises(BusyError, match="other data"):
         evaluate_stream(
             Remembers(),
             "mqar",
-            Fixed(found),
+            Fixed(result),
             CPU,
             batch_size=1,
             folder=tmp_path,
@@ -319,22 +319,25 @@ def row(id: str, right: float, long: bool) -> StreamItem:
 def test_result_to_json_means_over_items_and_seeds() -> None:
     rows = [[row("a", 2, False), row("b", right, True), row("c", 1, True)] for right in (0, 2)]
     line = StreamTaskResult("mqar", "mqar", "run", (0, 1), rows, {"step": 5})
-    found = result_to_json(line)
-    cells = found["conditions"]["learn"]["metrics"]
+    result = result_to_json(line)
+    cells = result["conditions"]["learn"]["metrics"]
     assert list(cells) == ["all", "8 pairs", "16 pairs"]
     assert cells["all"]["mean"] == pytest.approx(np.mean([1, 0, 0.5, 1, 1, 0.5]))
     assert cells["all"]["sd"] == pytest.approx(np.std([0.5, 2.5 / 3], ddof=1))
     assert (cells["8 pairs"]["mean"], cells["8 pairs"]["num_items"]) == (1, 1)
     assert (cells["16 pairs"]["mean"], cells["16 pairs"]["num_items"]) == (0.5, 2)
-    assert (found["unit"], found["items"], found["step"], found["seeds"]) == ("share", 3, 5, [0, 1])
-    assert (found["conditions"]["learn"]["level_updates"], found["conditions"]["frozen"]["state_bytes"]) == ([3, 1], 50)
+    assert (result["unit"], result["items"], result["step"], result["seeds"]) == ("share", 3, 5, [0, 1])
+    assert (result["conditions"]["learn"]["level_updates"], result["conditions"]["frozen"]["state_bytes"]) == (
+        [3, 1],
+        50,
+    )
 
 
 def test_build_stream_table() -> None:
-    made = [StreamTaskResult("mqar", "mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
+    built = [StreamTaskResult("mqar", "mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
             StreamTaskResult("ppl", "ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(build_stream_table(made))
+    console.print(build_stream_table(built))
     lines = console.export_text().splitlines()
     assert "50.0 %" in lines[1]
     assert "3, 1" in lines[1]

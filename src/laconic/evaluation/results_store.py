@@ -164,8 +164,8 @@ def run_resumable(
             if before_batch:
                 before_batch()
             indices = order[len(lines) : len(lines) + batch_size * ranks.world_size]
-            own = indices[ranks.rank :: ranks.world_size]
-            parts = ranks.all_gather([_format_unit(unit) for unit in evaluate(own)] if own else [])
+            rank_indices = indices[ranks.rank :: ranks.world_size]
+            parts = ranks.all_gather([_format_unit(unit) for unit in evaluate(rank_indices)] if rank_indices else [])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
             file.writelines(new)
             file.flush()
@@ -211,15 +211,15 @@ def list_evaluations(folder: Path, kind: EvalKind | None = None) -> list[StoredE
     Raises:
         InputError: A folder was written by an incompatible version.
     """
-    found: list[StoredEvaluation] = []
+    evaluations: list[StoredEvaluation] = []
     for path in sorted(folder.glob(f"{kind or ''}*/{RESULT_FILE}")):
         if path.parent.name.startswith("."):
             continue
         result = json.loads(path.read_text(encoding="utf-8"))
         if result.get("schema") != SCHEMA or "metadata" not in result:
             raise InputError(f"{path}: written by an incompatible version; {REMOVE_HINT}")
-        found.append(StoredEvaluation(path.parent, EvalMetadata(**result["metadata"]), result["figures"]))
-    return found
+        evaluations.append(StoredEvaluation(path.parent, EvalMetadata(**result["metadata"]), result["figures"]))
+    return evaluations
 
 
 def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:

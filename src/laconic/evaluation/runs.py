@@ -81,7 +81,7 @@ class StoredTask:
     @property
     def seeds(self) -> tuple[int, ...]:
         """Training seeds."""
-        return tuple(each.metadata.seed for each in self.stored)
+        return tuple(entry.metadata.seed for entry in self.stored)
 
 
 def seed_runs(path: str | Path) -> list[Path]:
@@ -93,12 +93,12 @@ def seed_runs(path: str | Path) -> list[Path]:
     folder = Path(path)
     if is_run_dir(folder):
         return [folder]
-    found = [each for each in folder.glob("seed-*") if each.name[5:].isdecimal() and is_run_dir(each)]
-    if not found:
+    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
+    if not seeds:
         raise InputError(
             f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote"
         )
-    return sorted(found, key=lambda each: int(each.name[5:]))
+    return sorted(seeds, key=lambda entry: int(entry.name[5:]))
 
 
 def load_recipes(paths: Sequence[str | Path]) -> dict[Path, Recipe]:
@@ -197,9 +197,9 @@ def load_stored_tasks(paths: Sequence[str], kind: EvalKind) -> list[StoredTask]:
         per_seed = [latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in recipes]
         for group in dict.fromkeys(group for stored in per_seed for group in stored):
             seeds = [stored[group] for stored in per_seed if group in stored]
-            records = tuple(load_records(each.folder) for each in seeds)
-            items = {tuple((record.item, record.condition) for record in each) for each in records}
-            if len(items) > 1 or len({each.metadata.key.get("data") for each in seeds}) > 1:
+            records = tuple(load_records(entry.folder) for entry in seeds)
+            items = {tuple((record.item, record.condition) for record in entry) for entry in records}
+            if len(items) > 1 or len({entry.metadata.key.get("data") for entry in seeds}) > 1:
                 raise InputError(f"{path}: seeds have results on different items of {group[1]}; evaluate them together")
             tasks.append(StoredTask(title, next(iter(recipes.values())), tuple(seeds), records))
     return tasks

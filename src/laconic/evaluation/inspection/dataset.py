@@ -170,11 +170,11 @@ def inspect_dataset(
         donors,
         run.num_iterations,
         chain_word_rates=compute_chain_word_rates(accumulator, seed),
-        map_statistics={key: np.array(each) for key, each in accumulator.map_statistics.items()},
-        mean_maps={key: np.mean(each, axis=0) for key, each in accumulator.mean_maps.items()},
+        map_statistics={key: np.array(values) for key, values in accumulator.map_statistics.items()},
+        mean_maps={key: np.mean(values, axis=0) for key, values in accumulator.mean_maps.items()},
         selector_statistics=kv_selection.compute_selector_statistics(accumulator.selections),
-        num_unreduced_chains=sum(bool(each[0].mask.all()) for _, each in accumulator.selections),
-        num_full_chains=max((len(each) for each in accumulator.mean_maps.values()), default=0),
+        num_unreduced_chains=sum(bool(values[0].mask.all()) for _, values in accumulator.selections),
+        num_full_chains=max((len(values) for values in accumulator.mean_maps.values()), default=0),
     )
 
 

@@ -168,11 +168,11 @@ def selector_blocks(summary: DatasetSummary) -> list[str]:
         header = ["policy", *classes, *(f"part {i + 1}" for i in range(NUM_CHAIN_PARTS)), "heads", "random", "chance"]
         rows = [
             [
-                each.policy,
-                *map(format_percent, (*each.class_shares.values(), *each.part_shares)),
-                *map(format_percent, (each.head_overlap, each.random_overlap, each.chance_overlap)),
+                selector.policy,
+                *map(format_percent, (*selector.class_shares.values(), *selector.part_shares)),
+                *map(format_percent, (selector.head_overlap, selector.random_overlap, selector.chance_overlap)),
             ]
-            for each in run.selector_statistics
+            for selector in run.selector_statistics
         ]
         whole = f", without {run.num_unreduced_chains} that are selected whole" if run.num_unreduced_chains else ""
         caption = f"{run.name}: {run.selector_statistics[0].num_chains} chains{whole}"

@@ -206,7 +206,7 @@ def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[Reasonin
             targets = unrotated if kv_config.key_space == "pre_rope" else rotated
             policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
             choices = {policy: select_with_policy(run, batch, targets, selection_config, policy) for policy in policies}
-        own = run.recipe.kv_distillation
+        run_kv_config = run.recipe.kv_distillation
         return TeacherChain(
             rotated.k_t,
             unrotated.k_t,
@@ -216,7 +216,7 @@ def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[Reasonin
             choices,
             selection_config.policy,
             targets.distilled_layers,
-            own is not None and own.weight > 0,
+            run_kv_config is not None and run_kv_config.weight > 0,
         )
 
     return teacher_chain

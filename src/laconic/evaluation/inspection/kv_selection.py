@@ -128,13 +128,17 @@ def compute_selector_statistics(
     chains: Sequence[tuple[Sequence[str], Sequence[ChainSelection]]],
 ) -> tuple[SelectorStatistics, ...]:
     """Return the statistics of each policy over chains, each given by its token classes and its selections."""
-    reduced = [(np.array(classes), each) for classes, each in chains if classes and not each[0].mask.all()]
+    reduced = [
+        (np.array(classes), selections) for classes, selections in chains if classes and not selections[0].mask.all()
+    ]
     if not reduced:
         return ()
     policies = [selection.policy for selection in reduced[0][1]]
     random = policies.index("random")
     return tuple(
-        selector_statistics_of(policy, [(classes, each[i].mask, each[random].mask) for classes, each in reduced])
+        selector_statistics_of(
+            policy, [(classes, selections[i].mask, selections[random].mask) for classes, selections in reduced]
+        )
         for i, policy in enumerate(policies)
     )
 
@@ -145,7 +149,9 @@ def selector_statistics_of(
     """Return the statistics of one policy from token classes, its masks and those of policy "random"."""
     share = np.concatenate([mask.mean((0, 1)) for _, mask, _ in chains])
     classes = np.concatenate([classes for classes, _, _ in chains])
-    part = np.concatenate([np.arange(len(each)) * NUM_CHAIN_PARTS // len(each) for each, _, _ in chains])
+    part = np.concatenate(
+        [np.arange(len(x)) * NUM_CHAIN_PARTS // len(x) for x, _, _ in chains]
+    )
     by_part = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
     return SelectorStatistics(
         policy,

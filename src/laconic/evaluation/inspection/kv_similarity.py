@@ -84,7 +84,7 @@ def iter_cosines(
 
 def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int) -> tuple[SimilarityMap, ...]:
     """Return all maps of one row of a batch, whose chain has `n` tokens."""
-    return tuple(build_map(*found, teacher.matched_layers) for found in iter_cosines(slots, teacher, row, n))
+    return tuple(build_map(*cosines, teacher.matched_layers) for cosines in iter_cosines(slots, teacher, row, n))
 
 
 def build_map(

@@ -119,26 +119,26 @@ def describe_guess(guess: TokenGuess) -> str:
 
 def map_blocks(summary: QuestionSummary, space: str, baseline: str) -> list[str]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
-    found = [(run, map) for run in summary.runs if (map := run.find_map(space, baseline))]
-    if not found:
+    matches = [(run, map) for run in summary.runs if (map := run.find_map(space, baseline))]
+    if not matches:
         return []
-    num_rows, num_columns = len(found[0][1].mean), len(found[0][1].mean[0])
+    num_rows, num_columns = len(matches[0][1].mean), len(matches[0][1].mean[0])
     is_chain = num_columns == len(summary.chain) and baseline == "chain"
     columns = list(summary.chain) if is_chain else number_labels(num_columns)
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
-        for run, map in found
+        for run, map in matches
     )
     if not has_matplotlib():
         return [f"{title}. {captions}."]
-    alt_text = f"{title}: " + "; ".join(f"{run.name}, {describe_row_maxima(map.mean, columns)}" for run, map in found)
+    alt_text = f"{title}: " + "; ".join(f"{run.name}, {describe_row_maxima(map.mean, columns)}" for run, map in matches)
     image = plot_heat_maps(
-        [(run.name, map.mean) for run, map in found],
+        [(run.name, map.mean) for run, map in matches],
         number_labels(num_rows),
         columns,
         alt_text,
-        value_range=find_value_range([map.mean for _, map in found]),
+        value_range=find_value_range([map.mean for _, map in matches]),
         mark_max=True,
     )
     caption = f"Cosine of each latent (down) with each token (across), mean over the matched layers. {captions}."
@@ -156,7 +156,7 @@ def map_blocks(summary: QuestionSummary, space: str, baseline: str) -> list[str]
                 f"{title}, {run.name}, each layer",
             ),
         )
-        for run, map in found
+        for run, map in matches
     ]
     return [
         render_plots([PagePlot(title, caption, image)]),
@@ -178,23 +178,26 @@ def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]
     classes = list(dict.fromkeys(run.token_classes))
     tokens = np.array(run.token_classes)
     rows = [
-        [each.policy, *(format_percent(float(each.mask[..., tokens == name].mean())) for name in classes)]
-        for each in run.selections
+        [selection.policy, *(format_percent(float(selection.mask[..., tokens == name].mean())) for name in classes)]
+        for selection in run.selections
     ]
     by_class = PageTable(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
     if not has_matplotlib():
         return [render_table(by_class)]
     heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[0].mask.shape[1])]
-    policies = [each.policy for each in run.selections]
+    policies = [selection.policy for selection in run.selections]
     shares = plot_heat_maps(
-        [("", [each.token_shares for each in run.selections])],
+        [("", [selection.token_shares for selection in run.selections])],
         policies,
         chain,
         f"{run.name}: share of layers and heads that select each chain token, by policy",
         value_range=(0.0, 1.0),
     )
     per_head = plot_heat_maps(
-        [(each.policy, each.mask.reshape(-1, each.mask.shape[2]).astype(float).tolist()) for each in run.selections],
+        [
+            (selection.policy, selection.mask.reshape(-1, selection.mask.shape[2]).astype(float).tolist())
+            for selection in run.selections
+        ],
         heads,
         chain,
         f"{run.name}: tokens selected in each layer and head, by policy",
@@ -221,12 +224,12 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
     for effect in runs[0].effects:
         row = [effect.spec.kind, effect.spec.target]
         for run in runs:
-            found = next((x for x in run.effects if x.spec == effect.spec), None)
-            cell = "–" if found is None else found.answer
-            if found is not None and found.answer != run.answer:
-                cell = changed.format(found.answer or "(nothing)")
-            if found is not None and found.donor_answer is not None:
-                cell = Markup("{} <small>donor: {}</small>").format(cell, found.donor_answer)
+            matches = next((x for x in run.effects if x.spec == effect.spec), None)
+            cell = "–" if matches is None else matches.answer
+            if matches is not None and matches.answer != run.answer:
+                cell = changed.format(matches.answer or "(nothing)")
+            if matches is not None and matches.donor_answer is not None:
+                cell = Markup("{} <small>donor: {}</small>").format(cell, matches.donor_answer)
             row.append(cell)
         rows.append(row)
     header = ["intervention", "on", *(run.name for run in runs)]

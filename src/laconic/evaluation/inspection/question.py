@@ -79,7 +79,7 @@ class QuestionInspection:
     @property
     def selection(self) -> ChainSelection | None:
         """What the run's own policy selects."""
-        return next((each for each in self.selections if each.policy == self.policy), None)
+        return next((selection for selection in self.selections if selection.policy == self.policy), None)
 
     def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
         """Return the map of a space against the chain or against its selected tokens."""

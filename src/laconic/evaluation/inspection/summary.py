@@ -122,10 +122,10 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
     rates: dict[str, dict[str, float | int]] = {}
     for name, some in (("correct", has_chain & is_correct), ("wrong", has_chain & ~is_correct), ("all", has_chain)):
         if some.any():
-            own, other, lcs = (float(x) for x in run.chain_word_rates[some].mean(0))
+            in_chain, other, lcs = (float(x) for x in run.chain_word_rates[some].mean(0))
             rates[name] = {
                 "questions": int(some.sum()),
-                "share_in_chain": own,
+                "share_in_chain": in_chain,
                 "share_in_other_chain": other,
                 "lcs_ratio": lcs,
             }
@@ -186,7 +186,7 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "token_classes": run.token_classes,
                 "policy": run.policy,
                 "scores": run.scores and run.scores._asdict(),
-                "selections": {each.policy: each.mask.astype(int).tolist() for each in run.selections},
+                "selections": {selection.policy: selection.mask.astype(int).tolist() for selection in run.selections},
                 **{
                     name: [spec_to_json(e.spec) | {"answer": e.answer, "donor_answer": e.donor_answer} for e in effects]
                     for name, effects in (("effects", run.effects), ("slot_effects", run.slot_effects))
@@ -226,7 +226,7 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
                     {"space": space, "map": map.tolist(), "questions": run.num_full_chains}
                     for (space, _), map in run.mean_maps.items()
                 ],
-                "selectors": [each._asdict() for each in run.selector_statistics],
+                "selectors": [selection._asdict() for selection in run.selector_statistics],
                 "unreduced_chains": run.num_unreduced_chains,
             }
             for run, effects in zip(summary.runs, effects_per_run(summary), strict=True)

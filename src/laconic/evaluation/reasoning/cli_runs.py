@@ -275,7 +275,7 @@ def greedy_answer_function(
     request: ReasoningRequest, run: LoadedRun, questions: QuestionSet, condition_name: str
 ) -> tuple[AnswerFunction, TrainingData]:
     """Return a function that answers greedily under a condition, and the questions."""
-    condition = next(each for each in list_conditions(request, run) if each.name == condition_name)
+    condition = next(candidate for candidate in list_conditions(request, run) if candidate.name == condition_name)
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
     decoding = replace(decoding, sampling=answer_matching.GREEDY)
     answer = answer_function(run, decoding, with_cot=condition.with_cot, stop=request.stop)

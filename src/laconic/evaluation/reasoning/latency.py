@@ -49,7 +49,9 @@ def measure_latencies(
     rows = [*warmup_rows(count, num_rows, WARMUP_QUESTIONS), *range(count)]
     seconds = [[time_call(answer, source.batch([i], 0, 0), device) for answer, source in systems] for i in rows]
     milliseconds = 1000 * np.array(seconds[WARMUP_QUESTIONS:]).reshape(count, len(systems))
-    return [Latency(float(np.median(each)), float(np.quantile(each, 0.9)), len(each)) for each in milliseconds.T]
+    return [
+        Latency(float(np.median(column)), float(np.quantile(column, 0.9)), len(column)) for column in milliseconds.T
+    ]
 
 
 def measure_throughput(

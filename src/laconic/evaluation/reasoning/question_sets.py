@@ -121,18 +121,20 @@ def encode_questions(
 ) -> QuestionSet:
     """Encode examples with a run's tokenizer, their questions in the protocol's form."""
     formatted = [
-        replace(each, question=protocol.format_question(each.question), steps=each.steps if with_chains else ())
-        for each in examples
+        replace(
+            example, question=protocol.format_question(example.question), steps=example.steps if with_chains else ()
+        )
+        for example in examples
     ]
     source = ReasoningDataset(
-        formatted if with_chains else [replace(each, answer=PLACEHOLDER_ANSWER) for each in formatted],
+        formatted if with_chains else [replace(example, answer=PLACEHOLDER_ANSWER) for example in formatted],
         run.parts.tokenizer,
         data_config,
         max_positions=run.parts.decoder.config.max_position_embeddings,
         num_latents=run.recipe.latents.num_latents if run.recipe.latents else 0,
     )
-    encoded_ids = {each.id for each in source.examples}
-    encoded = [each for each in formatted if each.id in encoded_ids]
+    encoded_ids = {example.id for example in source.examples}
+    encoded = [example for example in formatted if example.id in encoded_ids]
     lengths = [len(source.get_row(i).question_ids) for i in range(len(source))]
     order = sorted(range(len(encoded)), key=lambda i: -lengths[i])
     is_text = answer_matching.parse_gold_decimal(encoded[0].answer) is None

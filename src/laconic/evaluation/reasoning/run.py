@@ -214,7 +214,7 @@ def load_stored_result(stored: StoredEvaluation) -> ReasoningResult:
 
 def gold_hash(questions: QuestionSet) -> str:
     """Return the SHA-256 of the questions and their gold answers."""
-    return manifest.hash_json([[each.id, each.question, each.answer] for each in questions.examples])
+    return manifest.hash_json([[example.id, example.question, example.answer] for example in questions.examples])
 
 
 def check_iterations(recipe: Recipe, iterations: int, run: str) -> None:

@@ -160,19 +160,19 @@ def macro_averages(table: ReasoningTable) -> list[tuple[str, Estimate]]:
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
     """Compare every run as trained with the baseline, per set and in the average, with Holm's correction over all."""
     runs = dict.fromkeys(row.run for row in table.rows if row.run != table.baseline)
-    found: list[tuple[str, str, Difference, float | None]] = []
+    compared: list[tuple[str, str, Difference, float | None]] = []
     for run in runs if table.baseline else ():
         pairs = [(name, *pair) for name in table.datasets if (pair := paired_scores(table, name, run))]
         for name, a, b, _ in pairs:
             p = statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
-            found.append((name, run, statistics.paired_difference(a, b), p))
+            compared.append((name, run, statistics.paired_difference(a, b), p))
         whole = [(a, b) for _, a, b, is_subset in pairs if not is_subset]
         if len(whole) > 1:
-            found.append((MEAN_TITLE, run, statistics.macro_paired_difference(*zip(*whole, strict=True)), None))
-    significant = statistics.find_significant([difference for _, _, difference, _ in found])
+            compared.append((MEAN_TITLE, run, statistics.macro_paired_difference(*zip(*whole, strict=True)), None))
+    significant = statistics.find_significant([difference for _, _, difference, _ in compared])
     return [
         RunComparison(name, run, str(table.baseline), d, is_clear, statistics.describe_difference(d, is_clear), p)
-        for (name, run, d, p), is_clear in zip(found, significant, strict=True)
+        for (name, run, d, p), is_clear in zip(compared, significant, strict=True)
     ]
 
 
@@ -325,7 +325,7 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
 def row_to_json(row: ReasoningRow) -> dict[str, Any]:
     """Return one row as JSON."""
     begin, end = row.mean_cache_positions
-    papers = None if row.paper_figures is None else [each._asdict() for each in row.paper_figures] or "not known"
+    papers = None if row.paper_figures is None else [figure._asdict() for figure in row.paper_figures] or "not known"
     return {
         "run": row.run,
         "condition": row.condition or "as trained",

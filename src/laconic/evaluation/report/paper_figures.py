@@ -46,4 +46,4 @@ def format_paper_figures(figures: Sequence[PaperFigure] | None) -> str:
     """Format figures with their marks."""
     if figures is None:
         return "–"
-    return " · ".join(f"{each.percent:g} [{each.source_mark}]" for each in figures) or UNKNOWN_FIGURE
+    return " · ".join(f"{figure.percent:g} [{figure.source_mark}]" for figure in figures) or UNKNOWN_FIGURE

@@ -83,18 +83,18 @@ def plot_lines(
         is_percent: The y axis goes from 0 to 100.
         floor: Height of a dashed reference line.
     """
-    shown = [line for line in series if line.points]
+    visible = [line for line in series if line.points]
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        for line in shown:
+        for line in visible:
             x, y = np.array(sorted(line.points)).T
             marker = line.marker or ("o" if len(x) < 12 else "")
             style = "none" if line.linestyle == "none" else line.linestyle
             axes.plot(x, y, color=f"C{line.color}", linestyle=style, marker=marker, label=line.label)
         if floor is not None:
             axes.axhline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
-        if is_log and all(y > 0 for line in shown for _, y in line.points):
+        if is_log and all(y > 0 for line in visible for _, y in line.points):
             axes.set_yscale("log")
         if is_percent:
             axes.set_ylim(-2, 102)
@@ -102,8 +102,8 @@ def plot_lines(
         axes.set(xlabel=x_label, ylabel=y_label)
         figure.legend(loc="outside lower left", ncols=LEGEND_COLUMNS)
 
-    ends = "; ".join(f"{line.label} ends at {sorted(line.points)[-1][1]:.4g}" for line in shown)
-    height = 3.2 + 0.17 * -(-len(shown) // LEGEND_COLUMNS)
+    ends = "; ".join(f"{line.label} ends at {sorted(line.points)[-1][1]:.4g}" for line in visible)
+    height = 3.2 + 0.17 * -(-len(visible) // LEGEND_COLUMNS)
     return render_plot(draw, f"{alt_text}: {ends}.", (5.6, height))
 
 

@@ -24,7 +24,7 @@ def recipe_differences(recipe: Recipe) -> list[str]:
 
 def changed_keys(ours: Recipe, theirs: Recipe) -> list[str]:
     """Return the keys with different values."""
-    a, b = (flatten(each.model_dump(mode="json")) for each in (ours, theirs))
+    a, b = (flatten(recipe.model_dump(mode="json")) for recipe in (ours, theirs))
     keys = [key for key in {**a, **b} if key not in IGNORED_KEYS and not key.startswith("deviations.")]
     return [key for key in keys if a.get(key) != b.get(key)]
 
@@ -32,9 +32,9 @@ def changed_keys(ours: Recipe, theirs: Recipe) -> list[str]:
 @cache
 def shipped_recipes() -> Mapping[tuple[str, str], Sequence[str]]:
     """Return the names of the shipped recipes by paper table and row; a row may have several."""
-    found: dict[tuple[str, str], list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if "table_row" in content:
-            found.setdefault((content["paper_table"], content["table_row"]), []).append(path.stem)
-    return found
+            names.setdefault((content["paper_table"], content["table_row"]), []).append(path.stem)
+    return names

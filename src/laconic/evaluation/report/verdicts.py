@@ -9,8 +9,8 @@ MAX_RELATIVE_WIDTH = 0.05  # of the figure; a 95 % interval that reaches further
 
 def worst_verdict(verdicts: Iterable[str]) -> str:
     """Return the worst verdict on the figures of a row."""
-    given = set(verdicts)
-    return next((verdict for verdict in (NOT_REPRODUCED, TOO_WIDE, REPRODUCED) if verdict in given), NOT_RUN)
+    distinct = set(verdicts)
+    return next((verdict for verdict in (NOT_REPRODUCED, TOO_WIDE, REPRODUCED) if verdict in distinct), NOT_RUN)
 
 
 def judge_at_least(figure: float, low: float, high: float) -> str:

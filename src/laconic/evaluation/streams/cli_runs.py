@@ -118,10 +118,12 @@ def run_evaluations(request: EvalRequest, root: str | None, shots: int | None) -
                         classes.append(ClassIncrementalRun(title, recipe.seed, figures))
                         continue
                     for stream in build_requests(run, name, request.limit):
-                        found = evaluate_on_stream(request, run, stream, seed_run_name(title, path, folder))
-                        items.setdefault((stream.name, stream.stream), []).append(found)
+                        stream_items = evaluate_on_stream(request, run, stream, seed_run_name(title, path, folder))
+                        items.setdefault((stream.name, stream.stream), []).append(stream_items)
         info = describe_recipe(recipe) if recipe else {}
-        results += [StreamTaskResult(*key, title, tuple(seeds), found, info) for key, found in items.items()]
+        results += [
+            StreamTaskResult(*key, title, tuple(seeds), stream_items, info) for key, stream_items in items.items()
+        ]
     order = list(dict.fromkeys(result.title for result in results))
     return StreamResults(sorted(results, key=lambda result: order.index(result.title)), classes)
 
@@ -206,9 +208,9 @@ def print_results(results: StreamResults, as_json: bool) -> None:
     if results.streams:
         print_table(build_stream_table(results.streams))
         print("\n".join([*describe_gains(results.streams), LEGEND]))
-    for each in results.classes:
-        header, *rows = class_report.build_table(each.figures)
-        print_table(build_terminal_table(header, rows, title=f"{each.run}, {each.figures['set']}"))
+    for class_run in results.classes:
+        header, *rows = class_report.build_table(class_run.figures)
+        print_table(build_terminal_table(header, rows, title=f"{class_run.run}, {class_run.figures['set']}"))
     if results.classes:
         print(class_report.LEGEND)
 
@@ -219,7 +221,7 @@ def results_to_json(results: StreamResults) -> dict[str, Any]:
         result_to_json(result) | {"gains": [gain_to_json(gain) for gain in compute_gains(result)]}
         for result in results.streams
     ]
-    classes = [{"run": each.run, "seed": each.seed, **each.figures} for each in results.classes]
+    classes = [{"run": class_run.run, "seed": class_run.seed, **class_run.figures} for class_run in results.classes]
     return {"schema": 2, "streams": streams, "classes": classes}
 
 
@@ -270,9 +272,9 @@ def load_results(paths: Sequence[str]) -> StreamResults:
         for stored in load_stored_tasks(paths, "streams")
     ]
     classes = [
-        ClassIncrementalRun(stored.title, each.metadata.seed, each.figures)
+        ClassIncrementalRun(stored.title, evaluation.metadata.seed, evaluation.figures)
         for stored in load_stored_tasks(paths, "class_incremental")
-        for each in stored.stored
+        for evaluation in stored.stored
     ]
     return StreamResults(sorted(results, key=lambda result: result.title), classes)
 

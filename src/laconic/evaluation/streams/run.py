@@ -102,7 +102,7 @@ def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> Docume
             f"{run.folder} was trained on data.source {run.recipe.data.source}; this task needs data.source text"
         )
     documents, all_ids, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
-    ids = [each[: None if limit is None else limit * config.row_tokens] for each in all_ids]
+    ids = [text_ids[: None if limit is None else limit * config.row_tokens] for text_ids in all_ids]
     whole = config.model_copy(
         update={
             "segment_lengths": "fixed",

@@ -99,7 +99,7 @@ def result_to_json(result: StreamTaskResult) -> dict[str, Any]:
     """Return all figures as JSON."""
     conditions = {
         condition: {
-            "metrics": {each.metric: each.estimate._asdict() for each in estimate_metrics(result, condition)},
+            "metrics": {entry.metric: entry.estimate._asdict() for entry in estimate_metrics(result, condition)},
             "level_updates": updates_per_level(result, condition),
             "state_bytes": mean_state_bytes(result, condition),
         }
