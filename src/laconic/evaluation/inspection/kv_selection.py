@@ -149,9 +149,7 @@ def selector_statistics_of(
     """Return the statistics of one policy from token classes, its masks and those of policy "random"."""
     share = np.concatenate([mask.mean((0, 1)) for _, mask, _ in chains])
     classes = np.concatenate([classes for classes, _, _ in chains])
-    part = np.concatenate(
-        [np.arange(len(x)) * NUM_CHAIN_PARTS // len(x) for x, _, _ in chains]
-    )
+    part = np.concatenate([np.arange(len(x)) * NUM_CHAIN_PARTS // len(x) for x, _, _ in chains])
     by_part = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
     return SelectorStatistics(
         policy,
