@@ -76,7 +76,7 @@ def test_gated_delta_rule_first_and_second_gradients() -> None:
 
 
 def test_gated_delta_rule_one_write_of_a_unit_key_is_read_back() -> None:
-    """With decay 1 and step size 1 the state then returns the value, whatever it held."""
+    """With decay 1 and step size 1 the state then returns the value, whatever it stored."""
     S, k, u = noise(0, 1, 1, OUT, IN), noise(1, 1, 1, 1, IN), noise(2, 1, 1, 1, OUT)
     k, one = k / k.norm(), torch.ones(1, 1, 1, dtype=torch.float64)
     output = chunk_gated_delta_rule(S, k, u, k, Gates(one, one), erase=one)

@@ -195,7 +195,7 @@ def test_self_titans_norms_stay_within_their_bounds() -> None:
 
 
 def test_self_titans_one_write_is_read_back() -> None:
-    """With decay 1, step size 1, a unit key and the dot objective, M k is v̂, whatever M held."""
+    """With decay 1, step size 1, a unit key and the dot objective, M k is v̂, whatever M stored."""
     layer = build(
         read_at="after", max_memory_norm=0.0, memory_chunk_size=1, projection_chunk_size=1,
         adaptive_projections=("k", "v"),

@@ -1,4 +1,4 @@
-"""How a function is held to its oracle, and the oracle to the misreadings that must differ from it."""
+"""Compare a function with its oracle, and the oracle with misreadings, which must differ."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ Function = Callable[..., Any]
 
 
 def scaled(x: Tensor, y: Tensor) -> float:
-    """The largest difference in units of the largest entry of `y`; infinite where shapes or infinities differ."""
+    """Return the largest difference relative to the largest entry of `y`; infinite if shapes or infinities differ."""
     x, y = x.detach(), y.detach()
     if x.shape != y.shape or not torch.equal(x.isfinite(), y.isfinite()) or x.isnan().any():
         return math.inf
@@ -24,12 +24,12 @@ def scaled(x: Tensor, y: Tensor) -> float:
 
 
 def relative(x: Tensor, y: Tensor) -> float:
-    """The largest difference of an entry in units of that entry, for numbers that span decades."""
+    """Return the largest relative difference of an entry, for numbers that span decades."""
     return float(((x.double() - y).abs() / y.abs()).max()) if x.shape == y.shape else math.inf
 
 
 def distance(x: Any, y: Any, measure: Callable[[Tensor, Tensor], float] = scaled) -> float:
-    """The same for tuples of tensors and plain numbers."""
+    """Return the largest difference of tensors, numbers, or tuples of these."""
     if isinstance(y, tuple):
         return max(distance(a, b, measure) for a, b in zip(x, y, strict=True))
     return measure(torch.as_tensor(x), torch.as_tensor(y))
@@ -44,10 +44,12 @@ def agree(
     margin: float = 1e-3,
     measure: Callable[[Tensor, Tensor], float] = scaled,
 ) -> None:
-    """`function` is the oracle within `tolerance`, and every misreading is further away than `margin`."""
-    want = oracle(*arguments)
-    error = distance(function(*arguments), want, measure)
-    assert error <= tolerance, f"{error:.3g} away from the oracle, {tolerance:.3g} allowed"
+    """Assert that `function` equals the oracle within `tolerance` and misreadings differ by more than `margin`."""
+    expected = oracle(*arguments)
+    error = distance(function(*arguments), expected, measure)
+    assert error <= tolerance, f"{error:.3g} from the oracle, allowed {tolerance:.3g}"
     for name, wrong in misread.items():
-        error = distance(wrong(*arguments), want, measure)
-        assert error > margin, f"the misreading {name!r} is only {error:.3g} away: these inputs cannot tell"
+        error = distance(wrong(*arguments), expected, measure)
+        assert error > margin, (
+            f"the misreading {name!r} differs by only {error:.3g}: these inputs do not distinguish it"
+        )

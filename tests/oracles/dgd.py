@@ -1,4 +1,4 @@
-"""Oracles of the delta rule (nested 56 to 60) as loops in float64, and misreadings of them, most from real code."""
+"""Oracles of the delta rule (Nested Learning 56 to 60) as loops in float64, and misreadings, most from real code."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.float64)
 
 
-def said(W: Tensor, x: Tensor) -> Tensor:
-    """W x, entry by entry."""
+def map_output(W: Tensor, x: Tensor) -> Tensor:
+    """Return W x, entry by entry."""
     out = zeros(len(W))
     for o in range(W.shape[0]):
         for i in range(W.shape[1]):
@@ -23,11 +23,11 @@ def square(x: Tensor) -> float:
     return sum(float(v) ** 2 for v in x)
 
 
-def objective(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, mean: bool = True) -> Tensor:
-    total, N = 0.0, sum(live.tolist()) if mean else 1
+def objective(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor, mean: bool = True) -> Tensor:
+    total, N = 0.0, sum(valid.tolist()) if mean else 1
     for n in range(len(X)):
-        if live[n]:
-            total += 0.5 * square(said(W, X[n]) + D[n]) / N
+        if valid[n]:
+            total += 0.5 * square(map_output(W, X[n]) + D[n]) / N
     return torch.tensor(total + square((W - W_t).flatten()) / (2 * eta), dtype=torch.float64)
 
 
@@ -35,7 +35,7 @@ def dgd(
     W: Tensor, x: Tensor, delta: Tensor, eta: float, form: str = "minimiser", sign: float = 1.0, write: float = 1.0
 ) -> Tensor:
     by = eta / (1 + eta * square(x)) if form == "minimiser" else eta / (1 + eta)
-    y, new = said(W, x), W.clone()
+    y, new = map_output(W, x), W.clone()
     for o in range(W.shape[0]):
         for i in range(W.shape[1]):
             if form == "short":
@@ -46,7 +46,7 @@ def dgd(
 
 
 def decayed(W: Tensor, x: Tensor, delta: Tensor, eta: float, clipped: bool) -> Tensor:
-    """Every weight shrunk by |x|^2, as if the whole matrix lay along x."""
+    """Shrink every weight by |x|^2, as if the whole matrix lay along x."""
     left = 1 - square(x)
     new = dgd(zeros(*W.shape), x, delta, eta)
     return (max(left, 0.0) if clipped else left) * W + new
@@ -60,9 +60,9 @@ def from_outputs(W: Tensor, x: Tensor, delta: Tensor, eta: float) -> Tensor:
     return new
 
 
-def normal(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, N: float | None = None) -> Tensor:
-    """The joint minimiser: for each row of W the normal equations of 56, set up entry by entry and solved densely."""
-    rows = [n for n in range(len(X)) if live[n]]
+def normal(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor, N: float | None = None) -> Tensor:
+    """Return the joint minimiser: the normal equations of 56 for each row of W, entry by entry."""
+    rows = [n for n in range(len(X)) if valid[n]]
     N = float(len(rows)) if N is None else N
     i = X.shape[1]
     left, right = torch.eye(i, dtype=torch.float64) / eta, W.clone() / eta
@@ -75,55 +75,55 @@ def normal(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, N: float |
     return torch.stack([torch.linalg.solve(left, row) for row in right])
 
 
-def mean(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-    rows = [n for n in range(len(X)) if live[n]]
+def mean(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
+    rows = [n for n in range(len(X)) if valid[n]]
     total = zeros(*W.shape)
     for n in rows:
         total += dgd(W, X[n], D[n], eta) - W
     return W + total / len(rows)
 
 
-def sequential(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, order: int = 1, mean: bool = True) -> Tensor:
-    N = sum(live.tolist()) if mean else 1
+def sequential(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor, order: int = 1, mean: bool = True) -> Tensor:
+    N = sum(valid.tolist()) if mean else 1
     for n in range(len(X))[::order]:
-        if live[n]:
+        if valid[n]:
             W = dgd(W, X[n], D[n], eta / N)
     return W
 
 
-def fresh_errors(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-    """Errors of a regression, taken anew at every W."""
+def fresh_errors(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
+    """Use the errors of a regression at every new W."""
     first = W
     for n in range(len(X)):
-        if live[n]:
-            W = dgd(W, X[n], D[n] + said(W, X[n]) - said(first, X[n]), eta / sum(live.tolist()))
+        if valid[n]:
+            W = dgd(W, X[n], D[n] + map_output(W, X[n]) - map_output(first, X[n]), eta / sum(valid.tolist()))
     return W
 
 
-def along_the_mean(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-    rows = [n for n in range(len(X)) if live[n]]
+def along_the_mean(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
+    rows = [n for n in range(len(X)) if valid[n]]
     x = sum(X[n] for n in rows) / len(rows)
     written = zeros(*W.shape)
     for n in rows:
         written += D[n][:, None] * X[n][None] / len(rows)
     by = eta / (1 + eta * square(x))
-    return W - by * said(W, x)[:, None] * x[None] - by * written
+    return W - by * map_output(W, x)[:, None] * x[None] - by * written
 
 
-def last_only(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-    n = [n for n in range(len(X)) if live[n]][-1]
+def last_only(W: Tensor, X: Tensor, D: Tensor, eta: float, valid: Tensor) -> Tensor:
+    n = [n for n in range(len(X)) if valid[n]][-1]
     return dgd(W, X[n], D[n], eta)
 
 
 def pads_erase(form: Any) -> Any:
-    """Rows that are not live write nothing, and erase."""
-    return lambda W, X, D, eta, live: form(W, X, D * live[:, None], eta, torch.ones_like(live))
+    """Let padded rows erase, without writing."""
+    return lambda W, X, D, eta, valid: form(W, X, D * valid[:, None], eta, torch.ones_like(valid))
 
 
 def vectors(
     w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float
 ) -> tuple[Tensor, ...]:
-    """A row with error d[0]; a gain as a diagonal matrix, entry by entry; a table by its one-hot inputs."""
+    """Update a row with error d[0], a gain as a diagonal matrix, and an embedding by its one-hot inputs."""
     row = dgd(w[None], x, d[:1], eta)[0]
     gain = torch.stack([dgd(g[j].reshape(1, 1), x[j : j + 1], d[j : j + 1], eta)[0, 0] for j in range(len(g))])
     table = torch.zeros_like(G)
@@ -137,25 +137,25 @@ def vectors(
 
 
 def whole_row(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
-    """w (1 - |x|^2), which is no form of it."""
+    """Use w (1 - |x|^2), which is no form of it."""
     _, gain, table = vectors(w, x, d, g, G, count, N, eta)
     return w * (1 - square(x)) - eta / (1 + eta * square(x)) * d[0] * x, gain, table
 
 
 def one_length(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
-    """A gain shrunk by the length of the whole input."""
+    """Shrink a gain by the length of the whole input."""
     row, _, table = vectors(w, x, d, g, G, count, N, eta)
     return row, g - eta / (1 + eta * square(x)) * (g * x + d) * x, table
 
 
 def once(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
-    """Rows of a table erased once however often they are met."""
+    """Erase rows of an embedding once however often they are met."""
     return vectors(w, x, d, g, G, count.clamp(max=1), N, eta)
 
 
 def ggd(W: Tensor, x: Tensor, delta: Tensor, eta: float, value: str, window: Tensor, weights: Tensor) -> Tensor:
-    """The normal equations of l2 with several weights to stay near to."""
-    y = said(W, x)
+    """Solve the normal equations of l2 with several proximal weights."""
+    y = map_output(W, x)
     u = -delta if value == "minus_delta" else y - delta
     i = len(x)
     left, right = torch.eye(i, dtype=torch.float64) / eta, zeros(*W.shape)
@@ -179,10 +179,10 @@ ORACLE = {
 
 MISREAD = {
     "56": {
-        "a sum over positions": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, D, eta, live, mean=False),
-        "+delta as the target": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, -D, eta, live),
-        "padded rows counted": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, D, eta, torch.ones_like(live)),
-        "eta for 1/eta": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, D, 1 / eta, live),
+        "a sum over positions": lambda W, W_t, X, D, eta, valid: objective(W, W_t, X, D, eta, valid, mean=False),
+        "+delta as the target": lambda W, W_t, X, D, eta, valid: objective(W, W_t, X, -D, eta, valid),
+        "padded rows counted": lambda W, W_t, X, D, eta, valid: objective(W, W_t, X, D, eta, torch.ones_like(valid)),
+        "eta for 1/eta": lambda W, W_t, X, D, eta, valid: objective(W, W_t, X, D, 1 / eta, valid),
     },
     "57": {
         "w(1 - |x|^2) for each weight": lambda W, x, d, eta: decayed(W, x, d, eta, clipped=False),
@@ -200,7 +200,7 @@ MISREAD = {
         "padded rows erase": pads_erase(normal),
         "the mean of single steps": mean,
         "one after another": sequential,
-        "sums for means": lambda W, X, D, eta, live: normal(W, X, D, eta, live, N=1.0),
+        "sums for means": lambda W, X, D, eta, valid: normal(W, X, D, eta, valid, N=1.0),
     },
     "57c": {
         "erasing along the mean input": along_the_mean,
@@ -210,8 +210,8 @@ MISREAD = {
     },
     "57d": {
         "errors taken anew": fresh_errors,
-        "the whole of eta each time": lambda W, X, D, eta, live: sequential(W, X, D, eta, live, mean=False),
-        "backwards": lambda W, X, D, eta, live: sequential(W, X, D, eta, live, order=-1),
+        "the whole of eta each time": lambda W, X, D, eta, valid: sequential(W, X, D, eta, valid, mean=False),
+        "backwards": lambda W, X, D, eta, valid: sequential(W, X, D, eta, valid, order=-1),
         "padded rows erase": pads_erase(sequential),
         "the joint minimiser": normal,
     },

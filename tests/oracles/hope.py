@@ -1,4 +1,4 @@
-"""Oracles of Nested Learning 76 to 96, memories that write themselves, as loops in float64, and misreadings of them."""
+"""Oracles of Nested Learning 76 to 96, self-modifying memories, as loops in float64, and misreadings."""
 
 import math
 from typing import Any
@@ -14,12 +14,14 @@ def sigmoid(a: float) -> float:
 
 
 def erased(M: Tensor, k: Tensor, share: float) -> Tensor:
-    """share M k kᵀ."""
+    """Return share M k kᵀ."""
     return share * outer(times(M, k), k)
 
 
-def static(x: Tensor, q: Tensor, Wk: Tensor, Wv: Tensor, M: Tensor, keep: Tensor, step: Tensor, **how: Any) -> Tensor:
-    """y_t = M_{t-1} q_t for keys, values and gates that no memory makes; the gates [H] are the same at every token."""
+def static(
+    x: Tensor, q: Tensor, Wk: Tensor, Wv: Tensor, M: Tensor, keep: Tensor, step: Tensor, **variant: Any
+) -> Tensor:
+    """Return y_t = M_{t-1} q_t with static keys and values; the gates [H] are equal for every token."""
     B, H, T, E = x.shape
     out = zeros(B, H, T, E)
     for b in range(B):
@@ -27,76 +29,88 @@ def static(x: Tensor, q: Tensor, Wk: Tensor, Wv: Tensor, M: Tensor, keep: Tensor
             state, a, s = M[h], float(keep[h]), float(step[h])
             for t in range(T):
                 k, v = times(Wk[h], x[b, h, t]), times(Wv[h], x[b, h, t])
-                k = k if how.get("long") else unit(k)
-                v = times(M[h], v) if how.get("own") else v
+                k = k if variant.get("long") else unit(k)
+                v = times(M[h], v) if variant.get("own") else v
                 out[b, h, t] = times(state, q[b, h, t])
-                lost = s * outer(k, turned(state, k)) if how.get("left") else erased(state, k, s)
-                state = a * state - lost + how.get("sign", 1) * s * outer(v, k)
+                lost = s * outer(k, turned(state, k)) if variant.get("left") else erased(state, k, s)
+                state = a * state - lost + variant.get("sign", 1) * s * outer(v, k)
     return out
 
 
 def generated(
-    x: Tensor, change: Tensor, now: Tensor, Mk: Tensor, Mv: Tensor, rows: Tensor, biases: Tensor, **how: Any
+    x: Tensor, change: Tensor, now: Tensor, Mk: Tensor, Mv: Tensor, rows: Tensor, biases: Tensor, **variant: Any
 ) -> Any:
-    """k, v, keep and step of every token; M_c = M_0 (I + change), `rows` and `biases` those of (keep, step)."""
+    """Return k, v, decay and step of every token; M_c = M_0 (I + change), `rows` and `biases` are of (keep, step)."""
     B, H, T, E = x.shape
     k, v, gates = zeros(B, H, T, E), zeros(B, H, T, E), [zeros(B, H, T), zeros(B, H, T)]
     for b in range(B):
         for h in range(H):
-            moved = change[0 if how.get("one_row") else b, 0 if how.get("one_head") else h]
+            moved = change[0 if variant.get("one_row") else b, 0 if variant.get("one_head") else h]
             for t in range(T):
                 p = x[b, h, t] + times(moved, x[b, h, t])
-                key = times(Mk[h], x[b, h, t] if how.get("static") else p)
-                k[b, h, t] = key if how.get("long") else unit(key)
+                key = times(Mk[h], x[b, h, t] if variant.get("static") else p)
+                k[b, h, t] = key if variant.get("long") else unit(key)
                 v[b, h, t] = times(Mv[h], p)
-                seen = x[b, h, t] + times(now[b, h], x[b, h, t]) if how.get("running") else p
+                seen = x[b, h, t] + times(now[b, h], x[b, h, t]) if variant.get("running") else p
                 for n in range(2):
                     a = sum(float(rows[n, h, j] * seen[j]) for j in range(E)) + float(biases[n, h])
                     gates[n][b, h, t] = sigmoid(a)
-    return k, v, (1 - gates[0] if how.get("forgets") else gates[0]), gates[1]
+    return k, v, (1 - gates[0] if variant.get("forgets") else gates[0]), gates[1]
 
 
-def own_values(M: Tensor, v: Tensor, change: Tensor, **how: Any) -> Tensor:
-    """v̂ = M_0 (I + change) v."""
+def self_generated_values(M: Tensor, v: Tensor, change: Tensor, **variant: Any) -> Tensor:
+    """Return v̂ = M_0 (I + change) v."""
     B, H, T, E = v.shape
     out = zeros(B, H, T, E)
     for b in range(B):
         for h in range(H):
             for t in range(T):
-                moved = torch.zeros_like(change[b, h]) if how.get("start") else change[b, 0 if how.get("one") else h]
-                own = v[b, h, t] + times(moved, v[b, h, t])
-                out[b, h, t] = v[b, h, t] if how.get("plain") else times(M[h], own)
+                moved = (
+                    torch.zeros_like(change[b, h])
+                    if variant.get("start")
+                    else change[b, 0 if variant.get("one") else h]
+                )
+                value = v[b, h, t] + times(moved, v[b, h, t])
+                out[b, h, t] = v[b, h, t] if variant.get("plain") else times(M[h], value)
     return out
 
 
 def run(
-    x: Tensor, q: Tensor, starts: Any, rows: Tensor, biases: Tensor, C: int, objective: str, to_start: bool, **how: Any
+    x: Tensor,
+    q: Tensor,
+    starts: Any,
+    rows: Tensor,
+    biases: Tensor,
+    C: int,
+    objective: str,
+    to_start: bool,
+    **variant: Any,
 ) -> Tensor:
-    """Every memory by itself: k, v, keep, step and the one that is read, y_t = M_{t-1} q_t."""
+    """Run every memory explicitly: k, v, keep, step and the one that is read, y_t = M_{t-1} q_t."""
     B, H, T, E = x.shape
     out = zeros(B, H, T, E)
     for b in range(B):
         for h in range(H):
             M0 = [starts[0][h], starts[1][h], rows[0, h][None], rows[1, h][None], starts[2][h]]
             Ms = first = M0
-            asked: list[int] = []
+            pending: list[int] = []
             for t in range(T):
                 first = Ms if t % C == 0 else first
-                z, gated = x[b, h, t], Ms if how.get("running") else first
-                k = times(M0[0] if how.get("static") else first[0], z)
-                k, v = k if how.get("long") else unit(k), times(first[1], z)
+                z, gated = x[b, h, t], Ms if variant.get("running") else first
+                k = times(M0[0] if variant.get("static") else first[0], z)
+                k, v = k if variant.get("long") else unit(k), times(first[1], z)
                 a, s = (sigmoid(float(times(gated[n], z)[0]) + float(biases[n - 2, h])) for n in (2, 3))
-                a = 0.5 if how.get("half") else 1 - a if how.get("forgets") else a
+                a = 0.5 if variant.get("half") else 1 - a if variant.get("forgets") else a
                 out[b, h, t] = times(Ms[4], q[b, h, t])
-                asked.append(t)
+                pending.append(t)
                 Ms = [
-                    next_one(M, c, m0, k, v, a, s, objective, to_start, how)
+                    next_one(M, c, m0, k, v, a, s, objective, to_start, variant)
                     for M, c, m0 in zip(Ms, first, M0, strict=True)
                 ]
-                if how.get("end") and ((t + 1) % C == 0 or t + 1 == T):
-                    for i in asked:
+                if variant.get("end") and ((t + 1) % C == 0 or t + 1 == T):
+                    for i in pending:
                         out[b, h, i] = times(Ms[4], q[b, h, i])
-                    asked = []
+                    pending = []
     return out
 
 
@@ -110,27 +124,31 @@ def next_one(
     s: float,
     objective: str,
     to_start: bool,
-    how: Any,
+    variant: Any,
 ) -> Tensor:
-    """M (keep I - step k kᵀ) - step ∇L(M_c; k, v̂), and what decays goes to the start."""
-    own = (v if M.shape[0] == len(v) else v[: M.shape[0]]) if how.get("plain") else times(first, v)
-    u = own if objective == "dot" else own - times(first, k)
-    lost = erased(M, k, how.get("erases", 1) * s)
-    if how.get("left") and M.shape[0] == len(k):
+    """Return M (decay I - step k kᵀ) - step ∇L(M_c; k, v̂), decaying to the start."""
+    value = (v if M.shape[0] == len(v) else v[: M.shape[0]]) if variant.get("plain") else times(first, v)
+    u = value if objective == "dot" else value - times(first, k)
+    lost = erased(M, k, variant.get("erases", 1) * s)
+    if variant.get("left") and M.shape[0] == len(k):
         lost = s * outer(k, turned(M, k))
-    new = a * M - lost + how.get("sign", 1) * s * outer(u, k)
+    new = a * M - lost + variant.get("sign", 1) * s * outer(u, k)
     return new + (1 - a) * start if to_start else new
 
 
-def mlp_memory(z: Tensor, W1: Tensor, W2: Tensor, **how: Any) -> Tensor:
+def mlp_memory(z: Tensor, W1: Tensor, W2: Tensor, **variant: Any) -> Tensor:
     """z + W1 σ(W2 z)."""
     out = torch.empty_like(z)
     for b in range(z.shape[0]):
         for h in range(z.shape[1]):
             for t in range(z.shape[2]):
                 a = times(W2[h], z[b, h, t])
-                y = silu(times(W1[h], a)) if how.get("outside") else times(W1[h], a if how.get("linear") else silu(a))
-                out[b, h, t] = y if how.get("bare") else z[b, h, t] + y
+                y = (
+                    silu(times(W1[h], a))
+                    if variant.get("outside")
+                    else times(W1[h], a if variant.get("linear") else silu(a))
+                )
+                out[b, h, t] = y if variant.get("bare") else z[b, h, t] + y
     return out
 
 
@@ -149,7 +167,7 @@ def l2_write(v: Tensor, at_key: Tensor, k: Tensor, factor: int, sign: float = -1
 ORACLE = {
     "76-78": static,
     "83,86,94": generated,
-    "84,87,95": own_values,
+    "84,87,95": self_generated_values,
     "85": error,
     "88,90,96": run,
     "89,91": mlp_memory,
@@ -173,9 +191,9 @@ MISREAD = {
         "one state for the batch": lambda *a: generated(*a, one_row=True),
     },
     "84,87,95": {
-        "the value as it is": lambda *a: own_values(*a, plain=True),
-        "through the start": lambda *a: own_values(*a, start=True),
-        "one state for all heads": lambda *a: own_values(*a, one=True),
+        "the value as it is": lambda *a: self_generated_values(*a, plain=True),
+        "through the start": lambda *a: self_generated_values(*a, start=True),
+        "one state for all heads": lambda *a: self_generated_values(*a, one=True),
     },
     "85": {
         "mean over the width": lambda y, v, factor: error(y, v, factor, 1 / y.shape[-1]),

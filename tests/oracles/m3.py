@@ -23,7 +23,7 @@ def product(A: Tensor, B: Tensor) -> Tensor:
     return out
 
 
-def each(function: Callable[..., Any], *tensors: Tensor) -> Tensor:
+def elementwise(function: Callable[..., Any], *tensors: Tensor) -> Tensor:
     """A function of the entries of tensors of one shape."""
     out = zeros(*tensors[0].shape)
     flat = out.view(-1)
@@ -57,86 +57,86 @@ def dot_proximal(W: Tensor, X: Tensor, D: Tensor, step: float, half: float = 0.5
     return torch.linalg.solve(left, right).view_as(W)
 
 
-def momentum(W: Tensor, m: Tensor, g: Tensor, share: float, step: float, nesterov: bool = False) -> Run:
-    new = each(lambda a, b: share * a - step * b, m, g)
+def momentum(W: Tensor, m: Tensor, g: Tensor, beta: float, step: float, nesterov: bool = False) -> Run:
+    new = elementwise(lambda a, b: beta * a - step * b, m, g)
     if nesterov:
-        return each(lambda w, a, b: w + share * a - step * b, W, new, g), new
-    return each(lambda w, a: w + a, W, new), new
+        return elementwise(lambda w, a, b: w + beta * a - step * b, W, new, g), new
+    return elementwise(lambda w, a: w + a, W, new), new
 
 
 def newton_schulz(
     m: Tensor, steps: int = 5, abc: Sequence[float] = (3.4445, -4.7750, 2.0315), scale: Any = norm
 ) -> Tensor:
-    X = each(lambda v: v / (scale(m) + 1e-7), m)
+    X = elementwise(lambda v: v / (scale(m) + 1e-7), m)
     for _ in range(steps):
         S = product(X, X.T)
         SX = product(S, X)
-        X = each(lambda x, y, z: abc[0] * x + abc[1] * y + abc[2] * z, X, SX, product(S, SX))
+        X = elementwise(lambda x, y, z: abc[0] * x + abc[1] * y + abc[2] * z, X, SX, product(S, SX))
     return X
 
 
 def printed_step(m: Tensor) -> Tensor:
     """One term O - g too many."""
-    g = each(lambda v: v / (norm(m) + 1e-7), m)
+    g = elementwise(lambda v: v / (norm(m) + 1e-7), m)
     X = g
     for _ in range(5):
-        X = each(lambda x, y, v: x - 0.25 * (x - v + 2 * (y - x)), X, product(product(X, X.T), X), g)
+        X = elementwise(lambda x, y, v: x - 0.25 * (x - v + 2 * (y - x)), X, product(product(X, X.T), X), g)
     return X
 
 
-def muon(W: Tensor, m: Tensor, g: Tensor, share: float, step: float, NS: Any = newton_schulz) -> Run:
-    _, new = momentum(W, m, g, share, step)
-    return each(lambda w, a: w + a, W, NS(new)), new
+def muon(W: Tensor, m: Tensor, g: Tensor, beta: float, step: float, NS: Any = newton_schulz) -> Run:
+    _, new = momentum(W, m, g, beta, step)
+    return elementwise(lambda w, a: w + a, W, NS(new)), new
 
 
-def of_gradient(W: Tensor, m: Tensor, g: Tensor, share: float, step: float) -> Run:
-    """NS of the gradient, the momentum plain."""
-    return momentum(W, m, newton_schulz(g), share, step)
+def of_gradient(W: Tensor, m: Tensor, g: Tensor, beta: float, step: float) -> Run:
+    """Apply NS to the gradient instead of the memory."""
+    return momentum(W, m, newton_schulz(g), beta, step)
 
 
-def stepped_after(W: Tensor, m: Tensor, g: Tensor, share: float, step: float) -> Run:
-    _, new = momentum(W, m, g, share, step)
-    return each(lambda w, a: w + step * a, W, newton_schulz(new)), new
+def stepped_after(W: Tensor, m: Tensor, g: Tensor, beta: float, step: float) -> Run:
+    _, new = momentum(W, m, g, beta, step)
+    return elementwise(lambda w, a: w + step * a, W, newton_schulz(new)), new
 
 
-def preconditioned(m: Tensor, g: Tensor, share: float, step: float, P: Tensor) -> Tensor:
-    return each(lambda a, b: share * a - step * b, m, product(P, g))
+def preconditioned(m: Tensor, g: Tensor, beta: float, step: float, P: Tensor) -> Tensor:
+    return elementwise(lambda a, b: beta * a - step * b, m, product(P, g))
 
 
 def delta_momentum(
-    m: Tensor, g: Tensor, share: float, step: float, P: Tensor, unit: bool = True, erase: float = 1.0
+    m: Tensor, g: Tensor, beta: float, step: float, P: Tensor, unit: bool = True, erase: float = 1.0
 ) -> Tensor:
-    h = each(lambda v: v / (norm(g) + 1e-8), g) if unit else g
+    h = elementwise(lambda v: v / (norm(g) + 1e-8), g) if unit else g
     inner, erased = product(h.T, h), zeros(*m.shape)
     for o in range(m.shape[0]):
         for i in range(m.shape[1]):
             for k in range(m.shape[1]):
-                erased[o, i] += m[o, k] * ((share if k == i else 0.0) - erase * inner[k, i])
-    return each(lambda a, b: a - step * b, erased, product(P, g))
+                erased[o, i] += m[o, k] * ((beta if k == i else 0.0) - erase * inner[k, i])
+    return elementwise(lambda a, b: a - step * b, erased, product(P, g))
 
 
-def from_the_left(m: Tensor, g: Tensor, share: float, step: float, P: Tensor) -> Tensor:
-    h = each(lambda v: v / (norm(g) + 1e-8), g)
+def from_the_left(m: Tensor, g: Tensor, beta: float, step: float, P: Tensor) -> Tensor:
+    h = elementwise(lambda v: v / (norm(g) + 1e-8), g)
     left = -product(h, h.T)
     for k in range(len(left)):
-        left[k, k] += share
-    return each(lambda a, b: a - step * b, product(left, m), product(P, g))
+        left[k, k] += beta
+    return elementwise(lambda a, b: a - step * b, product(left, m), product(P, g))
 
 
-def proximal(m: Tensor, g: Tensor, share: float, step: float, P: Tensor) -> Tensor:
-    """The normal equations of 1/2 |m' g' + P|^2 + |m' - share m|^2 / (2 step), row by row."""
+def proximal(m: Tensor, g: Tensor, beta: float, step: float, P: Tensor) -> Tensor:
+    """Solve the normal equations of 1/2 |m' g' + P|^2 + |m' - share m|^2 / (2 step), row by row."""
     left = product(g.T, g)
     for k in range(len(left)):
         left[k, k] += 1 / step
-    right = each(lambda a, b: share * a / step - b, m, product(P, g))
+    right = elementwise(lambda a, b: beta * a / step - b, m, product(P, g))
     return torch.stack([torch.linalg.solve(left.T, row) for row in right])
 
 
 def deep_momentum(
-    W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, share: float, step: float, lr: float, loss: str = "align",
+    W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, beta: float, step: float, lr: float, loss: str = "align",
     row_rms: bool = False, squashed: bool = True, sign: float = -1.0,
 ) -> Run:  # fmt: skip
-    """The gradient of L2 by autograd of its definition."""
+    """Take the gradient of L2 by autograd of its definition."""
 
     def rms(x: Tensor) -> Tensor:
         size = (x * x).mean(1, keepdim=True) if row_rms else (x * x).mean()
@@ -149,46 +149,46 @@ def deep_momentum(
         rows = [A1 @ (torch.tanh(A2 @ row) if squashed else A2 @ row) for row in u]
         return torch.stack(rows)
 
-    said = read(A1, A2)
-    value = (said * u).sum() / len(u) if loss == "align" else said.sum()
+    answers = read(A1, A2)
+    value = (answers * u).sum() / len(u) if loss == "align" else answers.sum()
     d1, d2 = torch.autograd.grad(value, (A1, A2))
-    A1, A2 = (share * A1 + sign * step * d1).detach(), (share * A2 + sign * step * d2).detach()
+    A1, A2 = (beta * A1 + sign * step * d1).detach(), (beta * A2 + sign * step * d2).detach()
     out = read(A1, A2)
     return W + lr * out / rms(out), A1, A2
 
 
-def feature_momentum(m: Tensor, g: Tensor, share: float, step: float, power: Any = lambda v: v * abs(v)) -> Tensor:
-    return each(lambda a, b: share * a - step * power(b), m, g)
+def feature_momentum(m: Tensor, g: Tensor, beta: float, step: float, power: Any = lambda v: v * abs(v)) -> Tensor:
+    return elementwise(lambda a, b: beta * a - step * power(b), m, g)
 
 
 def mapped_momentum(W: Tensor, m: Tensor, NS: Any = newton_schulz) -> Tensor:
-    return each(lambda w, a: w + a, W, NS(m))
+    return elementwise(lambda w, a: w + a, W, NS(m))
 
 
 def literal(
     W: Tensor, gradients: Tensor, lr: float, betas: Sequence[float], alpha: float, f: int,
     slow: float = 1.0, extra: int = 0, current: bool = False, averaged: bool = False, of: str = "M",
 ) -> Run:  # fmt: skip
-    """Every W of a run. The slow term is made anew from all gradients whenever a period ends."""
-    M1, V, O2, found = zeros(*W.shape), zeros(*W.shape), zeros(*W.shape), []
+    """Return every W; the slow term is recomputed from all gradients when a period ends."""
+    M1, V, O2, results = zeros(*W.shape), zeros(*W.shape), zeros(*W.shape), []
     for n, g in enumerate(gradients, 1):
         a, b = (betas[0], 1 - betas[0]) if averaged else (1.0, betas[0])
-        M1 = each(lambda m, v, a=a, b=b: a * m + b * v, M1, g)
-        V = each(lambda s, v: s + betas[1] * v * v, V, g)
+        M1 = elementwise(lambda m, v, a=a, b=b: a * m + b * v, M1, g)
+        V = elementwise(lambda s, v: s + betas[1] * v * v, V, g)
         periods = n // f
         slow_now = slow_memory(gradients, betas[2], f, periods, extra) if n % f == 0 else None
         if current and slow_now is not None:
             O2 = newton_schulz(slow_now)
         O1 = newton_schulz(M1 if of == "M" else g)
-        W = each(lambda w, x, y, s: w - lr * (x + slow * alpha * y) / (math.sqrt(s) + 1e-8), W, O1, O2, V)
+        W = elementwise(lambda w, x, y, s: w - lr * (x + slow * alpha * y) / (math.sqrt(s) + 1e-8), W, O1, O2, V)
         if slow_now is not None:
             O2 = newton_schulz(slow_now)
-        found.append(W)
-    return tuple(found)
+        results.append(W)
+    return tuple(results)
 
 
 def slow_memory(gradients: Tensor, b3: float, f: int, periods: int, extra: int) -> Tensor:
-    """b3 times the gradients of all periods, each f long, or longer by `extra` at its beginning."""
+    """Return b3 times the gradients of all periods, each of length f, or longer by `extra` at its start."""
     total = zeros(*gradients.shape[1:])
     for k in range(periods):
         for n in range(max(0, k * f - extra), (k + 1) * f):
@@ -201,8 +201,8 @@ def ema(
     current: bool = False, shared: bool = True, scale: Any = lambda o, i: 0.2 * math.sqrt(max(o, i)),
     coupled: bool = False, summed: bool = False,
 ) -> Run:  # fmt: skip
-    """Every W of a run; running means are written out as weighted sums of all gradients."""
-    O2, found = zeros(*W.shape), []
+    """Return every W; running means are weighted sums of all gradients."""
+    O2, results = zeros(*W.shape), []
     for n in range(1, len(gradients) + 1):
         M1 = weighted(list(gradients[:n]), betas[0])
         V = weighted([g * g for g in gradients[:n]], betas[1])
@@ -213,22 +213,22 @@ def ema(
         if ended and current:
             O2 = newton_schulz(weighted(periods, betas[2]))
         O1 = newton_schulz(M1)
-        O = each(lambda x, y: (x + alpha * y) / ((1 + alpha) if shared else 1), O1, O2)
+        O = elementwise(lambda x, y: (x + alpha * y) / ((1 + alpha) if shared else 1), O1, O2)
         if second:
-            O = each(lambda x, v: x / (math.sqrt(v) + 1e-8), O, V)
+            O = elementwise(lambda x, v: x / (math.sqrt(v) + 1e-8), O, V)
         by = scale(*W.shape)
         if coupled:
-            O = each(lambda x, w: x + decay * w, O, W)
+            O = elementwise(lambda x, w: x + decay * w, O, W)
         left = 1.0 if coupled else 1 - lr * decay
-        W = each(lambda w, x, left=left, by=by: left * w - lr * by * x, W, O)
+        W = elementwise(lambda w, x, left=left, by=by: left * w - lr * by * x, W, O)
         if ended:
             O2 = newton_schulz(weighted(periods, betas[2]))
-        found.append(W)
-    return tuple(found)
+        results.append(W)
+    return tuple(results)
 
 
 def weighted(values: list[Tensor], beta: float) -> Tensor:
-    """Sum of (1 - beta) beta^age x over 1 - beta^n, the running mean with its bias taken out."""
+    """Return the running mean with its bias corrected: the sum of (1 - beta) beta^age x, over 1 - beta^n."""
     n = len(values)
     return sum(((1 - beta) * beta ** (n - 1 - k) * x for k, x in enumerate(values)), zeros(*values[0].shape)) / (
         1 - beta**n
@@ -261,9 +261,9 @@ MISREAD = {
         "ascent": lambda W, X, D, step: dot_proximal(W, X, -D, step),
     },
     "33": {
-        "an average of gradients": lambda W, m, g, share, step: momentum(W, m, g, share, step * (1 - share)),
+        "an average of gradients": lambda W, m, g, beta, step: momentum(W, m, g, beta, step * (1 - beta)),
         "Nesterov's": lambda *a: momentum(*a, nesterov=True),
-        "+step": lambda W, m, g, share, step: momentum(W, m, g, share, -step),
+        "+step": lambda W, m, g, beta, step: momentum(W, m, g, beta, -step),
     },
     "42": {
         "NS of g instead of m": of_gradient,
@@ -278,29 +278,29 @@ MISREAD = {
         "not normalised": lambda m: newton_schulz(m, scale=lambda x: 1.0),
     },
     "47": {
-        "P from the right": lambda m, g, share, step, P: preconditioned(m.T, g.T, share, step, P),
-        "no P": lambda m, g, share, step, P: preconditioned(m, g, share, step, torch.eye(len(P)).double()),
-        "P on the memory": lambda m, g, share, step, P: each(lambda a, b: share * a - step * b, product(P, m), g),
+        "P from the right": lambda m, g, beta, step, P: preconditioned(m.T, g.T, beta, step, P),
+        "no P": lambda m, g, beta, step, P: preconditioned(m, g, beta, step, torch.eye(len(P)).double()),
+        "P on the memory": lambda m, g, beta, step, P: elementwise(lambda a, b: beta * a - step * b, product(P, m), g),
     },
     "49": {
         "(momentum I - g'g) from the left": from_the_left,
         "g not normalised": lambda *a: delta_momentum(*a, unit=False),
-        "the erasing scaled by step": lambda m, g, share, step, P: delta_momentum(m, g, share, step, P, erase=step),
+        "the erasing scaled by step": lambda m, g, beta, step, P: delta_momentum(m, g, beta, step, P, erase=step),
         "no erasing": lambda *a: delta_momentum(*a, erase=0.0),
     },
     "50": {
         "ascent": lambda *a: deep_momentum(*a, sign=1.0),
         "rms of each row": lambda *a: deep_momentum(*a, row_rms=True),
         "a linear memory": lambda *a: deep_momentum(*a, squashed=False),
-        "the gradient in place of u": lambda W, A1, A2, g, share, step, lr, loss: (
+        "the gradient in place of u": lambda W, A1, A2, g, beta, step, lr, loss: (
             W + lr * g / g.square().mean().sqrt(),
-            *deep_momentum(W, A1, A2, g, share, step, lr, loss)[1:],
+            *deep_momentum(W, A1, A2, g, beta, step, lr, loss)[1:],
         ),
     },
     "51": {
         "a square without its sign": lambda *a: feature_momentum(*a, power=lambda v: v * v),
         "no feature": lambda *a: feature_momentum(*a, power=lambda v: v),
-        "features of the memory": lambda m, g, share, step: feature_momentum(m, g.abs().sqrt() * g.sign(), share, step),
+        "features of the memory": lambda m, g, beta, step: feature_momentum(m, g.abs().sqrt() * g.sign(), beta, step),
     },
     "52": {
         "not mapped": lambda W, m: W + m,

@@ -1,4 +1,4 @@
-"""Oracles of Titans 11 to 19, a memory trained while it reads, as loops in float64, and misreadings of them."""
+"""Oracles of Titans 11 to 19, a memory trained while it reads, as loops in float64, and misreadings."""
 
 import math
 from typing import Any
@@ -16,13 +16,13 @@ def tensor(values: Any) -> Tensor:
 
 
 def times(M: Tensor, x: Tensor) -> Tensor:
-    """M x."""
+    """Return M x."""
     column = x.tolist()
     return tensor([sum(a * b for a, b in zip(row, column, strict=True)) for row in M.tolist()])
 
 
 def turned(M: Tensor, x: Tensor) -> Tensor:
-    """Mᵀ x."""
+    """Return Mᵀ x."""
     rows, column = M.tolist(), x.tolist()
     return tensor([sum(rows[i][j] * column[i] for i in range(len(rows))) for j in range(len(rows[0]))])
 
@@ -37,7 +37,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def slope(x: Tensor) -> Tensor:
-    """The derivative of a σ(a), by its own formula."""
+    """Return the derivative of a σ(a)."""
     s = [1 / (1 + math.exp(-a)) for a in x.tolist()]
     return tensor([p + a * p * (1 - p) for p, a in zip(s, x.tolist(), strict=True)])
 
@@ -49,7 +49,7 @@ def unit(x: Tensor) -> Tensor:
 def projected(
     x: Tensor, W: Tensor, taps: Tensor, heads: int, normed: bool, *, ahead: int = 0, bent: bool = True
 ) -> Tensor:
-    """[B, H, T, E]: tap j of W looks W - 1 - j tokens back; `ahead` shifts the window into the future."""
+    """Return [B, H, T, E]: tap j of W is W - 1 - j tokens back; `ahead` shifts the window into the future."""
     (B, T, D), (_, width) = x.shape, taps.shape
     E, out = D // heads, zeros(B, heads, T, D // heads)
     for b in range(B):
@@ -68,14 +68,14 @@ def projected(
 
 
 def projections(
-    x: Tensor, Ws: Any, taps: Any, heads: int, normed: tuple[bool, ...] = (True, True, False), **how: Any
+    x: Tensor, Ws: Any, taps: Any, heads: int, normed: tuple[bool, ...] = (True, True, False), **variant: Any
 ) -> Any:
-    """q, k, v."""
-    return tuple(projected(x, W, c, heads, n, **how) for W, c, n in zip(Ws, taps, normed, strict=True))
+    """Return q, k and v."""
+    return tuple(projected(x, W, c, heads, n, **variant) for W, c, n in zip(Ws, taps, normed, strict=True))
 
 
 def error(y: Tensor, v: Tensor, factor: int, share: float | None = None) -> Tensor:
-    """d/dy of factor/2 times the sum, or the share of it, of (y_i - v_i)²."""
+    """Return d/dy of factor/2 times the sum of (y_i - v_i)², or a share of it."""
     out = torch.empty_like(y)
     for at in torch.cartesian_prod(*(torch.arange(n) for n in y.shape)):
         i = tuple(at.tolist())
@@ -83,30 +83,30 @@ def error(y: Tensor, v: Tensor, factor: int, share: float | None = None) -> Tens
     return out
 
 
-def token(M: Tensor, S: Tensor, gradient: Tensor, keep: Tensor, step: Tensor, momentum: Tensor, **how: Any) -> Any:
-    """One head after the other; `how` swaps what is easily swapped."""
+def token(M: Tensor, S: Tensor, gradient: Tensor, keep: Tensor, step: Tensor, momentum: Tensor, **variant: Any) -> Any:
+    """Compute one head after the other; `variant` selects a misreading."""
     new, moved = torch.empty_like(M), torch.empty_like(S)
     for b in range(M.shape[0]):
         for h in range(M.shape[1]):
             a, s, m = (float(x[b, h]) for x in (keep, step, momentum))
-            if how.get("swapped"):
+            if variant.get("swapped"):
                 s, m = m, s
-            if how.get("forgets"):
+            if variant.get("forgets"):
                 a = 1 - a
-            moved[b, h] = m * S[b, h] + how.get("sign", -1) * s * gradient[b, h]
-            new[b, h] = a * (M[b, h] + moved[b, h]) if how.get("late") else a * M[b, h] + moved[b, h]
+            moved[b, h] = m * S[b, h] + variant.get("sign", -1) * s * gradient[b, h]
+            new[b, h] = a * (M[b, h] + moved[b, h]) if variant.get("late") else a * M[b, h] + moved[b, h]
     return new, moved
 
 
-def recall(M: Tensor, change: Tensor, first: Tensor, q: Tensor, **how: Any) -> Tensor:
-    """(M_0 + change) q for every head and token."""
+def recall(M: Tensor, change: Tensor, first: Tensor, q: Tensor, **variant: Any) -> Tensor:
+    """Return (M_0 + change) q for every head and token."""
     out = zeros(*q.shape[:3], M.shape[1])
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
-            moved = first if how.get("boundary") else change
-            whole = M[h] if how.get("start") else M[h] + moved[b, h]
+            moved = first if variant.get("boundary") else change
+            whole = M[h] if variant.get("start") else M[h] + moved[b, h]
             for t in range(q.shape[2]):
-                out[b, h, t] = (turned if how.get("turned") else times)(whole, q[b, h, t])
+                out[b, h, t] = (turned if variant.get("turned") else times)(whole, q[b, h, t])
     return out
 
 
@@ -128,7 +128,7 @@ def faded(S: Tensor, step: float, k: Tensor) -> Tensor:
 
 
 def chunk_form(
-    starts: list[Tensor], k: Tensor, v: Tensor, q: Tensor, keep: Tensor, step: Tensor, momentum: Tensor, **how: Any
+    starts: list[Tensor], k: Tensor, v: Tensor, q: Tensor, keep: Tensor, step: Tensor, momentum: Tensor, **variant: Any
 ) -> Any:
     """Y, then every M and S after the chunk; `starts` [H, O, I] are M_c, S_c is 0."""
     B, H, T, _ = k.shape
@@ -141,30 +141,30 @@ def chunk_form(
             Ms, Ss = first, [torch.zeros_like(M) for M in first]
             for t in range(T):
                 a, s, m = (float(x[b, h, t]) for x in (keep, step, momentum))
-                a = 1 / a if how.get("inverted") else a
-                at = Ms if how.get("running") else first
+                a = 1 / a if variant.get("inverted") else a
+                at = Ms if variant.get("running") else first
                 before, slopes = Ms, gradients(at, k[b, h, t], v[b, h, t])
                 Ss = [m * S - s * g for S, g in zip(Ss, slopes, strict=True)]
-                late = how.get("late")
+                late = variant.get("late")
                 Ms = [a * (M + S) if late else a * M + S for M, S in zip(Ms, Ss, strict=True)]
-                if how.get("erased"):
+                if variant.get("erased"):
                     Ms = [a * M + faded(S, s, k[b, h, t]) for M, S in zip(before, Ss, strict=True)]
-                Y[b, h, t] = answer(before if how.get("before") else Ms, q[b, h, t])
+                Y[b, h, t] = answer(before if variant.get("before") else Ms, q[b, h, t])
             for n, (M, S) in enumerate(zip(Ms, Ss, strict=True)):
                 ends[n][b, h], moments[n][b, h] = M, S
     return (Y, *ends, *moments)
 
 
-def opened(persistent: Tensor, x: Tensor, count: list[int], live: Tensor, **how: Any) -> Any:
+def prepended(persistent: Tensor, x: Tensor, count: list[int], live: Tensor, **variant: Any) -> Any:
     """What each row reads: the learned vectors before its first live token if it has learned none, packed left."""
     B, T, D = x.shape
     N = len(persistent)
     out, lengths = zeros(B, T + N, D), zeros(B)
     for b in range(B):
         row = [x[b, t] for t in range(T) if live[b, t]]
-        new = row and (count[b] == 0 or how.get("always")) and not how.get("never")
-        if new or how.get("empty"):
-            row = row + list(persistent) if how.get("last") else list(persistent) + row
+        new = row and (count[b] == 0 or variant.get("always")) and not variant.get("never")
+        if new or variant.get("empty"):
+            row = row + list(persistent) if variant.get("last") else list(persistent) + row
         lengths[b] = len(row)
         for t, vector in enumerate(row):
             out[b, t] = vector
@@ -177,7 +177,7 @@ ORACLE = {
     "13,14": token,
     "15": recall,
     "16-18": chunk_form,
-    "19": opened,
+    "19": prepended,
 }
 
 MISREAD = {
@@ -213,9 +213,9 @@ MISREAD = {
         "the new write erased": lambda *a: chunk_form(*a, erased=True),
     },
     "19": {
-        "read before every call": lambda *a: opened(*a, always=True),
-        "after the text": lambda *a: opened(*a, last=True),
-        "never": lambda *a: opened(*a, never=True),
-        "rows without a token read them": lambda *a: opened(*a, empty=True),
+        "read before every call": lambda *a: prepended(*a, always=True),
+        "after the text": lambda *a: prepended(*a, last=True),
+        "never": lambda *a: prepended(*a, never=True),
+        "rows without a token read them": lambda *a: prepended(*a, empty=True),
     },
 }

@@ -1,7 +1,7 @@
-"""Oracles of Titans 21 to 31, a memory beside attention, as loops in float64, and misreadings of them.
+"""Oracles of Titans 21 to 31, a memory with attention, as loops in float64, and misreadings.
 
-`memory(x, start)` is the memory as a function: what it answers to the vectors [T, D] of one row that it reads, and
-what it is after them; `asked(x, after)` what it answers and does not keep.
+`memory(x, state)` returns the outputs of the memory for one row of vectors, and the state after learning from them;
+`read(x, state)` returns the outputs without learning.
 """
 
 import math
@@ -13,17 +13,17 @@ from torch import Tensor
 from tests.oracles.titans import times, zeros
 
 
-def attention(w: Any, rows: list[Tensor], asking: list[Tensor], heads: int, sees: Any) -> list[Tensor]:
-    """For the i-th of `asking`, softmax over the rows j with sees(i, j)."""
-    q, k, v = ([times(w[f"{n}_proj.weight"], x) for x in xs] for n, xs in (("q", asking), ("k", rows), ("v", rows)))
+def attention(w: Any, rows: list[Tensor], queries: list[Tensor], heads: int, sees: Any) -> list[Tensor]:
+    """Return softmax attention of each query over the rows j with sees(i, j)."""
+    q, k, v = ([times(w[f"{n}_proj.weight"], x) for x in xs] for n, xs in (("q", queries), ("k", rows), ("v", rows)))
     E, out = len(rows[0]) // heads, []
-    for i in range(len(asking)):
+    for i in range(len(queries)):
         y = zeros(len(rows[0]))
         for h in range(heads):
             at = slice(h * E, (h + 1) * E)
-            found = {j: math.exp(float(q[i][at] @ k[j][at]) / math.sqrt(E)) for j in range(len(rows)) if sees(i, j)}
-            for j, share in found.items():
-                y[at] = y[at] + share / sum(found.values()) * v[j][at]
+            weights = {j: math.exp(float(q[i][at] @ k[j][at]) / math.sqrt(E)) for j in range(len(rows)) if sees(i, j)}
+            for j, share in weights.items():
+                y[at] = y[at] + share / sum(weights.values()) * v[j][at]
         out.append(times(w["o_proj.weight"], y))
     return out
 
@@ -38,44 +38,44 @@ def gate(y: Tensor, m: Tensor, w: Any, bent: bool = True, plain: bool = False) -
     return torch.stack([a / (1 + math.exp(-float(a))) for a in z]) if bent else z
 
 
-def mal(memory: Any, asked: Any, w: Any, x: Tensor, heads: int, window: int, **how: Any) -> Tensor:
+def mal(memory: Any, read: Any, w: Any, x: Tensor, heads: int, window: int, **variant: Any) -> Tensor:
     out = torch.empty_like(x)
     for b in range(len(x)):
-        y = list(x[b]) if how.get("turned") else list(memory(x[b : b + 1])[0][0])
-        o = attention(w, y, y, heads, lambda i, j: i - window - how.get("wide", 0) < j <= i)
-        out[b] = memory(torch.stack(o)[None])[0][0] if how.get("turned") else torch.stack(o)
+        y = list(x[b]) if variant.get("turned") else list(memory(x[b : b + 1])[0][0])
+        o = attention(w, y, y, heads, lambda i, j: i - window - variant.get("wide", 0) < j <= i)
+        out[b] = memory(torch.stack(o)[None])[0][0] if variant.get("turned") else torch.stack(o)
     return out
 
 
-def mag(memory: Any, asked: Any, w: Any, x: Tensor, heads: int, window: int, **how: Any) -> Tensor:
+def mag(memory: Any, read: Any, w: Any, x: Tensor, heads: int, window: int, **variant: Any) -> Tensor:
     out = torch.empty_like(x)
     for b in range(len(x)):
         y = attention(w, list(x[b]), list(x[b]), heads, lambda i, j: i - window < j <= i)
-        m = list(memory((torch.stack(y) if how.get("after") else x[b])[None])[0][0])
-        rest = {name: how[name] for name in ("bent", "plain") if name in how}
+        m = list(memory((torch.stack(y) if variant.get("after") else x[b])[None])[0][0])
+        rest = {name: variant[name] for name in ("bent", "plain") if name in variant}
         out[b] = torch.stack([gate(p, r, w, **rest) for p, r in zip(y, m, strict=True)])
     return out
 
 
-def mac(memory: Any, asked: Any, w: Any, x: Tensor, heads: int, window: int, **how: Any) -> Tensor:
-    """Segments of `window` tokens."""
+def mac(memory: Any, read: Any, w: Any, x: Tensor, heads: int, window: int, **variant: Any) -> Tensor:
+    """Process segments of `window` tokens."""
     out = torch.empty_like(x)
     for b in range(len(x)):
         state = None
         for a in range(0, x.shape[1], window):
             segment = x[b, a : a + window]
-            h = list((memory(segment[None], state)[0] if how.get("writes") else asked(segment[None], state))[0])
+            h = list((memory(segment[None], state)[0] if variant.get("writes") else read(segment[None], state))[0])
             p, T = list(w["persistent"]), len(segment)
-            rows = [*p, *([] if how.get("alone") else h), *segment]
-            N, H = len(p), 0 if how.get("alone") else T
+            rows = [*p, *([] if variant.get("alone") else h), *segment]
+            N, H = len(p), 0 if variant.get("alone") else T
 
             def sees(i: int, j: int, N: int = N, H: int = H) -> bool:
                 if j < N:
-                    return not how.get("forgets")
-                return how.get("ahead", False) or (j - N if j < N + H else j - N - H) <= i
+                    return not variant.get("forgets")
+                return variant.get("ahead", False) or (j - N if j < N + H else j - N - H) <= i
 
             y = torch.stack(attention(w, rows, list(segment), heads, sees))
-            m, state = memory((segment if how.get("inputs") else y)[None], state)
+            m, state = memory((segment if variant.get("inputs") else y)[None], state)
             out[b, a : a + window] = torch.stack([gate(r, s, w) for r, s in zip(y, m[0], strict=True)])
     return out
 
@@ -90,7 +90,7 @@ MISREAD = {
         "the inputs written": lambda *a: mac(*a, inputs=True),
     },
     "26-28": {
-        "the memory reads what attention gives": lambda *a: mag(*a, after=True),
+        "the memory reads the output of attention": lambda *a: mag(*a, after=True),
         "no activation": lambda *a: mag(*a, bent=False),
         "neither normalised": lambda *a: mag(*a, plain=True),
     },

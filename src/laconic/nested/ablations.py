@@ -28,7 +28,7 @@ def modify_model(
 ) -> Hope:
     """Return a model that shares the weights, with other memory options and with some tensors set to a value.
 
-    A state of the original model may contain what the disabled part has learned; reset it or start anew.
+    A state of the original model may contain what the disabled part has learned; reset it or start a new one.
     """
     config = model.hope_config
     if memory_options is not None and config.memory is not None:
@@ -119,7 +119,7 @@ def freeze_projections(model: Hope, options: SelfModifyingOptions) -> dict[str, 
 def measure_level_contribution(
     model: Hope, level: int, batches: Iterable[DocumentBatch], config: InnerLoopConfig | None = None
 ) -> float:
-    """Return the nats per scored token that are lost if a level stays at its start; every batch starts anew."""
+    """Return the nats per scored token that are lost if a level stays at its start; every batch starts from an initial state."""
     full, ablated = NestedLanguageModel(model, config), NestedLanguageModel(freeze_levels(model, level), config)
     lost, tokens = 0.0, 0.0
     for batch in batches:

@@ -1,7 +1,7 @@
 """Reference implementation of M3: the weights of one matrix after each of its gradients, from the whole history.
 
 Nested Learning arXiv:2512.24695, Algorithm 1 (75) and its form with running means (75e). Start reading here: `m3.py`
-keeps running memories, and a test holds it to this file in float64. Here every memory is computed anew as a sum over
+keeps running memories, and a test holds it to this file in float64. Here every memory is recomputed as a sum over
 all gradients so far.
 
 Symbols: g_1 .. g_n gradients; M1 fast and M2 slow memory, V squares; f gradients per slow update; NS Newton-Schulz.

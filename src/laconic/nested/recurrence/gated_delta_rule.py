@@ -127,7 +127,7 @@ def chunk_gated_delta_rule(
         gates: decay, step size and momentum of each token.
         erase: step size of the erasure, None to erase nothing. It equals the write's unless a key is not of length 1.
         N: momentum before the chunk, if there is momentum.
-        anchor: value added to what is erased, for a state that is held as a difference from another one.
+        anchor: value added to what is erased, for a state that is stored as a difference from another one.
         valid: tokens that write.
         read: whether a query reads the state after or before its own token.
 
