@@ -15,7 +15,7 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
-	@echo "make ledger    docs/ledger.md anew from papers, code and tests"
+	@echo "make ledger    write docs/ledger.md from the papers, code and tests, and check it"
 	@echo "make clean     remove .venv, caches and builds"
 
 $(READY): pyproject.toml constraints.txt

@@ -1,10 +1,15 @@
-"""Check the ledger that ties papers, code, tests and recipes together, and write docs/ledger.md.
+"""Check the ledger, which links papers, code, tests and recipes, and write docs/ledger.md.
 
     python -m tools.ledger [--write]
 
-Check 1: every listed function exists and names its equation. 2: no function names an equation that is not listed.
-3: every equation has an oracle in a marked test that does not import the code, with gradients where they flow or stop.
-4: each marked test has misreadings. 5: every recipe equals the row of the table that it names. 6: the page is current.
+Checks:
+    1. Every listed function exists, and its docstring begins with its equation.
+    2. Every function whose docstring begins with an equation is listed.
+    3. Every equation has a marked test with an oracle that does not import laconic, and with gradient checks where the
+       ledger says that a gradient flows or stops.
+    4. Every marked test has misreadings: plausible but wrong forms that must differ from the oracle.
+    5. Every recipe has the values of the table row that it names, except for its [deviations].
+    6. docs/ledger.md is up to date.
 """
 
 import argparse
@@ -33,11 +38,11 @@ MarkedTests = Mapping[tuple[str, str], tuple[equation_markers.MarkedTest, ...]]
 CHECK_TITLES = (
     "the ledgers are valid",
     "every listed function exists and names its equation",
-    "no function names an equation that is not listed",
-    "every equation has an oracle, and gradients where they flow or stop",
-    "every oracle is distinguished from misreadings",
-    "every recipe equals the table row it names",
-    "docs/ledger.md is current",
+    "every function that names an equation is listed",
+    "every equation has an oracle test, with gradient checks",
+    "every oracle test has misreadings",
+    "every recipe has the values of its table row",
+    "docs/ledger.md is up to date",
 )
 
 
@@ -101,7 +106,7 @@ def implemented_equations(tree: SourceTree) -> Iterator[tuple[str, str, Equation
 
 
 def check_functions(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 1."""
+    """Check 1: every listed function exists and names its equation."""
     for _, subject, equation in implemented_equations(tree):
         for function in equation.functions:
             path, name = tree.locate_function(function)
@@ -114,23 +119,23 @@ def check_functions(tree: SourceTree) -> Iterator[LedgerFinding]:
 
 
 def check_unlisted(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 2."""
+    """Check 2: every function that names an equation is listed."""
     listed = {(f, equation.id) for _, _, equation in implemented_equations(tree) for f in equation.functions}
     for module, path in tree.equation_files():
         for name, text in equation_markers.function_docstrings(path).items():
             match, function = EQUATION_LINE.match(text), f"{module}:{name}"
             if match and (function, match[1]) not in listed:
-                yield LedgerFinding(2, function, f"names Eq. {match[1]}, but no ledger lists it for this function")
+                yield LedgerFinding(2, function, f"names Eq. {match[1]}, but no ledger lists this function for it")
             elif text.startswith("Eq.") and not match:
-                yield LedgerFinding(2, function, "begins with Eq. but not with `Eq. ID: …`")
+                yield LedgerFinding(2, function, "the docstring begins with `Eq.` but not with `Eq. ID: `")
 
 
 def check_oracles(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 3."""
+    """Check 3: every equation has an oracle test, with gradient checks."""
     marked = equation_markers.find_marked_tests(tree.root, tree.tests_dir)
     implemented = {(paper, equation.id) for paper, _, equation in implemented_equations(tree)}
     for key in sorted(marked.keys() - implemented):
-        yield LedgerFinding(3, " ".join(key), f"{marked[key][0].name} is marked for an equation without a function")
+        yield LedgerFinding(3, " ".join(key), f"{marked[key][0].name} is marked for an equation that has no function")
     for paper, subject, equation in implemented_equations(tree):
         tests = marked.get((paper, equation.id), ())
         oracles = [oracle for test in tests for oracle in test.oracles]
@@ -151,7 +156,7 @@ def check_oracles(tree: SourceTree) -> Iterator[LedgerFinding]:
 
 
 def check_misreadings(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 4."""
+    """Check 4: every marked test has misreadings."""
     marked = equation_markers.find_marked_tests(tree.root, tree.tests_dir)
     for paper, subject, equation in implemented_equations(tree):
         tests = marked.get((paper, equation.id), ())
@@ -168,7 +173,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_recipes(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 5."""
+    """Check 5: every recipe has the values of its table row."""
     for path in sorted((tree.package_dir / "recipes").glob("*.toml")):
         try:
             recipe = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -203,7 +208,7 @@ def compare_recipe(name: str, recipe: dict[str, Any], row: dict[str, Any]) -> It
 
 
 def check_page(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 6."""
+    """Check 6: docs/ledger.md is up to date."""
     if not tree.page_path.is_file():
         yield LedgerFinding(6, "docs/ledger.md", "does not exist; run make ledger")
     elif tree.page_path.read_text(encoding="utf-8") != render_page(tree.root):
@@ -217,11 +222,14 @@ def render_page(root: Path = ROOT) -> str:
         raise InputError(f"cannot render the ledger of {root}: {findings[0]}")
     marked = equation_markers.find_marked_tests(tree.root, tree.tests_dir)
     lines = [
-        "# The ledger",
+        "# Ledger of equations",
         "",
         "Generated by `make ledger` from `src/laconic/papers/*.toml`, the docstrings and the tests; do not edit.",
-        "A misreading is a plausible but wrong form of an equation. Each must differ from the oracle on the inputs of",
-        "the tests, which shows that the tests can distinguish them.",
+        "",
+        "Each equation is linked to the function that implements it and to the test that compares that function with",
+        "an oracle: loops in float64 that do not import laconic. A misreading is a plausible but wrong form of the",
+        "equation. It must differ from the oracle on the inputs of the test, which shows that the test would detect it.",
+        "An open point is one on which a paper is silent, or contradicts itself or its code.",
         "",
         "| paper | equations | not implemented | misreadings | open points | tables |",
         "|---|---|---|---|---|---|",
@@ -281,7 +289,7 @@ def equation_section(tree: SourceTree, marked: MarkedTests, paper: str, equation
 
 
 def table_section(table: PaperTable) -> list[str]:
-    """Return the lines of a table of settings: a line a key, a column a row of the paper."""
+    """Return the lines of a table of settings, with a line per key and a column per row of the paper."""
     rows = [flatten(row.values) for row in table.row]
     keys = dict.fromkeys(key for row in rows for key in row)
     header = ["", f"### Table {table.id}: {table.title}", "", f"| key | {' | '.join(row.name for row in table.row)} |"]
@@ -290,22 +298,21 @@ def table_section(table: PaperTable) -> list[str]:
 
 
 def silence_section(entries: tuple[SilentPoint, ...]) -> list[str]:
-    """Return the lines on the points that the paper leaves open."""
+    """Return the lines of the open points of a paper."""
     if not entries:
         return []
-    lines = ["", "### Open points of the paper", ""]
+    lines = ["", "### Open points", ""]
     for entry in entries:
         equations = f" ({', '.join(entry.equations)})" if entry.equations else ""
-        option = f" Selected by `{entry.flag}`." if entry.flag else " No option selects it."
-        lines += [
-            f"- **{entry.about}**{equations}: {entry.says}",
-            f"  Ours: {entry.choice} Alternative: {entry.alternative}{option}",
-        ]
+        lines += [f"- **{entry.about}**{equations}", f"  - Source: {entry.says}", f"  - Our choice: {entry.choice}"]
+        if entry.alternative != "None.":
+            option = f"Set by `{entry.flag}`." if entry.flag else "Not an option."
+            lines.append(f"  - Alternative: {entry.alternative} {option}")
     return lines
 
 
 def main() -> int:
-    """Run the checks, after writing the page with `--write`; return 1 if one fails."""
+    """Run the checks; return 1 if one fails. With `--write`, write docs/ledger.md first."""
     parser = argparse.ArgumentParser(prog="python -m tools.ledger", description="Check the ledger.")
     parser.add_argument("--write", action="store_true", help="write docs/ledger.md first")
     if parser.parse_args().write:

@@ -17,7 +17,7 @@ ARXIV_PATTERN = re.compile(r"arXiv:\d{4}\.\d{5}")
 
 
 class StrictModel(BaseModel):
-    """A model that coerces nothing and refuses unknown keys."""
+    """A model that converts no types and rejects unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -72,7 +72,10 @@ class PaperTable(StrictModel):
 
 
 class SilentPoint(StrictModel):
-    """A point where the paper is silent or contradicts itself or its code: our choice, and the option of the other."""
+    """A point on which a paper is silent, or contradicts itself or its code.
+
+    `says` is what the paper and its code say, `choice` ours, `flag` the option that selects the `alternative`, if any.
+    """
 
     about: str = Field(min_length=1)
     equations: tuple[str, ...] = ()

@@ -122,7 +122,7 @@ def test_ledger_complete_checkout_passes(tmp_path: Path) -> None:
     page = (tmp_path / "docs" / "ledger.md").read_text()
     assert "| [toy](#toy) | 1 | 1 | 2 | 1 | 1 |" in page
     assert "Misreadings: square; half." in page
-    assert "Selected by `sign`." in page
+    assert "Set by `sign`." in page
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_ledger_complete_checkout_passes(tmp_path: Path) -> None:
             "Eq. 1: y",
             "Eq. 1 and 2: y",
             2,
-            "begins with Eq. but not",
+            "begins with `Eq.` but not",
         ),
         ("tests/latent/test_toy.py", '"toy", "1"', '"toy", "2"', 3, 'no test is marked equation("toy", "1")'),
-        ("tests/latent/test_toy.py", '"toy", "1"', '"toy", "2"', 3, "marked for an equation without a function"),
+        ("tests/latent/test_toy.py", '"toy", "1"', '"toy", "2"', 3, "marked for an equation that has no function"),
         ("tests/latent/test_toy.py", 'toy.ORACLE["1"]', "mine", 3, 'no marked test uses ORACLE["1"]'),
         ("tests/oracles/toy.py", 'ORACLE = {"1"', 'ORACLE = {"2"', 3, 'no marked test uses ORACLE["1"]'),
         ("tests/oracles/toy.py", "import math", "import laconic.latent", 3, "the oracle in toy.py imports laconic"),

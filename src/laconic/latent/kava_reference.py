@@ -25,7 +25,7 @@ def read_parts(decoder: Decoder, parts: Sequence[Part], capture: tuple[str, ...]
 
 
 def cross_entropy(decoder: Decoder, hidden: Tensor, ignored: int, *targets: Tensor) -> Tensor:
-    """Eq. 5a, 5b: mean over scored tokens; the first `ignored` positions have no target."""
+    """Equations 5a and 5b: mean over scored tokens; the first `ignored` positions have no target."""
     logits = decoder.logits(hidden)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     blank = targets[0].new_full((len(hidden), ignored), IGNORE_INDEX)
@@ -45,7 +45,7 @@ def run_jacobi(decoder: Decoder, latent_thoughts: LatentThoughts, prefix: Sequen
 
 
 def select_columns(teacher: DecoderOutput, l: int, scale: float, batch: ReasoningBatch, M: int, lam: float) -> Tensor:
-    """Eq. 1 to 3: the chain columns [B, G, M] that R-KV selects in layer l, in order; 0 beyond a short chain."""
+    """Equations 1 to 3: the chain columns [B, G, M] that R-KV selects in layer l, in order; 0 beyond a short chain."""
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
     q, k = teacher.activations[f"q_rot.{l}"], teacher.activations[f"k_rot.{l}"]
     B, H, G = len(q), q.shape[1], k.shape[1]

@@ -240,7 +240,7 @@ def score_answers(runs: Sequence[Items], condition: str) -> ConditionScores:
 
 
 def choose_label(item: Item, condition: str, calibrated: bool) -> int:
-    """Eq. AC11: argmin over labels of the mean nats per token; calibrated, minus those without the text."""
+    """Return the label of smallest mean NLL per token; `calibrated` subtracts the NLL without the text (Eq. AC11)."""
     scores = item.conditions[condition]
     tokens = np.array(item.shared["label_tokens"])
     nll = np.array(scores["label_nll"]) / tokens

@@ -61,11 +61,11 @@ class AutoCompressorReader:
         return CompressedContext(memory, torch.stack(lengths, 1), torch.stack(expected, 1) if expected else None)
 
     def compress_with_best_lengths(self, split: ContextTail) -> CompressedContext:
-        """Eq. VL24: choose for each segment the length with the least nats of what follows plus price, by trial.
+        """Compress each segment to the length that minimises the NLL of what follows plus the length cost (Eq. VL24).
 
         What follows is the next segment, and after the last one the tail itself, so this is an upper bound and not a
         method. Later segments are not considered. Each segment is compressed and read once per length, with at most
-        `MAX_FIXED_LENGTHS` lengths. The price is the run's, or 0 if it has none.
+        `MAX_FIXED_LENGTHS` lengths. The cost is the run's, or 0 if it has none.
         """
         method, lengths = self.method, spread_lengths(self.method.config.possible_lengths)
         price = 0.0 if method.stop_head_config is None else float(method.summaries.price_state[0])
