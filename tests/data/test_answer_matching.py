@@ -119,9 +119,9 @@ def test_check_gold_refuses_answers_it_cannot_judge() -> None:
 
 
 def test_check_format_refuses_other_formats() -> None:
-    with pytest.raises(UsageError, match="--protocol pccot cannot judge runs/x.* coconut; use codi"):
+    with pytest.raises(UsageError, match=r"--protocol pccot cannot judge runs/x.* coconut; use codi"):
         check_format(pccot_protocol(), "coconut", "runs/x")
-    with pytest.raises(UsageError, match="--protocol coconut cannot judge runs/x.* pccot"):
+    with pytest.raises(UsageError, match=r"--protocol coconut cannot judge runs/x.* pccot"):
         check_format(COCONUT, "pccot", "runs/x")
     for format in ("pccot", "codi", "coconut", "icot", "digits"):
         check_format(CODI, format, "x")

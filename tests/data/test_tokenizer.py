@@ -117,7 +117,7 @@ def test_encode_neither_truncates_nor_pads(stories: Path, tmp_path: Path) -> Non
 
 
 def test_load_tokenizer_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither tokenizer.json nor vocab.json"):
+    with pytest.raises(InputError, match=r"neither tokenizer\.json nor vocab.json"):
         load_tokenizer(tmp_path)
 
 

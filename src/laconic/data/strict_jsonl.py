@@ -162,14 +162,14 @@ def require_text(row: Mapping[str, Any], field: str, text: str, accepted: str) -
     """Return a field that must be a non-empty string. Raises `RowError`."""
     if field not in row:
         raise RowError(1, "missing fields", f"{field}: no such field in {make_excerpt(text)}; {accepted}")
-    value, column = row[field], locate_field(text, field)[1]
-    if not isinstance(value, str):
-        message = f"{field}: not a string: {make_excerpt(text, column)}; put it in quotes; {accepted}"
-        raise RowError(column, "wrong types", message)
-    if not value.strip():
-        message = f"{field}: empty: {make_excerpt(text, column)}; expected a non-empty string"
-        raise RowError(column, "empty fields", message)
-    return value
+    value = row[field]
+    if isinstance(value, str) and value.strip():
+        return value
+    column = locate_field(text, field)[1]
+    excerpt = make_excerpt(text, column)
+    if isinstance(value, str):
+        raise RowError(column, "empty fields", f"{field}: empty: {excerpt}; expected a non-empty string")
+    raise RowError(column, "wrong types", f"{field}: not a string: {excerpt}; put it in quotes; {accepted}")
 
 
 # --- parsing a line

@@ -40,7 +40,8 @@ class ClassIncrementalLearner(Protocol):
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
         """Return the scores of all classes, without changing the learner.
 
-        With `seen_classes`, only the best of these and the best of all classes need their score; others may have an upper bound.
+        With `seen_classes`, only the best of these and the best of all classes need their score; others may have an
+        upper bound.
         """
         ...
 
