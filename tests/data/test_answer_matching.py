@@ -1,4 +1,4 @@
-"""How a text is judged: the vectors of the papers' protocols and ours, budgets, and what is refused at load."""
+"""Answer protocols: examples from the papers' code and ours, token limits, refused gold answers."""
 
 from decimal import Decimal
 
@@ -46,8 +46,8 @@ NUMBERS: list[tuple[str, float | None, str | None]] = [
 
 @pytest.mark.parametrize(("text", "codi", "ours"), NUMBERS)
 def test_extract_last_number_and_decimal(text: str, codi: float | None, ours: str | None) -> None:
-    found, exact = CODI.extract(text), decimal_protocol().extract(text)
-    assert (None if found is None else float(found)) == codi
+    number, exact = CODI.extract(text), decimal_protocol().extract(text)
+    assert (None if number is None else float(number)) == codi
     assert (None if exact is None else Decimal(exact)) == (None if ours is None else Decimal(ours))
 
 
@@ -98,7 +98,7 @@ def test_decimal_protocol_name_includes_tolerance() -> None:
 
 
 def test_check_gold_refuses_answers_it_cannot_judge() -> None:
-    """In public code a gold answer and a prediction that do not parse are both infinity, and so count as right."""
+    """In public code, an unparsable gold answer and prediction are both infinity and count as equal."""
     for protocol, gold, fits in (
         ("codi", "Sally is a terpus.", "pccot or coconut or text"),
         ("codi", "7 8 0 3", "pccot or coconut or text"),
@@ -156,9 +156,9 @@ def test_default_protocol_of_each_format() -> None:
 def test_codi_question_format_and_sampling() -> None:
     assert CODI.format_question(" Two  balls?\n") == "Two balls?"
     assert pccot_protocol().format_question(" Two  balls?\n") == " Two  balls?\n"
-    drawn = PROTOCOLS["codi-sampled"]
-    assert (drawn.sampling.temperature, drawn.sampling.top_k, drawn.sampling.top_p) == (0.1, 40, 0.95)
-    assert drawn.name != CODI.name
+    sampled = PROTOCOLS["codi-sampled"]
+    assert (sampled.sampling.temperature, sampled.sampling.top_k, sampled.sampling.top_p) == (0.1, 40, 0.95)
+    assert sampled.name != CODI.name
     assert CODI.sampling.temperature == 0
 
 

@@ -1,4 +1,4 @@
-"""Rows looked over: every fault kept, lengths by part, what stands twice, what is over."""
+"""Audit of data files: problems, token lengths, duplicates, rows over the limit."""
 
 import json
 
@@ -21,28 +21,28 @@ def quiet(name: str, done: int, total: int) -> None:
 
 
 def test_audit_examples_counts():
-    found = audit_examples(ScannedFile(ROWS, ""), None, None, quiet)
-    assert (found.num_rows, found.num_without_chain, found.num_without_number, found.majority_answer) == (
+    result = audit_examples(ScannedFile(ROWS, ""), None, None, quiet)
+    assert (result.num_rows, result.num_without_chain, result.num_without_number, result.majority_answer) == (
         3,
         1,
         1,
         ("8", 2 / 3),
     )
-    assert found.duplicates == (("a", "c"),)
-    assert (found.lengths, found.too_long, found.problems) == ({}, (), ())
+    assert result.duplicates == (("a", "c"),)
+    assert (result.lengths, result.too_long, result.problems) == ({}, (), ())
     assert audit_examples(ScannedFile([], ""), None, None, quiet).majority_answer == ("", 0.0)
 
 
 def test_audit_examples_token_lengths(shared):
     tokenizer = load_tokenizer(shared / "data" / "tokenizers" / "gsm-bpe-2048")  # it names no eos
-    found = audit_examples(ScannedFile(ROWS, ""), tokenizer, 20, quiet)
+    result = audit_examples(ScannedFile(ROWS, ""), tokenizer, 20, quiet)
     ids = {row.id: [len(tokenizer.encode(text)) for text in (row.question, *row.steps)] for row in ROWS}
-    assert list(found.lengths) == list(PART_NAMES)
-    assert found.lengths["question"].maximum == max(n for n, *_ in ids.values())
-    assert found.lengths["chain"].maximum == sum(ids["a"][1:])
-    assert found.lengths["chain without its last step"].maximum == ids["a"][1]
-    assert found.lengths["answer with its prompt"].p50 == len(tokenizer.encode("The answer is:")) + 2
-    assert found.too_long == ("a", "c")
+    assert list(result.lengths) == list(PART_NAMES)
+    assert result.lengths["question"].maximum == max(n for n, *_ in ids.values())
+    assert result.lengths["chain"].maximum == sum(ids["a"][1:])
+    assert result.lengths["chain without its last step"].maximum == ids["a"][1]
+    assert result.lengths["answer with its prompt"].p50 == len(tokenizer.encode("The answer is:")) + 2
+    assert result.too_long == ("a", "c")
 
 
 @pytest.mark.parametrize(("counts", "expected"), [([5], (5, 5, 5, 5)), (range(1, 101), (50, 90, 99, 100))])
@@ -57,25 +57,25 @@ def test_find_duplicates():
 
 def test_scan_file_reads_icot_and_parquet(tmp_path):
     (tmp_path / "rows.txt").write_text("Three and four?||<<3+4=7>> #### 7\nno row\n", encoding="utf-8")
-    found = scan_file(tmp_path / "rows.txt")
-    assert [example.steps for example in found.examples] == [("<<3+4=7>>",)]
-    assert [fault.line for fault in found.problems] == [2]
+    result = scan_file(tmp_path / "rows.txt")
+    assert [example.steps for example in result.examples] == [("<<3+4=7>>",)]
+    assert [fault.line for fault in result.problems] == [2]
     needs("pyarrow")
     import pyarrow
     from pyarrow.parquet import write_table
 
     rows = [{"question": "Q?", "steps": ["<<1+1=2>>"], "answer": "2"}, {"question": "R?", "steps": [], "answer": None}]
     write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    found = scan_file(tmp_path / "rows.parquet")
-    assert len(found.examples) == 1
-    assert "rows.parquet:row 2:answer: " in found.problems[0].message
+    result = scan_file(tmp_path / "rows.parquet")
+    assert len(result.examples) == 1
+    assert "rows.parquet:row 2:answer: " in result.problems[0].message
 
 
 def test_scan_file_notes(tmp_path):
     row = json.dumps({"question": "Q?", "steps": [], "answer": "2"})
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n{row}\r\n\n".encode())
-    found = scan_file(tmp_path / "rows.jsonl")
-    assert set(found.notes) == {
+    result = scan_file(tmp_path / "rows.jsonl")
+    assert set(result.notes) == {
         "a byte-order mark at the start", "lines end with CR LF (2 lines)", "blank lines at the end",
     }  # fmt: skip
-    assert not found.problems
+    assert not result.problems

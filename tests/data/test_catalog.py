@@ -1,4 +1,4 @@
-"""The table of sets against the README of the data, which is its source, and names that are meant."""
+"""Catalog against the README of the data, and suggestions for unknown names."""
 
 import re
 from pathlib import Path
@@ -22,11 +22,11 @@ def test_catalog_files_match_the_readme(shared: Path) -> None:
         path: int(n.replace(",", "")) for path, n in re.findall(r"^\| (\S+\.jsonl) \| ([\d,]+) \|", text, re.MULTILINE)
     }
     licences = dict(re.findall(r"^\| (\S+\.jsonl) \|.*\| (MIT|Apache-2\.0)[^|]*\| [^|]* \|$", text, re.MULTILINE))
-    found = [(one, split.file) for one in DATASETS.values() for split in one.splits.values() if split.file]
-    assert {file.path for _, file in found} == {
+    files = [(one, split.file) for one in DATASETS.values() for split in one.splits.values() if split.file]
+    assert {file.path for _, file in files} == {
         path for path in hashes if path.endswith(".jsonl") and not re.match("clinc|banking|dbpedia|text", path)
     }
-    for one, file in found:
+    for one, file in files:
         assert (file.sha256, file.num_rows) == (hashes[file.path], rows[file.path])
         assert one.licence == licences[file.path]
     assert str(DATASETS["gsm8k-aug"].icot_train_sha256) in text
@@ -44,16 +44,16 @@ def test_catalog_sizes_match_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"),
+    ("query", "name"),
     [("gsm8k-aug", "gsm8k-aug"), ("gsm8k-aug:valid", "gsm8k-aug"), ("whynlp/gsm8k-aug", "gsm8k-aug"),
      ("ChilleD/SVAMP", "svamp-300"), ("openai/GSM8K:test", "gsm8k"), ("zen-E/GSM8k-Aug-NL", "zen-E/GSM8k-Aug-NL")],
 )  # fmt: skip
-def test_get_dataset_by_name_or_repository(asked: str, name: str) -> None:
-    assert get_dataset(asked) is DATASETS[name]
+def test_get_dataset_by_name_or_repository(query: str, name: str) -> None:
+    assert get_dataset(query) is DATASETS[name]
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("query", "message"),
     [
         ("gsm8k-agu", r"gsm8k-agu; did you mean gsm8k-aug\?$"),
         ("GSM8K:test", r"GSM8K; did you mean gsm8k\?$"),
@@ -61,10 +61,10 @@ def test_get_dataset_by_name_or_repository(asked: str, name: str) -> None:
         ("mathematics", r"^unknown data set mathematics; .* a file name ends in \.jsonl, \.json,"),
     ],
 )
-def test_get_dataset_suggests_names(asked: str, message: str) -> None:
-    assert find_dataset(asked) is None
+def test_get_dataset_suggests_names(query: str, message: str) -> None:
+    assert find_dataset(query) is None
     with pytest.raises(InputError, match=message):
-        get_dataset(asked)
+        get_dataset(query)
 
 
 def test_split_name_normalises_the_split() -> None:
@@ -74,6 +74,6 @@ def test_split_name_normalises_the_split() -> None:
 
 
 def test_iter_whole_split_files() -> None:
-    found = dict(iter_whole_split_files())
-    assert found[DATASETS["gsm8k"].splits["test"].file.sha256] == "gsm8k:test"  # pyright: ignore
-    assert not any(split.startswith("gsm8k:train") for split in found.values())
+    files = dict(iter_whole_split_files())
+    assert files[DATASETS["gsm8k"].splits["test"].file.sha256] == "gsm8k:test"  # pyright: ignore
+    assert not any(split.startswith("gsm8k:train") for split in files.values())

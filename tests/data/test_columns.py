@@ -1,4 +1,4 @@
-"""Published rows as ours, held to the rows of the shared files, which others made from the same sources."""
+"""Converted columns equal the shared files, which were converted independently from the same sources."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.strict_jsonl import RowError
 from laconic.errors import InputError
 
-HOW = DataConfig(path="rows.jsonl")
+CONFIG = DataConfig(path="rows.jsonl")
 ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gsm8k": (
         {"question": "2 and 2?", "answer": "He has 2+2 = <<2+2=4>>4.\nSo $1,004.\n#### $1,004"},
@@ -34,20 +34,20 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_detect_columns_and_convert(name: str) -> None:
-    row, asked = ROWS[name]
+    row, columns = ROWS[name]
     assert detect_columns(row) == name
-    made = COLUMN_CONVERTERS[name](row)
-    assert made is not None
-    assert made | asked == made
+    converted = COLUMN_CONVERTERS[name](row)
+    assert converted is not None
+    assert converted | columns == converted
 
 
 def test_convert_gsm8k_equals_shared_files(shared: Path) -> None:
     for part in ("train", "test"):
         rows = [json.loads(line) for line in (shared / f"data/gsm8k/{part}.jsonl").open(encoding="utf-8")]
         for row in rows:
-            made = COLUMN_CONVERTERS["gsm8k"]({"question": row["question"], "answer": row["raw_answer"]})
-            assert made is not None
-            assert {key: made[key] for key in ("steps", "answer", "rationale", "raw_answer")} == {
+            converted = COLUMN_CONVERTERS["gsm8k"]({"question": row["question"], "answer": row["raw_answer"]})
+            assert converted is not None
+            assert {key: converted[key] for key in ("steps", "answer", "rationale", "raw_answer")} == {
                 key: row[key] for key in ("steps", "answer", "rationale", "raw_answer")
             }
 
@@ -55,24 +55,24 @@ def test_convert_gsm8k_equals_shared_files(shared: Path) -> None:
 def test_renaming_converters_equal_shared_files(shared: Path) -> None:
     for line in (shared / "data/gsm-hard/test.jsonl").open(encoding="utf-8"):
         row = json.loads(line)
-        made = COLUMN_CONVERTERS["gsm-hard"]({"instruction": row["question"], "response": row["target"]})
-        assert made is not None
-        assert made["question"] == row["question"].strip()
-        assert float(made["answer"]) == row["target"]
-        assert made["answer"] == row["answer"]
+        converted = COLUMN_CONVERTERS["gsm-hard"]({"instruction": row["question"], "response": row["target"]})
+        assert converted is not None
+        assert converted["question"] == row["question"].strip()
+        assert float(converted["answer"]) == row["target"]
+        assert converted["answer"] == row["answer"]
 
 
 def test_read_examples_of_published_gsm8k(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + "\n")
-    example = read_examples(path, HOW).examples[0]
+    example = read_examples(path, CONFIG).examples[0]
     assert (example.steps, example.answer) == (("<<2+2=4>>",), "1004")
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?", "answer": "3"}\n')
     with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no #### before the number in '3'"):
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?"}\n')
     with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no such field in .*; the first row has it"):
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
 
 
 def test_parse_icot_line_equals_shared_files(shared: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_parse_icot_line_equals_shared_files(shared: Path, tmp_path: Path) -> No
     path = tmp_path / "valid.txt"
     lines = [f"{row['question']}||{' '.join(row['steps'])} #### {row['answer']}" for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    read = read_examples(path, HOW)
+    read = read_examples(path, CONFIG)
     assert [(e.question, list(e.steps), e.answer) for e in read.examples] == [
         (" ".join(row["question"].split("\n")).strip(), row["steps"], row["answer"]) for row in rows
     ]
@@ -117,9 +117,9 @@ def test_convert_zen_e_drops_null_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "asked"),
+    ("raw", "columns"),
     [("1,234", "1234"), ("$18", "18"), ("18.", "18"), ("70.0", "70"), ("-3.00", "-3"), ("0.5", "0.5"), (5.0, "5"),
      (0.25, "0.25"), (7, "7"), ("3/4", "3/4"), ("5:45", "5:45"), ("7 8 0", "7 8 0"), (-0.0, "0"), (" 2 ", "2")],
 )  # fmt: skip
-def test_normalise_number(found: object, asked: str) -> None:
-    assert normalise_number(found) == asked
+def test_normalise_number(raw: object, columns: str) -> None:
+    assert normalise_number(raw) == columns

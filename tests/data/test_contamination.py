@@ -1,4 +1,4 @@
-"""What must not meet in training is refused in one line each."""
+"""Overlap of training, validation and test rows is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from laconic.data.reasoning.load import load_training_examples
 from laconic.errors import InputError
 
 
-def said(**more: Any) -> DataConfig:
+def build_config(**more: Any) -> DataConfig:
     return DataConfig.model_validate({"source": "catalog", "name": "gsm8k", **more})
 
 
@@ -38,33 +38,33 @@ def test_normalise_question(one: str, other: str, equal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("config", "message"),
     [
-        (said(name="gsm8k:valid"), r"^data\.name gsm8k:valid: cannot train on valid rows"),
-        (said(name=("gsm8k", "openai/gsm8k:test")), r"^data\.name openai/gsm8k:test: cannot train on test rows"),
-        (said(name="a/b:validation"), r"^data\.name a/b:validation: cannot train on valid rows"),
-        (said(valid="gsm8k:test"), r"^data\.valid gsm8k:test: test rows must not select"),
-        (said(name=("gsm8k-nl", "whynlp/gsm8k-aug-nl")), r"^gsm8k-nl and gsm8k-aug-nl have"),
-        (said(name="gsm8k-nl", test="zen-E/GSM8k-Aug-NL:test"), r"^gsm8k-nl and zen-E/GSM8k-Aug-NL have"),
+        (build_config(name="gsm8k:valid"), r"^data\.name gsm8k:valid: cannot train on valid rows"),
+        (build_config(name=("gsm8k", "openai/gsm8k:test")), r"^data\.name openai/gsm8k:test: cannot train on test rows"),
+        (build_config(name="a/b:validation"), r"^data\.name a/b:validation: cannot train on valid rows"),
+        (build_config(valid="gsm8k:test"), r"^data\.valid gsm8k:test: test rows must not select"),
+        (build_config(name=("gsm8k-nl", "whynlp/gsm8k-aug-nl")), r"^gsm8k-nl and gsm8k-aug-nl have"),
+        (build_config(name="gsm8k-nl", test="zen-E/GSM8k-Aug-NL:test"), r"^gsm8k-nl and zen-E/GSM8k-Aug-NL have"),
     ],
 )  # fmt: skip
-def test_check_dataset_names_refuses_held_out_splits(how: DataConfig, message: str) -> None:
+def test_check_dataset_names_refuses_held_out_splits(config: DataConfig, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_dataset_names(how)
+        check_dataset_names(config)
 
 
 def test_check_dataset_names_accepts_train_splits() -> None:
-    check_dataset_names(said(name=("gsm8k:train", "gsm8k-aug"), valid="gsm8k-aug:valid", test="gsm8k:test"))
-    check_dataset_names(said(name="gsm8k-nl", valid="gsm8k-aug:validation"))
+    check_dataset_names(build_config(name=("gsm8k:train", "gsm8k-aug"), valid="gsm8k-aug:valid", test="gsm8k:test"))
+    check_dataset_names(build_config(name="gsm8k-nl", valid="gsm8k-aug:validation"))
 
 
 def test_check_known_files_by_sha256() -> None:
     with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: cannot train on test rows"):
-        check_known_files(said(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
+        check_known_files(build_config(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
     with pytest.raises(InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows must not select"):
-        check_known_files(said(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
+        check_known_files(build_config(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
     check_known_files(
-        said(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"}
+        build_config(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"}
     )
 
 
@@ -85,11 +85,11 @@ def test_check_marks() -> None:
 
 def test_check_overlap() -> None:
     train = [ReasoningExample("t1", "2 and\n2?", (), "4"), ReasoningExample("t2", "3 and 3?", (), "6")]
-    held = [ReasoningExample("h1", "2  and 2? ", (), "4")]
+    held_out = [ReasoningExample("h1", "2  and 2? ", (), "4")]
     with pytest.raises(InputError, match=r"held out \(t1 = h1\); .*data.allow_contamination"):
-        check_overlap(train, held)
-    assert check_overlap(train, held, allow_overlap=True) == 1
-    assert check_overlap(train[1:], held) == 0
+        check_overlap(train, held_out)
+    assert check_overlap(train, held_out, allow_overlap=True) == 1
+    assert check_overlap(train[1:], held_out) == 0
 
 
 def test_merge_deduplicated() -> None:
@@ -121,7 +121,7 @@ def test_load_training_examples_refuses_contamination(shared: Path, more: dict[s
     root = shared / "data"
     placed = {key: str(root / value) if value.endswith(".jsonl") else value for key, value in more.items()}
     with pytest.raises(InputError, match=message):
-        load_training_examples(said(data_dir=str(root), **placed))
+        load_training_examples(build_config(data_dir=str(root), **placed))
 
 
 def test_load_training_examples_ignores_punctuation_in_overlap(shared: Path, tmp_path: Path) -> None:
@@ -130,5 +130,8 @@ def test_load_training_examples_ignores_punctuation_in_overlap(shared: Path, tmp
     other = tmp_path / "held.jsonl"
     other.write_text('{"question": "two and two", "answer": "4"}\n')
     with pytest.raises(InputError, match=r"1 training questions are also held out \(rows\.jsonl:1 = held"):
-        load_training_examples(said(name=str(path), test=str(other)))
-    assert len(load_training_examples(said(name=str(path), test=str(other), allow_contamination=True)).examples) == 1
+        load_training_examples(build_config(name=str(path), test=str(other)))
+    assert (
+        len(load_training_examples(build_config(name=str(path), test=str(other), allow_contamination=True)).examples)
+        == 1
+    )

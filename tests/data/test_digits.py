@@ -1,4 +1,4 @@
-"""The digits task against its rule in loops; the parts share no problem; arithmetic and text give the same ids."""
+"""Digits task against its rule in loops; disjoint splits; batches equal the encoded text."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -33,13 +33,13 @@ STYLES: list[dict[str, Any]] = [
 
 
 def worked(question: str) -> list[int]:
-    """The results of `3 + 4 * 2 =`, word by word."""
+    """Return the results of `3 + 4 * 2 =`, by loops."""
     words = question.removesuffix(" =").split()
-    running, found = int(words[0]), []
+    running, chain = int(words[0]), []
     for sign, digit in zip(words[1::2], words[2::2], strict=True):
         running = {"+": running + int(digit), "-": running - int(digit), "*": running * int(digit)}[sign] % 10
-        found.append(running)
-    return found
+        chain.append(running)
+    return chain
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
@@ -57,10 +57,10 @@ def test_format_steps_in_every_style() -> None:
     for r, s, b, w, m in zip(results, steps, bare, brackets, marks, strict=True):
         before = [r.question[0], *r.steps]
         words = r.question.split()
-        said = [f"{before[j]}{words[2 * j + 1]}{words[2 * j + 2]}={r.steps[j]}" for j in range(3)]
-        assert s.steps == tuple(f"{step};" for step in said)
-        assert b.steps == tuple(said)
-        assert w.steps == tuple(f"<<{step}>>" for step in said)
+        expected_steps = [f"{before[j]}{words[2 * j + 1]}{words[2 * j + 2]}={r.steps[j]}" for j in range(3)]
+        assert s.steps == tuple(f"{step};" for step in expected_steps)
+        assert b.steps == tuple(expected_steps)
+        assert w.steps == tuple(f"<<{step}>>" for step in expected_steps)
         assert m.steps == tuple(f"< < {step} > >" for step in r.steps)
         assert r.question == s.question == b.question == w.question
 
@@ -80,7 +80,7 @@ def test_generate_digit_examples_is_a_function_of_the_seed() -> None:
 
 
 def test_digits_dataset_terse_fraction() -> None:
-    """A step is terse or not as a whole, so that no row is padded; its questions end with the colon."""
+    """A whole step is terse or not, so that no row is padded; terse questions end with a colon."""
     source = DigitsDataset(0, DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=0.4))
     lengths = [source.batch(range(4), 0, step).chain_ids.shape[1] for step in range(400)]
     assert set(lengths) == {3, 15}
@@ -93,7 +93,7 @@ def test_digits_dataset_terse_fraction() -> None:
 
 
 def test_digits_dataset_all_terse() -> None:
-    task, how = (
+    task, config = (
         DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=1.0),
         DataConfig(source="digits", format="digits", chain_steps="all"),
     )
@@ -101,7 +101,7 @@ def test_digits_dataset_all_terse() -> None:
     assert example.question.endswith("= :")
     assert example.steps == generate_digit_examples(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
     batch = DigitsDataset(0, task, "valid").batch([0], 0, 0)
-    read = encode_example(example, build_digits_tokenizer(), how)
+    read = encode_example(example, build_digits_tokenizer(), config)
     assert (batch.question_ids[0].tolist(), batch.chain_ids[0].tolist()) == (
         list(read.question_ids),
         list(read.chain_ids),
@@ -126,10 +126,10 @@ def test_generate_problems_refuses_rows_beyond_the_split() -> None:
 
 
 def test_generate_problems_is_uniform() -> None:
-    made = generate_problems(0, 4, np.arange(20_000))
-    for column in made.digits.T:
+    problems = generate_problems(0, 4, np.arange(20_000))
+    for column in problems.digits.T:
         assert np.bincount(column, minlength=10) / 20_000 == pytest.approx(np.full(10, 0.1), abs=0.01)
-    for column in made.operators.T:
+    for column in problems.operators.T:
         assert np.bincount(column, minlength=3) / 20_000 == pytest.approx(np.full(3, 1 / 3), abs=0.015)
 
 
@@ -143,23 +143,23 @@ def test_most_common_answer_of_digits() -> None:
 @pytest.mark.parametrize("chain", ["all", "drop_last"])
 def test_digits_dataset_batch_equals_encoded_text(style: dict[str, Any], chain: str) -> None:
     task = DigitsConfig(num_operations=3, **style)
-    how = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task, "chain_steps": chain})
+    config = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task, "chain_steps": chain})
     tokenizer = build_digits_tokenizer()
     source = DigitsDataset(5, task, "valid", drop_last=chain == "drop_last")
     assert isinstance(source, TrainingData)
     assert len(source) == task.valid_rows
     rows = [3, 0, 999]
-    made = source.batch(rows, 2, 40)
+    problems = source.batch(rows, 2, 40)
     text = generate_digit_examples(5, 1000, task, "valid")
-    asked = collate([encode_example(text[i], tokenizer, how) for i in rows], rows, 2, 40)
-    for field in fields(made):
-        ours, theirs = getattr(made, field.name), getattr(asked, field.name)
+    expected = collate([encode_example(text[i], tokenizer, config) for i in rows], rows, 2, 40)
+    for field in fields(problems):
+        ours, theirs = getattr(problems, field.name), getattr(expected, field.name)
         if isinstance(ours, torch.Tensor):
             assert torch.equal(ours, theirs), field.name
             assert ours.dtype == theirs.dtype, field.name
         else:
             assert ours == theirs, field.name
-    assert made.select_rows([1]).ids == ("digits3-valid-5-000000",)
+    assert problems.select_rows([1]).ids == ("digits3-valid-5-000000",)
 
 
 def test_digits_dataset_drop_last_of_one_step() -> None:
@@ -186,16 +186,16 @@ def test_build_digits_tokenizer_save(tmp_path: Path) -> None:
 
 
 def test_digits_distill_column_and_prompt() -> None:
-    how = DataConfig(source="digits", format="digits", chain_steps="all")
-    row = encode_example(generate_digit_examples(0, 1, DigitsConfig())[0], build_digits_tokenizer(), how)
+    config = DataConfig(source="digits", format="digits", chain_steps="all")
+    row = encode_example(generate_digit_examples(0, 1, DigitsConfig())[0], build_digits_tokenizer(), config)
     assert VOCABULARY[row.answer_ids[row.distill_column]] == "ans"
-    assert answer_prefix_ids(build_digits_tokenizer(), how) == [VOCABULARY.index("ans")]
+    assert answer_prefix_ids(build_digits_tokenizer(), config) == [VOCABULARY.index("ans")]
 
 
 def test_digits_tokenizer_refuses_unknown_answer() -> None:
-    how = DataConfig(source="digits", format="digits", chain_steps="all")
+    config = DataConfig(source="digits", format="digits", chain_steps="all")
     example = generate_digit_examples(0, 1, DigitsConfig())[0]
     with pytest.raises(InputError, match="the tokenizer cannot encode a part of the answer"):
-        encode_example(replace(example, answer="x7"), build_digits_tokenizer(), how)
+        encode_example(replace(example, answer="x7"), build_digits_tokenizer(), config)
     with pytest.raises(InputError, match=r"the tokenizer cannot encode 'The answer is:'"):
         encode_example(example, build_digits_tokenizer(), DataConfig(path="rows.jsonl"))

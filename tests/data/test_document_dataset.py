@@ -1,4 +1,4 @@
-"""Stretches of documents: together the documents, cut alike in all rows, a pure function of rows and step."""
+"""Document rows: cover the documents, share their segment ends, and depend only on rows and step."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ BOOKS = [Document("long", ("a" * 700, "b" * 98)), Document("short", ("c" * 130,)
 FIXED: dict[str, Any] = {"row_tokens": 300, "segment_tokens": 100, "segment_lengths": "fixed"}
 
 
-def passages(said: dict[str, Any] | None = None, **more: Any) -> DocumentDataset:
-    how = TextConfig.model_validate(FIXED if said is None else said)
-    return DocumentDataset(BOOKS, tokenize_documents(BOOKS, build_byte_tokenizer()), how, 3, 1000, **more)
+def passages(values: dict[str, Any] | None = None, **more: Any) -> DocumentDataset:
+    config = TextConfig.model_validate(FIXED if values is None else values)
+    return DocumentDataset(BOOKS, tokenize_documents(BOOKS, build_byte_tokenizer()), config, 3, 1000, **more)
 
 
 def test_document_dataset_rows_cover_the_documents() -> None:
@@ -63,7 +63,7 @@ def test_document_dataset_segments_depend_on_the_step() -> None:
 
 
 def test_document_dataset_fingerprint() -> None:
-    made = [
+    datasets = [
         passages(),
         passages({**FIXED, "row_tokens": 200}),
         passages(fixed_segments=True),
@@ -72,21 +72,22 @@ def test_document_dataset_fingerprint() -> None:
             BOOKS[:2], tokenize_documents(BOOKS[:2], build_byte_tokenizer()), TextConfig.model_validate(FIXED), 3, 1000
         ),
     ]
-    assert len({each.fingerprint for each in made}) == len(made)
-    assert passages().fingerprint == made[0].fingerprint
+    assert len({dataset.fingerprint for dataset in datasets}) == len(datasets)
+    assert passages().fingerprint == datasets[0].fingerprint
 
 
 def test_document_dataset_max_rows_are_spread() -> None:
     book = [Document("long", ("x" * 5000,))]
-    ids, how = (
+    ids, config = (
         tokenize_documents(book, build_byte_tokenizer()),
         TextConfig(row_tokens=100, segment_tokens=50, segment_lengths="fixed"),
     )
-    found = [
-        DocumentDataset(book, ids, how, seed, 1000, max_rows=10).batch(range(10), 0, 0).document_ids for seed in (0, 1)
+    row_names = [
+        DocumentDataset(book, ids, config, seed, 1000, max_rows=10).batch(range(10), 0, 0).document_ids
+        for seed in (0, 1)
     ]
-    assert found[0] == found[1]
-    places = sorted(int(name.partition("@")[2]) for name in found[0])
+    assert row_names[0] == row_names[1]
+    places = sorted(int(name.partition("@")[2]) for name in row_names[0])
     assert places[0] < 2500 < places[-1]
     assert len(set(places)) == 10
 
@@ -98,11 +99,11 @@ def test_document_dataset_refuses_too_few_rows() -> None:
 
 
 def test_tokenize_documents_progress() -> None:
-    told: list[tuple[str, int, int]] = []
-    ids = tokenize_documents(BOOKS, build_byte_tokenizer(), lambda *said: told.append(said))
-    assert told == [("characters tokenized", 0, 931)]
-    assert [len(each) for each in ids] == [800, 130, 1]
-    assert all(each.dtype == np.int32 for each in ids)
+    calls: list[tuple[str, int, int]] = []
+    ids = tokenize_documents(BOOKS, build_byte_tokenizer(), lambda *values: calls.append(values))
+    assert calls == [("characters tokenized", 0, 931)]
+    assert [len(dataset) for dataset in ids] == [800, 130, 1]
+    assert all(dataset.dtype == np.int32 for dataset in ids)
 
 
 def test_document_dataset_scores_every_target_once() -> None:

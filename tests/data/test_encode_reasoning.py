@@ -1,4 +1,4 @@
-"""think.md 2.1: pieces, prefix spaces, targets in order, the number by character offsets; with real tokenizers."""
+"""Encoding of reasoning examples: parts, prefix spaces, number spans; with real tokenizers."""
 
 import json
 from dataclasses import replace
@@ -32,10 +32,10 @@ def real(name: str) -> Tokenizer:
     return load_tokenizer(shared_dir() / place / name)
 
 
-def settings(name: str, **said: Any) -> DataConfig:
+def settings(name: str, **values: Any) -> DataConfig:
     eos = None if real(name).eos_token_id is not None else "<|endoftext|>"  # those trained here name none
-    chain = "all" if said.get("format") in ("coconut", "icot") else "drop_last"
-    return DataConfig.model_validate({"path": "rows.jsonl", "eos_token": eos, "chain_steps": chain, **said})
+    chain = "all" if values.get("format") in ("coconut", "icot") else "drop_last"
+    return DataConfig.model_validate({"path": "rows.jsonl", "eos_token": eos, "chain_steps": chain, **values})
 
 
 def words(name: str, ids: tuple[int, ...] | list[int]) -> list[str]:
@@ -63,7 +63,7 @@ def test_encode_example_pccot_joins_parts(name: str) -> None:
 
 
 def test_encode_example_does_not_merge_across_parts() -> None:
-    """GPT-2 has a token ":-"; encoded as one text, the token before the number would hold its sign."""
+    """GPT-2 has a token ":-"; in the joined text, the token before the number would contain its sign."""
     gpt2 = real("gpt2")
     row = encode_example(EXAMPLE, gpt2, settings("gpt2"))
     assert ":-" in words("gpt2", gpt2.encode("The answer is:-18"))
@@ -87,10 +87,10 @@ def test_encode_example_number_span(name: str, form: str, answer: str) -> None:
     start, end = row.number_span
     digits = answer.lstrip("~$") if form == "pccot" else answer.lstrip("~")
     inner = real(name).backend
-    shown = inner.decode(list(row.answer_ids[start:end]), skip_special_tokens=False).strip()
+    decoded = inner.decode(list(row.answer_ids[start:end]), skip_special_tokens=False).strip()
     before = inner.decode(list(row.answer_ids[:start]), skip_special_tokens=False)
-    assert shown.endswith(digits[-1])
-    assert shown.lstrip("~ ").startswith(answer.lstrip("~")[0])
+    assert decoded.endswith(digits[-1])
+    assert decoded.lstrip("~ ").startswith(answer.lstrip("~")[0])
     assert not any(c.isdigit() for c in before)
     assert row.distill_column == (start - 1 if form in ("pccot", "codi") else -1)
 
@@ -122,24 +122,24 @@ def test_encode_example_codi_distill_column() -> None:
 
 
 def test_encode_example_codi_separator() -> None:
-    how = settings("gpt2", format="codi", chain_steps="all")
-    row, eos = encode_example(EXAMPLE, real("gpt2"), how), 50256
+    config = settings("gpt2", format="codi", chain_steps="all")
+    row, eos = encode_example(EXAMPLE, real("gpt2"), config), 50256
     assert list(row.chain_ids) == real("gpt2").encode(" ".join(EXAMPLE.steps), add_special_tokens=False)
     assert words("gpt2", row.chain_ids)[row.chain_step_index.index(1)] == "Ġ<<"
-    apart = encode_example(EXAMPLE, real("gpt2"), how.model_copy(update={"separator": "eos"}))
+    apart = encode_example(EXAMPLE, real("gpt2"), config.model_copy(update={"separator": "eos"}))
     assert apart.question_ids == (*row.question_ids, eos)
     assert apart.answer_ids == (eos, *row.answer_ids)
     assert apart.distill_column == row.distill_column + 1
-    assert answer_prefix_ids(real("gpt2"), how.model_copy(update={"separator": "eos"})) == [eos]
-    assert answer_prefix_ids(real("gpt2"), how) == []
+    assert answer_prefix_ids(real("gpt2"), config.model_copy(update={"separator": "eos"})) == [eos]
+    assert answer_prefix_ids(real("gpt2"), config) == []
     assert answer_prefix_ids(real("gpt2"), settings("gpt2", format="icot")) == [eos]
 
 
 def test_encode_example_codi_sentences() -> None:
-    how = settings("gpt2", format="codi", chain_split="sentences")
+    config = settings("gpt2", format="codi", chain_split="sentences")
     prose = replace(EXAMPLE, steps=("He has 2", "He gets 16", "That is 18"))
-    assert real("gpt2").decode(encode_example(prose, real("gpt2"), how).chain_ids) == "He has 2. He gets 16.\n"
-    assert encode_example(replace(prose, steps=("That is 18",)), real("gpt2"), how).chain_ids == ()
+    assert real("gpt2").decode(encode_example(prose, real("gpt2"), config).chain_ids) == "He has 2. He gets 16.\n"
+    assert encode_example(replace(prose, steps=("That is 18",)), real("gpt2"), config).chain_ids == ()
 
 
 def test_encode_example_coconut_lines() -> None:
@@ -195,7 +195,7 @@ def test_encode_text_removes_prefix_space() -> None:
 
 
 def built(words: list[str], post: str, pair: str = "$A $B") -> Tokenizer:
-    """A tokenizer of whole words, with special tokens around a text."""
+    """Build a tokenizer of whole words that adds special tokens around a text."""
     special = {"bos_token": "[B]", "eos_token": "[E]", "unk_token": "[U]"}
     inner = tokenizers.Tokenizer(
         models.WordLevel({w: i for i, w in enumerate([*special.values(), *words])}, unk_token="[U]")
@@ -216,7 +216,7 @@ def test_encode_question_removes_final_special_tokens() -> None:
 
 
 def test_find_prefix_space_ignores_unknown_tokens() -> None:
-    """Where neither probe has a word, both begin with the same id, that of the unknown."""
+    """If both probes are unknown, both begin with the same id, which is not a prefix space."""
     tokenizer = built(["The", "answer", "is:", "5"], "[B] $A")
     assert ReasoningEncoder(tokenizer, DataConfig(path="rows.jsonl")).prefix_space_id is None
     row = encode_example(ReasoningExample("a", "what is 5", (), "5"), tokenizer, DataConfig(path="rows.jsonl"))
@@ -249,9 +249,9 @@ def test_encode_example_of_every_shipped_row(shared: Path) -> None:
     rows = [json.loads(line) for line in (shared / "data/gsm8k-aug/train-subset.jsonl").open()][:400]
     for name in NAMES:
         encoder = ReasoningEncoder(real(name), settings(name))
-        made: list[EncodedExample] = [
+        encoded: list[EncodedExample] = [
             encoder.encode_example(ReasoningExample(r["id"], r["question"], tuple(r["steps"]), r["answer"]))
             for r in rows
         ]
-        assert all(row.distill_column == len(encoder.answer_prompt_ids) - 1 for row in made)
-        assert all(0 < row.number_span[0] < row.number_span[1] < len(row.answer_ids) for row in made)
+        assert all(row.distill_column == len(encoder.answer_prompt_ids) - 1 for row in encoded)
+        assert all(0 < row.number_span[0] < row.number_span[1] < len(row.answer_ids) for row in encoded)

@@ -1,4 +1,4 @@
-"""The recall task against its rules, document by document, as text."""
+"""Fact recall documents against the rules of the task, as text."""
 
 import math
 from collections import Counter
@@ -25,12 +25,12 @@ TASKS: list[dict[str, Any]] = [
 
 
 def words(batch: DocumentBatch, row: int) -> list[list[str]]:
-    """A document's segments in words."""
+    """Return the words of each segment."""
     return [[VOCABULARY[i] for i in batch.input_ids[row, s].tolist()] for s in batch.segment_slices]
 
 
-def held(segment: list[str], two: bool) -> list[tuple[str, str]]:
-    """The facts of a segment in words."""
+def find_facts(segment: list[str], two: bool) -> list[tuple[str, str]]:
+    """Return the facts of a segment."""
     if two:
         at = [i for i, word in enumerate(segment) if word[0] == "k"]
         assert all(segment[i + 1][0] == "v" for i in at)
@@ -39,23 +39,23 @@ def held(segment: list[str], two: bool) -> list[tuple[str, str]]:
     return [(key, f"v{value}") for word in segment if word[0] == "k" for key, value in [word.split("v")]]
 
 
-@pytest.mark.parametrize("said", TASKS)
-def test_fact_recall_documents_obey_the_rules(said: dict[str, Any]) -> None:
-    task = FactRecallConfig.model_validate(said)
+@pytest.mark.parametrize("values", TASKS)
+def test_fact_recall_documents_obey_the_rules(values: dict[str, Any]) -> None:
+    task = FactRecallConfig.model_validate(values)
     batch = FactRecallDataset(3, task).batch(range(200), 0, 0)
     assert batch.attention_mask.all()
     assert batch.windows == task.window_and_overlap
     for row in range(batch.B):
-        *told, asked = words(batch, row)
-        assert [len(segment) for segment in told] == [task.segment_tokens] * task.num_segments
-        facts = [fact for segment in told for fact in held(segment, task.two_token_facts)]
+        *facts, queries = words(batch, row)
+        assert [len(segment) for segment in facts] == [task.segment_tokens] * task.num_segments
+        facts = [fact for segment in facts for fact in find_facts(segment, task.two_token_facts)]
         assert batch.num_facts is not None
         assert len(facts) == int(batch.num_facts[row]) in task.num_facts
         assert len(dict(facts)) == len(facts)  # no key twice
         assert all(int(key[1:]) < task.num_keys and int(value[1:]) < task.num_values for key, value in facts)
-        rest = [word for segment in told for word in segment if word[0] not in "kv"]
+        rest = [word for segment in facts for word in segment if word[0] not in "kv"]
         assert all(word[0] == "x" and int(word[1:]) < task.num_fillers for word in rest)
-        assert [dict(facts)[key] for key in asked[::2]] == asked[1::2]
+        assert [dict(facts)[key] for key in queries[::2]] == queries[1::2]
         assert batch.loss_mask[row].nonzero()[:, 0].tolist() == [
             task.num_segments * task.segment_tokens + 2 * q + 1 for q in range(task.num_queries)
         ]
@@ -108,10 +108,10 @@ def test_fact_recall_splits_and_seeds_differ() -> None:
 
 
 def test_build_recall_tokenizer(tmp_path: Any) -> None:
-    made = build_recall_tokenizer()
-    assert made.vocab_size == len(VOCABULARY) == 299
+    tokenizer = build_recall_tokenizer()
+    assert tokenizer.vocab_size == len(VOCABULARY) == 299
     text = FactRecallDataset(0, FactRecallConfig()).batch([0], 0, 0).input_ids[0].tolist()
-    assert made.encode(" ".join(VOCABULARY[i] for i in text)) == text
-    assert (made.bos_token_id, made.eos_token_id) == (0, 1)
-    made.save(tmp_path)
-    assert load_tokenizer(tmp_path).fingerprint == made.fingerprint
+    assert tokenizer.encode(" ".join(VOCABULARY[i] for i in text)) == text
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint

@@ -1,4 +1,4 @@
-"""Strings of the formal languages against an oracle that knows only who belongs to them."""
+"""Formal languages against an oracle that only knows which strings belong to them."""
 
 from collections import Counter
 from pathlib import Path
@@ -33,8 +33,8 @@ def test_next_symbol_sets_matches_enumeration_oracle(language: FormalLanguage) -
     near = [s for s in members if len(s) <= longest // 2 - 1]
     assert len(near) > 0
     for member in near:
-        told = [frozenset(each) for each in next_symbol_sets(language, member)]
-        assert told == [oracle.follows(members, member[:t]) for t in range(len(member) + 1)]
+        symbol_sets = [frozenset(symbols) for symbols in next_symbol_sets(language, member)]
+        assert symbol_sets == [oracle.follows(members, member[:t]) for t in range(len(member) + 1)]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -42,19 +42,19 @@ def test_next_symbol_sets_of_longer_strings(language: FormalLanguage) -> None:
     for string in FormalLanguageDataset(
         0, FormalLanguagesConfig(language=language, min_length=51, max_length=100)
     ).generate_strings(range(30)):
-        told = next_symbol_sets(language, string)
-        assert len(told) == len(string) + 1
-        assert all(symbol in each for symbol, each in zip((*string, "."), told, strict=True))
+        symbol_sets = next_symbol_sets(language, string)
+        assert len(symbol_sets) == len(string) + 1
+        assert all(symbol in symbols for symbol, symbols in zip((*string, "."), symbol_sets, strict=True))
         ends = [t for t in range(len(string) + 1) if oracle.belongs(language, string[:t])]
-        assert [t for t, each in enumerate(told) if "." in each] == ends
+        assert [t for t, symbols in enumerate(symbol_sets) if "." in symbols] == ends
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_generate_strings_belong_and_lengths_are_uniform(language: FormalLanguage) -> None:
     task = FormalLanguagesConfig(language=language, min_length=2, max_length=16)
-    found = FormalLanguageDataset(1, task).generate_strings(range(600))
-    assert all(oracle.belongs(language, string) for string in found)
-    counts = Counter(map(len, found))
+    strings = FormalLanguageDataset(1, task).generate_strings(range(600))
+    assert all(oracle.belongs(language, string) for string in strings)
+    counts = Counter(map(len, strings))
     assert set(counts) == {n for n in range(2, 17) if n % LENGTH_PERIODS[language] == 0}
     fair = 600 / len(counts)
     assert all(abs(n - fair) < 5 * fair**0.5 for n in counts.values())
@@ -62,12 +62,12 @@ def test_generate_strings_belong_and_lengths_are_uniform(language: FormalLanguag
 
 @pytest.mark.parametrize("language", ["parity", "shuffle2"])
 def test_generate_string_reaches_every_string(language: FormalLanguage) -> None:
-    found = set(
+    strings = set(
         FormalLanguageDataset(2, FormalLanguagesConfig(language=language, min_length=4, max_length=4)).generate_strings(
             range(2000)
         )
     )
-    assert found == set(oracle.strings(language, 4))
+    assert strings == set(oracle.strings(language, 4))
 
 
 def test_formal_language_batch() -> None:
@@ -79,8 +79,8 @@ def test_formal_language_batch() -> None:
         n = len(string) + 1
         assert [VOCABULARY[i] for i in batch.input_ids[b, :n].tolist()] == ["<bos>", *string]
         assert batch.attention_mask[b].tolist() == [t < n for t in range(batch.input_ids.shape[1])]
-        told = [VOCABULARY[i] for i in batch.targets[b, :n].tolist()]
-        assert told == [f"{{{each}}}" for each in next_symbol_sets("parity", string)]
+        symbol_sets = [VOCABULARY[i] for i in batch.targets[b, :n].tolist()]
+        assert symbol_sets == [f"{{{symbols}}}" for symbols in next_symbol_sets("parity", string)]
         assert bool((batch.targets[b, n:] == IGNORE_INDEX).all())
     (piece,) = batch.sequential_parts
     assert piece.targets.equal(batch.targets)
@@ -97,14 +97,16 @@ def test_formal_language_splits_and_seeds_differ() -> None:
 
 
 def test_build_languages_tokenizer(tmp_path: Path) -> None:
-    made = build_languages_tokenizer()
-    assert made.vocab_size == len(VOCABULARY) == 21
-    assert made.encode("( [ {([)} a {ab.}") == [TOKEN_IDS[w] for w in ("(", "[", "{([)}", "a", "{ab.}")]
-    made.save(tmp_path)
-    assert load_tokenizer(tmp_path).fingerprint == made.fingerprint
-    used = {each for language in LANGUAGES for string in
-            FormalLanguageDataset(0, FormalLanguagesConfig(language=language, min_length=2, max_length=24)).generate_strings(range(200))
-            for each in next_symbol_sets(language, string)}  # fmt: skip
+    tokenizer = build_languages_tokenizer()
+    assert tokenizer.vocab_size == len(VOCABULARY) == 21
+    assert tokenizer.encode("( [ {([)} a {ab.}") == [TOKEN_IDS[w] for w in ("(", "[", "{([)}", "a", "{ab.}")]
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+    used: set[str] = set()
+    for language in LANGUAGES:
+        config = FormalLanguagesConfig(language=language, min_length=2, max_length=24)
+        for string in FormalLanguageDataset(0, config).generate_strings(range(200)):
+            used |= set(next_symbol_sets(language, string))
     assert used == set(SYMBOL_SETS)
 
 

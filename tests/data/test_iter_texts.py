@@ -1,4 +1,4 @@
-"""The texts of a JSONL file as they are asked for: names, and the first fault at its line and column."""
+"""Lazy reading of texts from JSONL: names, and the first problem with line and column."""
 
 import pytest
 
@@ -16,10 +16,10 @@ def test_iter_texts() -> None:
 
 
 def test_iter_texts_is_lazy() -> None:
-    found = iter_texts(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
-    assert next(found) == ("a.jsonl:1", "one")
+    texts = iter_texts(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
+    assert next(texts) == ("a.jsonl:1", "one")
     with pytest.raises(InputError, match=r"^a\.jsonl:2:1: invalid JSON: "):
-        next(found)
+        next(texts)
 
 
 @pytest.mark.parametrize(

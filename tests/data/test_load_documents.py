@@ -1,4 +1,4 @@
-"""Documents of files, their parts, and what is refused; a book held out shares nothing with those trained on."""
+"""Loading and splitting of documents; held-out documents share nothing with training ones."""
 
 import json
 from pathlib import Path
@@ -31,18 +31,21 @@ def data(path: str, **more: Any) -> DataConfig:
 
 
 def names(data: DataConfig, part: SplitName) -> list[str]:
-    return [each.name for each in load_documents(data, part)[0]]
+    return [document.name for document in load_documents(data, part)[0]]
 
 
 def test_read_documents_groups_by_book(tmp_path: Path) -> None:
-    found, notes = read_documents(write(tmp_path / "a.jsonl", ROWS), TextConfig())
-    assert [(each.name, each.text) for each in found] == [
+    documents, notes = read_documents(write(tmp_path / "a.jsonl", ROWS), TextConfig())
+    assert [(document.name, document.text) for document in documents] == [
         ("emma", "one\n\nthree"),
         ("dracula", "two"),
         ("alice", "four"),
     ]
     assert notes == []
-    assert [each.name for each in read_documents(str(tmp_path / "a.jsonl"), TextConfig(), 2)[0]] == ["emma", "dracula"]
+    assert [document.name for document in read_documents(str(tmp_path / "a.jsonl"), TextConfig(), 2)[0]] == [
+        "emma",
+        "dracula",
+    ]
 
 
 def test_read_documents_with_other_fields(tmp_path: Path) -> None:
@@ -50,7 +53,10 @@ def test_read_documents_with_other_fields(tmp_path: Path) -> None:
     assert read_documents(path, TextConfig(text_field="body", document_field="title"))[0] == [
         Document("t", ("x", "y"), "t")
     ]
-    assert [each.name for each in read_documents(path, TextConfig(text_field="body"))[0]] == ["a.jsonl:1", "a.jsonl:2"]
+    assert [document.name for document in read_documents(path, TextConfig(text_field="body"))[0]] == [
+        "a.jsonl:1",
+        "a.jsonl:2",
+    ]
 
 
 def test_read_documents_of_text_file(tmp_path: Path) -> None:
@@ -76,11 +82,11 @@ def test_load_documents_from_parquet_and_hub(tmp_path: Path, monkeypatch: pytest
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     lines = read_documents(write(tmp_path / "a.jsonl", rows), TextConfig())[0]
     assert read_documents(str(tmp_path / "a.parquet"), TextConfig())[0] == lines
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(documents_load, "load_hub_split", lambda *names: asked.append(names) or TableRows(4, rows))
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(documents_load, "load_hub_split", lambda *names: calls.append(names) or TableRows(4, rows))
     assert load_hub_documents("some/books:validation", TextConfig(), "v1", None) == lines
     assert names(DataConfig(source="text", name=("some/books",)), "train") == ["emma"]
-    assert asked == [("some/books", None, "validation", "v1"), ("some/books", None, "train", None)]
+    assert calls == [("some/books", None, "validation", "v1"), ("some/books", None, "train", None)]
     parquet.write_table(pa.Table.from_pylist([{"text": "a"}, {"text": None}]), tmp_path / "b.parquet")
     with pytest.raises(InputError, match=r"b\.parquet:row 2:text: text: not a string"):
         read_documents(str(tmp_path / "b.parquet"), TextConfig())
@@ -119,8 +125,8 @@ def test_read_documents_refuses_invalid_rows(raw: bytes, message: str, tmp_path:
 
 def test_read_documents_notes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n\r\n')
-    found, notes = read_documents(str(tmp_path / "a.jsonl"), TextConfig())
-    assert [each.text for each in found] == ["a", "b"]
+    documents, notes = read_documents(str(tmp_path / "a.jsonl"), TextConfig())
+    assert [document.text for document in documents] == ["a", "b"]
     assert any("byte-order mark" in note for note in notes)
 
 
@@ -138,12 +144,12 @@ def test_split_documents_by_field(tmp_path: Path) -> None:
 
 def test_split_documents_at_random(tmp_path: Path) -> None:
     rows = [{"book": f"b{i % 20}", "text": f"section {i}"} for i in range(60)]
-    said = data(write(tmp_path / "a.jsonl", rows))
-    parts = [set(names(said, part)) for part in ("train", "valid", "test")]
+    config = data(write(tmp_path / "a.jsonl", rows))
+    parts = [set(names(config, part)) for part in ("train", "valid", "test")]
     assert [len(part) for part in parts] == [16, 2, 2]
     assert len(set.union(*parts)) == 20
-    assert names(said, "valid") == names(said, "valid")
-    none = data(said.path or "", text={"held_out_fraction": 0})
+    assert names(config, "valid") == names(config, "valid")
+    none = data(config.path or "", text={"held_out_fraction": 0})
     assert len(names(none, "train")) == 20
     with pytest.raises(InputError, match=r"data\.valid: 20 documents with .* leaves no document"):
         load_documents(none, "valid")
@@ -152,26 +158,26 @@ def test_split_documents_at_random(tmp_path: Path) -> None:
 def test_load_documents_from_held_out_file(tmp_path: Path) -> None:
     path, other = write(tmp_path / "a.jsonl", ROWS), tmp_path / "other.txt"
     other.write_text("five", encoding="utf-8")
-    said = data(path, valid=str(other))
-    assert names(said, "train") == ["emma", "dracula", "alice"]
-    assert names(said, "valid") == ["other"]
+    config = data(path, valid=str(other))
+    assert names(config, "train") == ["emma", "dracula", "alice"]
+    assert names(config, "valid") == ["other"]
     with pytest.raises(InputError, match=r"data\.test: .* leaves no document"):
-        load_documents(said, "test")
+        load_documents(config, "test")
 
 
 @pytest.mark.parametrize("row", [{"book": "emma", "text": "new"}, {"book": "new", "text": "three"}])
 def test_load_documents_refuses_overlap(row: dict[str, Any], tmp_path: Path) -> None:
-    path, held = write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "b.jsonl", [row])
+    path, held_out = write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "b.jsonl", [row])
     line = r"1 training documents share their name or a section with those of valid \(emma\)"
     with pytest.raises(InputError, match=line):
-        load_documents(data(path, valid=held), "train")
-    assert len(load_documents(data(path, valid=held, allow_contamination=True), "train")[0]) == 3
+        load_documents(data(path, valid=held_out), "train")
+    assert len(load_documents(data(path, valid=held_out, allow_contamination=True), "train")[0]) == 3
 
 
 def test_load_documents_of_shipped_books() -> None:
-    said = data(str(shared_dir() / "data/text/standard-ebooks.jsonl"))
-    assert names(said, "valid") == ["charles-darwin_the-origin-of-species", "jane-austen_emma"]
-    assert names(said, "test") == ["bram-stoker_dracula", "joseph-conrad_lord-jim"]
-    train = load_documents(said, "train")[0]
+    config = data(str(shared_dir() / "data/text/standard-ebooks.jsonl"))
+    assert names(config, "valid") == ["charles-darwin_the-origin-of-species", "jane-austen_emma"]
+    assert names(config, "test") == ["bram-stoker_dracula", "joseph-conrad_lord-jim"]
+    train = load_documents(config, "train")[0]
     assert len(train) == 23
-    assert sum(len(each.sections) for each in train) == 1542 - 15 - 55 - 28 - 45
+    assert sum(len(document.sections) for document in train) == 1542 - 15 - 55 - 28 - 45

@@ -1,4 +1,4 @@
-"""Sets by name: files and hub give the same rows, sizes are checked, the union has its 18,588 rows."""
+"""Loading of reasoning data sets: files and Hub agree, sizes are checked, the union has 18,588 rows."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 Hub = Callable[[dict[tuple[str, str], Rows]], None]
 
 
-def said(**more: Any) -> DataConfig:
+def build_config(**more: Any) -> DataConfig:
     return DataConfig.model_validate({"source": "catalog", "name": "gsm8k", **more})
 
 
@@ -35,7 +35,7 @@ def root(shared: Path) -> str:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
-    """A hub of tables, written as Parquet with the columns that are published, and read back by `datasets`."""
+    """A fake Hub of tables with the published columns, stored as Parquet and read by `datasets`."""
     needs("datasets")
     import datasets
     import pyarrow
@@ -45,16 +45,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
         def load_dataset(repo: str, config: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
             rows = [row for part in split.split("+") for row in tables[repo, part]]
             parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
-            asked.append((repo, config, revision))
+            queries.append((repo, config, revision))
             return datasets.Dataset.from_dict(parquet.read_table(tmp_path / "table.parquet").to_pydict())
 
-        asked.clear()
+        queries.clear()
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
     return holds
 
 
-asked: list[tuple[str, str | None, str | None]] = []
+queries: list[tuple[str, str | None, str | None]] = []
 
 
 def published(path: Path, make: Callable[[dict[str, Any]], dict[str, Any]]) -> Rows:
@@ -74,7 +74,9 @@ HERE = [
 def test_load_examples_of_local_files(name: str, root: str) -> None:
     for part, split in DATASETS[name].splits.items():
         read = load_examples(
-            f"{name}:{part}", "train", said(data_dir=root, size_check="off" if name == "gsm8k-aug" else "strict")
+            f"{name}:{part}",
+            "train",
+            build_config(data_dir=root, size_check="off" if name == "gsm8k-aug" else "strict"),
         )
         assert split.file is not None
         assert len(read.examples) == (split.marked_rows or split.file.num_rows)
@@ -82,23 +84,25 @@ def test_load_examples_of_local_files(name: str, root: str) -> None:
 
 
 def test_load_examples_chains(root: str) -> None:
-    how = said(data_dir=root)
-    assert load_examples("gsm8k", "test", how).examples[0].steps == ("<<16-3-4=9>>", "<<9*2=18>>")
-    first = load_examples("gsm8k-nl:test", "train", how).examples[0]
+    config = build_config(data_dir=root)
+    assert load_examples("gsm8k", "test", config).examples[0].steps == ("<<16-3-4=9>>", "<<9*2=18>>")
+    first = load_examples("gsm8k-nl:test", "train", config).examples[0]
     assert first.steps[0] == "Janet sells 16 - 3 - 4 = 9 duck eggs a day."
     assert len(first.steps) == 2
-    assert load_examples("mult-4:test", "train", how).examples[0].steps[0].startswith("7 6 9 2 0 + 0 2 0 8 7 1 (")
-    assert sum(e.metadata["unchanged_from_gsm8k"] for e in load_examples("gsm-hard", "test", how).examples) == 329
-    assert not any(e.metadata["in_multiarith"] for e in load_examples("aggregate", "train", how).examples)
+    assert load_examples("mult-4:test", "train", config).examples[0].steps[0].startswith("7 6 9 2 0 + 0 2 0 8 7 1 (")
+    assert sum(e.metadata["unchanged_from_gsm8k"] for e in load_examples("gsm-hard", "test", config).examples) == 329
+    assert not any(e.metadata["in_multiarith"] for e in load_examples("aggregate", "train", config).examples)
 
 
 @pytest.mark.slow
 def test_load_examples_union(root: str) -> None:
-    read = load_training_examples(said(name="gsm-union", data_dir=root, valid="gsm8k-aug:valid", test="gsm8k:test"))
+    read = load_training_examples(
+        build_config(name="gsm-union", data_dir=root, valid="gsm8k-aug:valid", test="gsm8k:test")
+    )
     assert len(read.examples) == len(read.offsets) == 10432 + 6973 - 201 + 1384
     assert read.notes == ("gsm8k: 201 rows dropped because their questions are in an earlier set",)
     assert len({e.id for e in read.examples}) == len(read.examples)
-    two = load_training_examples(said(name=("gsm8k-aug-subset", "gsm8k"), data_dir=root))
+    two = load_training_examples(build_config(name=("gsm8k-aug-subset", "gsm8k"), data_dir=root))
     assert two.examples == read.examples[:17204]
 
 
@@ -106,21 +110,21 @@ def test_load_training_examples_max_rows(root: str) -> None:
     assert (
         len(
             load_training_examples(
-                said(name=("aggregate", "aggregate:train"), data_dir=root, max_train_rows=5)
+                build_config(name=("aggregate", "aggregate:train"), data_dir=root, max_train_rows=5)
             ).examples
         )
         == 5
     )
-    assert len(load_held_out(said(data_dir=root, valid="gsm8k-aug:valid"), "valid", 3).examples) == 3
+    assert len(load_held_out(build_config(data_dir=root, valid="gsm8k-aug:valid"), "valid", 3).examples) == 3
     with pytest.raises(InputError, match=r"data\.test is not set"):
-        load_held_out(said(data_dir=root), "test")
+        load_held_out(build_config(data_dir=root), "test")
 
 
 def test_load_examples_refuses_partial_files(root: str) -> None:
     with pytest.raises(InputError, match="or name gsm8k-aug-subset") as caught:
-        load_examples("gsm8k-aug", "train", said(data_dir=root))
+        load_examples("gsm8k-aug", "train", build_config(data_dir=root))
     assert "train-subset.jsonl has 10,432 of the 385,620 published rows" in str(caught.value)
-    read = load_examples("gsm8k-aug", "train", said(data_dir=root, size_check="off"), 3)
+    read = load_examples("gsm8k-aug", "train", build_config(data_dir=root, size_check="off"), 3)
     assert read.notes == ("gsm8k-aug:train: 10,432 of 385,620 published rows",)
     assert len(read.examples) == 3
 
@@ -128,9 +132,9 @@ def test_load_examples_refuses_partial_files(root: str) -> None:
 def test_load_examples_checks_sha256(root: str, tmp_path: Path) -> None:
     (tmp_path / "gsm8k").mkdir()
     file = tmp_path / "gsm8k/test.jsonl"
-    how = said(data_dir=str(tmp_path))
+    config = build_config(data_dir=str(tmp_path))
     with pytest.raises(InputError, match=r"^gsm8k:test: no file .*test\.jsonl; data\.data_dir"):
-        load_examples("gsm8k", "test", how)
+        load_examples("gsm8k", "test", config)
     shutil.copyfile(Path(root) / "gsm8k/test.jsonl", file)
     file.chmod(0o644)
     text = file.read_text("utf-8")
@@ -138,15 +142,15 @@ def test_load_examples_checks_sha256(root: str, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"differs from the published file: SHA-256 [0-9a-f]{12}…, not 266837a2e0c7…; copy it"
     ):
-        load_examples("gsm8k", "test", how)
+        load_examples("gsm8k", "test", config)
     file.write_text(text[: text.index("\n") + 1], encoding="utf-8")
     with pytest.raises(InputError, match=r"^gsm8k:test: 1 rows, expected 1,319"):
-        load_examples("gsm8k", "test", how)
-    assert len(load_examples("gsm8k", "test", said(data_dir=str(tmp_path), size_check="off")).examples) == 1
+        load_examples("gsm8k", "test", config)
+    assert len(load_examples("gsm8k", "test", build_config(data_dir=str(tmp_path), size_check="off")).examples) == 1
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("queries", "message"),
     [
         ("gsm8k-agu", r"gsm8k-agu; did you mean gsm8k-aug\?$"),
         ("svamp", r"^svamp has no split train; it has test$"),
@@ -159,14 +163,14 @@ def test_load_examples_checks_sha256(root: str, tmp_path: Path) -> None:
         ("none.jsonl", r"^no file none\.jsonl"),
     ],
 )
-def test_load_examples_refuses_unknown_names(asked: str, message: str) -> None:
+def test_load_examples_refuses_unknown_names(queries: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        load_examples(asked, "train", said())
+        load_examples(queries, "train", build_config())
 
 
 def test_load_training_examples_refuses_chain_field() -> None:
     with pytest.raises(InputError, match=r"data\.chain_field cot"):
-        load_training_examples(said(chain_field="cot"))
+        load_training_examples(build_config(chain_field="cot"))
 
 
 def test_load_examples_hub_equals_files(hub: Hub, root: str) -> None:
@@ -187,16 +191,16 @@ def test_load_examples_hub_equals_files(hub: Hub, root: str) -> None:
     })  # fmt: skip
     split = {"train": 0, "valid": 0}
     for part in split:  # the hub has no marks: what GSM8K-Aug validates on is found by its questions
-        theirs = texts(load_examples(f"gsm8k:{part}", "train", said(size_check="off")))
-        assert theirs == texts(load_examples(f"gsm8k:{part}", "train", said(data_dir=root)))[: len(theirs)]
+        theirs = texts(load_examples(f"gsm8k:{part}", "train", build_config(size_check="off")))
+        assert theirs == texts(load_examples(f"gsm8k:{part}", "train", build_config(data_dir=root)))[: len(theirs)]
         split[part] = len(theirs)
     assert sum(split.values()) == 600
     assert split["valid"] > 20
     for name in ("gsm8k-nl:test", "gsm8k-aug:valid"):
-        assert texts(load_examples(name, "train", said())) == texts(
-            load_examples(name, "train", said(data_dir=root))
+        assert texts(load_examples(name, "train", build_config())) == texts(
+            load_examples(name, "train", build_config(data_dir=root))
         ), name
-    theirs, ours = (load_examples("gsm-hard", "test", said(data_dir=place)) for place in (None, root))
+    theirs, ours = (load_examples("gsm-hard", "test", build_config(data_dir=place)) for place in (None, root))
     assert [e.answer for e in theirs.examples] == [e.answer for e in ours.examples]
     mark = "unchanged_from_gsm8k"
     assert [e.metadata[mark] for e in theirs.examples] == [e.metadata[mark] for e in ours.examples]
@@ -213,25 +217,28 @@ def test_load_examples_converts_hub_columns(hub: Hub) -> None:
         ("ChilleD/MultiArith", "test"): [{"question": f"{i}?", "final_ans": "4"} for i in range(180)],
         ("a/b", "dev"): [{"question": "2?", "rationale": "One.\nTwo.", "answer": "2"}],
     })  # fmt: skip
-    any_ = said(name=("whynlp/gsm8k-aug", "svamp"), size_check="off", revision="abc")
+    any_ = build_config(name=("whynlp/gsm8k-aug", "svamp"), size_check="off", revision="abc")
     assert texts(load_examples("whynlp/gsm8k-aug", "train", any_)) == [("2 and 2?", ("<<2+2=4>>",), "4")]
-    assert asked == [("whynlp/gsm8k-aug", None, "abc")]
-    zen = load_examples("zen-E/GSM8k-Aug", "train", said())
+    assert queries == [("whynlp/gsm8k-aug", None, "abc")]
+    zen = load_examples("zen-E/GSM8k-Aug", "train", build_config())
     assert texts(zen) == [("2 and 2?", ("<<2+2=4>>", "<<4*1=4>>"), "4")]
     assert zen.notes == ("zen-E/GSM8k-Aug:train: rows dropped because their answer is null",)
-    assert asked[-1] == ("zen-E/GSM8k-Aug", None, None)  # the revision is of what is trained on
-    assert load_examples("zen-E/GSM8k-Aug-NL", "train", said()).examples[0].steps == ("He has 2", "So 4")
-    assert len(load_examples("svamp", "test", said()).examples) == 1000
-    assert texts(load_examples("ChilleD/SVAMP", "test", said()))[7] == ("7!", (), "4")
-    assert len(load_examples("multiarith-180", "test", said()).examples) == 180
-    assert load_examples("a/b:dev", "train", said(chain_field="rationale")).examples[0].steps == ("One.", "Two.")
+    assert queries[-1] == ("zen-E/GSM8k-Aug", None, None)  # the revision is of what is trained on
+    assert load_examples("zen-E/GSM8k-Aug-NL", "train", build_config()).examples[0].steps == ("He has 2", "So 4")
+    assert len(load_examples("svamp", "test", build_config()).examples) == 1000
+    assert texts(load_examples("ChilleD/SVAMP", "test", build_config()))[7] == ("7!", (), "4")
+    assert len(load_examples("multiarith-180", "test", build_config()).examples) == 180
+    assert load_examples("a/b:dev", "train", build_config(chain_field="rationale")).examples[0].steps == (
+        "One.",
+        "Two.",
+    )
 
 
 def test_load_examples_checks_hub_sizes(hub: Hub) -> None:
     hub({("whynlp/gsm8k-aug", "train"): [{"question": "2?", "steps": [], "answer": "2"}]})
     with pytest.raises(InputError, match=r"^gsm8k-aug:train: 1 rows, expected 385,620"):
-        load_training_examples(said(name="whynlp/gsm8k-aug"))
-    read = load_training_examples(said(name="whynlp/gsm8k-aug", size_check="off"))
+        load_training_examples(build_config(name="whynlp/gsm8k-aug"))
+    read = load_training_examples(build_config(name="whynlp/gsm8k-aug", size_check="off"))
     assert read.notes == ("gsm8k-aug:train: 1 of 385,620 published rows",)
 
 
@@ -245,7 +252,7 @@ def test_load_examples_locates_invalid_hub_rows(hub: Hub) -> None:
         }
     )
     with pytest.raises(InputError, match=r"^a/b:train:row 2:question: question: empty: "):
-        load_training_examples(said(name="a/b"))
+        load_training_examples(build_config(name="a/b"))
 
 
 @pytest.mark.parametrize(
@@ -255,10 +262,10 @@ def test_load_examples_locates_invalid_hub_rows(hub: Hub) -> None:
      ({"name": "gsm8k", "data_dir": "x", "max_train_rows": 100}, 100), ({"name": "rows.jsonl"}, None)],
 )  # fmt: skip
 def test_count_training_rows(more: dict[str, Any], rows: int | None) -> None:
-    assert count_training_rows(said(**more)) == rows
+    assert count_training_rows(build_config(**more)) == rows
 
 
 def test_get_answer_kind() -> None:
     kinds: Iterable[tuple[Any, str]] = [("gsm8k", "number"), (("gsm8k", "prosqa"), "text"), ("mult-4:valid", "digits")]
     for name, kind in kinds:
-        assert get_answer_kind(said(name=name)) == kind
+        assert get_answer_kind(build_config(name=name)) == kind

@@ -1,4 +1,4 @@
-"""Pairs and queries against their rules, document by document, as text."""
+"""MQAR documents against the rules of the task, as text."""
 
 import math
 from pathlib import Path
@@ -22,9 +22,9 @@ TASKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("said", TASKS)
-def test_mqar_documents_obey_the_rules(said: dict[str, Any]) -> None:
-    task = MQARConfig.model_validate(said)
+@pytest.mark.parametrize("values", TASKS)
+def test_mqar_documents_obey_the_rules(values: dict[str, Any]) -> None:
+    task = MQARConfig.model_validate(values)
     batch = MQARDataset(3, task).batch(range(60), 0, 0)
     assert batch.num_facts is not None
     assert batch.input_ids.shape == (60, task.row_tokens)
@@ -33,16 +33,16 @@ def test_mqar_documents_obey_the_rules(said: dict[str, Any]) -> None:
         words = [VOCABULARY[i] for i in batch.input_ids[row].tolist()]
         N, w = int(batch.num_facts[row]), task.tokens_per_key
         blocks = [(tuple(words[t : t + w]), tuple(words[t + w : t + 2 * w])) for t in range(0, task.row_tokens, 2 * w)]
-        told = dict(blocks[:N])
+        pairs = dict(blocks[:N])
         assert N in task.num_pairs
-        assert len(told) == N  # no key twice
-        assert all(word[0] == "k" and int(word[1:]) < task.num_keys for key in told for word in key)
-        assert all(word[0] == "v" and int(word[1:]) < task.num_values for value in told.values() for word in value)
-        asked = {2 * w * i: block for i, block in enumerate(blocks) if i >= N and block[0][0] != "."}
-        assert dict(asked.values()) == told  # each once, with its value
-        assert len(asked) == N
+        assert len(pairs) == N  # no key twice
+        assert all(word[0] == "k" and int(word[1:]) < task.num_keys for key in pairs for word in key)
+        assert all(word[0] == "v" and int(word[1:]) < task.num_values for value in pairs.values() for word in value)
+        queries = {2 * w * i: block for i, block in enumerate(blocks) if i >= N and block[0][0] != "."}
+        assert dict(queries.values()) == pairs  # each once, with its value
+        assert len(queries) == N
         assert words.count(".") == task.row_tokens - 4 * w * N
-        columns = [t + w + i for t in asked for i in range(w)]
+        columns = [t + w + i for t in queries for i in range(w)]
         assert batch.loss_mask[row].nonzero()[:, 0].tolist() == columns
         targets = batch.targets[row]
         assert (targets != IGNORE_INDEX).nonzero()[:, 0].tolist() == [t - 1 for t in columns]
@@ -84,16 +84,16 @@ def test_mqar_splits_and_seeds_differ() -> None:
 
 
 def test_build_mqar_tokenizer(tmp_path: Path) -> None:
-    made = build_mqar_tokenizer()
-    assert made.vocab_size == len(VOCABULARY) == 132
+    tokenizer = build_mqar_tokenizer()
+    assert tokenizer.vocab_size == len(VOCABULARY) == 132
     text = MQARDataset(0, MQARConfig()).batch([0], 0, 0).input_ids[0].tolist()
-    assert made.encode(" ".join(VOCABULARY[i] for i in text)) == text
-    made.save(tmp_path)
-    assert load_tokenizer(tmp_path).fingerprint == made.fingerprint
+    assert tokenizer.encode(" ".join(VOCABULARY[i] for i in text)) == text
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("values", "message"),
     [
         ({"num_pairs": ()}, r"num_pairs \[\]"),
         ({"num_pairs": (4, 2)}, r"num_pairs \[4, 2\]"),
@@ -101,6 +101,6 @@ def test_build_mqar_tokenizer(tmp_path: Path) -> None:
         ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: 8 pairs"),
     ],
 )
-def test_mqar_config_refuses_impossible_tasks(said: dict[str, Any], message: str) -> None:
+def test_mqar_config_refuses_impossible_tasks(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        MQARConfig.model_validate(said)
+        MQARConfig.model_validate(values)

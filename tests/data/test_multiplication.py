@@ -1,4 +1,4 @@
-"""Products with their chains: equal to the published rows, no pair twice, none that is held out."""
+"""Multiplication: equal to the published rows, no repeated pair, no held-out pair."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Needles: what stands where in an item, what of it is scored, and that all of it is in reach."""
+"""Needle in a haystack: contents of an item, scored tokens, alignment of batches."""
 
 from typing import Any, cast
 
@@ -35,18 +35,18 @@ def test_needle_item_contains_its_facts(kind: NeedleKind) -> None:
         assert len(prompt) + len(answer_ids) == length
         text, answer = decode(prompt), decode(answer_ids)
         facts = source.draw_facts(row, kind, depth)
-        asked = [fact for fact in facts if fact.is_target]
+        targets = [fact for fact in facts if fact.is_target]
         assert all(fact.to_sentence() in text for fact in facts)
         places = [text.index(fact.to_sentence()) for fact in facts]
         assert places == sorted(places)
-        assert answer == ",".join(f" {fact.value}" for fact in asked)
+        assert answer == ",".join(f" {fact.value}" for fact in targets)
         assert [decode([id]) for id, score in zip(answer_ids, scored, strict=True) if not score] == [","] * (
-            len(asked) - 1
+            len(targets) - 1
         )
         assert len({fact.value for fact in facts}) == len(facts) == (4 if kind in ("MK", "MV", "MQ") else 1)
-        assert len(asked) == (4 if kind in ("MV", "MQ") else 1)
+        assert len(targets) == (4 if kind in ("MV", "MQ") else 1)
         assert len({fact.key for fact in facts}) == (4 if kind in ("MK", "MQ") else 1)
-        assert all(text.rstrip().endswith(("is", "are")) and fact.key in text[-200:] for fact in asked)
+        assert all(text.rstrip().endswith(("is", "are")) and fact.key in text[-200:] for fact in targets)
         room = (
             length
             - len(answer_ids)
@@ -87,7 +87,8 @@ def test_needle_items_depend_on_seed_and_book() -> None:
     one, two = build_dataset(), build_dataset(seed=1)
     assert one.build_item(7) == build_dataset().build_item(7) != two.build_item(7)
     prints = {
-        each.fingerprint for each in (one, two, build_dataset(books=(BOOKS[0][1:],)), build_dataset(items_per_cell=3))
+        dataset.fingerprint
+        for dataset in (one, two, build_dataset(books=(BOOKS[0][1:],)), build_dataset(items_per_cell=3))
     }
     assert len(prints) == 4
 

@@ -1,4 +1,4 @@
-"""Parquet files as strictly as JSON, and what the hub says when it gives nothing."""
+"""Parquet files are read as strictly as JSONL; errors of the Hub are one line."""
 
 import errno
 import hashlib
@@ -13,7 +13,7 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import DiskError, InputError, translate_os_errors
 from tests.conftest import needs
 
-HOW = DataConfig(path="rows.parquet")
+CONFIG = DataConfig(path="rows.parquet")
 ROW: dict[str, Any] = {"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
 
 
@@ -29,14 +29,14 @@ def written(folder: Path, *rows: dict[str, Any], compression: str = "snappy") ->
 
 def test_read_examples_of_parquet(tmp_path: Path) -> None:
     path = written(tmp_path, ROW | {"level": 3}, ROW | {"question": "3?", "steps": [], "answer": "3", "level": None})
-    read = read_examples(path, HOW)
+    read = read_examples(path, CONFIG)
     assert [(e.id, e.question, e.steps, e.answer) for e in read.examples] == [
         ("rows.parquet:1", "2 and 2?", ("<<2+2=4>>",), "4"),
         ("rows.parquet:2", "3?", (), "3"),
     ]
     assert read.examples[0].metadata == {"level": 3}
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert [e.id for e in read_examples(path, HOW, 1).examples] == ["rows.parquet:1"]
+    assert [e.id for e in read_examples(path, CONFIG, 1).examples] == ["rows.parquet:1"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_read_examples_of_parquet(tmp_path: Path) -> None:
 )
 def test_read_examples_locates_invalid_parquet_rows(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_examples(written(tmp_path, ROW, ROW | row), HOW)
+        read_examples(written(tmp_path, ROW, ROW | row), CONFIG)
 
 
 def test_read_examples_of_parquet_with_published_columns(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_read_parquet_refuses_other_files(tmp_path: Path) -> None:
     path = written(tmp_path, ROW)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"rows\.parquet: not a Parquet file"):
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
 
 
 def test_iter_parquet_rows_damaged_page(tmp_path: Path) -> None:
@@ -75,23 +75,23 @@ def test_iter_parquet_rows_damaged_page(tmp_path: Path) -> None:
     data[len(data) // 8 : len(data) // 4] = bytes(len(data) // 4 - len(data) // 8)
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"^rows\.parquet: damaged after row \d"):
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_read_parquet_with_changed_bytes(tmp_path: Path, compression: str) -> None:
     whole = written(tmp_path, ROW | {"level": 3}, ROW | {"question": "3?"}, compression=compression).read_bytes()
-    path, said = tmp_path / "rows.parquet", list[str]()
+    path, errors = tmp_path / "rows.parquet", list[str]()
     for at in range(0, len(whole), 7):
         data = bytearray(whole)
         data[at] ^= 0xFF
         path.write_bytes(data)
         try:
-            read_examples(path, HOW)
+            read_examples(path, CONFIG)
         except InputError as error:
-            said.append(str(error))
-    assert len(said) > len(whole) // 70
-    assert all(text.startswith("rows.parquet:") for text in said)
+            errors.append(str(error))
+    assert len(errors) > len(whole) // 70
+    assert all(text.startswith("rows.parquet:") for text in errors)
 
 
 def test_read_parquet_passes_disk_errors_on(tmp_path: Path) -> None:

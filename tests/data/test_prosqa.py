@@ -1,4 +1,4 @@
-"""Graphs as ProsQA's: the same fields, answers that hold by reachability, sizes near the published ones."""
+"""Problems like ProsQA's: fields, answers that follow from the graph, sizes near the published ones."""
 
 import json
 import statistics
@@ -10,11 +10,11 @@ import pytest
 from laconic.data.generators.prosqa import NAMES, NOUNS, generate_problem, iter_problems, random_order, weighted_choice
 from tests.conftest import shared_dir
 
-MADE = list(islice(iter_problems(seed=0), 300))
+GENERATED = list(islice(iter_problems(seed=0), 300))
 
 
 def reached(edges: list[list[int]], nodes: int) -> list[list[float]]:
-    """Steps between all nodes, by Floyd and Warshall."""
+    """Return the steps between all nodes (Floyd-Warshall)."""
     far = [[0 if a == b else float("inf") for b in range(nodes)] for a in range(nodes)]
     for a, b in edges:
         far[a][b] = 1
@@ -31,7 +31,7 @@ def sentence(row: dict[str, Any], a: int, b: int) -> str:
 
 
 def holds(row: dict[str, Any]) -> tuple[int, int, int]:
-    """A row is what it says; its nodes, edges and steps."""
+    """Check that nodes, edges and steps of a row are consistent."""
     symbols, edges, root = row["idx_to_symbol"], row["edges"], row["root"]
     far = reached(edges, len(symbols))
     assert len(set(symbols)) == len(symbols)
@@ -44,10 +44,10 @@ def holds(row: dict[str, Any]) -> tuple[int, int, int]:
     assert all(a < b for a, b in edges)
     assert len({tuple(edge) for edge in edges}) == len(edges)
     assert [b for _, b in edges] == sorted(b for _, b in edges)
-    *facts, asked = row["question"].replace(". ", ".\n").split("\n")
+    *facts, question = row["question"].replace(". ", ".\n").split("\n")
     assert sorted(facts) == sorted(sentence(row, a, b) for a, b in edges)
     target, other = (symbols[row[key]] for key in ("target", "neg_target"))
-    assert asked in (f"Is {symbols[root]} a {a} or {b}?" for a, b in ((target, other), (other, target)))
+    assert question in (f"Is {symbols[root]} a {a} or {b}?" for a, b in ((target, other), (other, target)))
     assert row["answer"] == f"{symbols[root]} is a {target}."
     assert set(row["steps"]) <= set(facts)
     words = [step.removeprefix("Every ").rstrip(".").split(" is a ") for step in row["steps"]]
@@ -57,7 +57,7 @@ def holds(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def test_generate_problem_is_valid():
-    for row in MADE[:60]:
+    for row in GENERATED[:60]:
         holds(row)
 
 
@@ -70,7 +70,7 @@ def published() -> list[dict[str, Any]]:
 def test_published_prosqa_obeys_the_same_rules(published):
     for row in published[:60]:
         holds(row)
-    assert list(MADE[0]) == list(published[0])
+    assert list(GENERATED[0]) == list(published[0])
     assert {symbol for row in published for symbol in row["idx_to_symbol"]} == {*NAMES, *NOUNS}
 
 
@@ -79,24 +79,28 @@ def test_generate_problem_matches_published_sizes(published):
         sizes = ([len(row[key]) for row in rows] for key in ("idx_to_symbol", "edges", "steps"))
         return [statistics.mean(size) for size in sizes]
 
-    for ours, theirs in zip(means(MADE), means(published), strict=True):
+    for ours, theirs in zip(means(GENERATED), means(published), strict=True):
         assert abs(ours / theirs - 1) < 0.04
 
 
 def test_generate_problem_has_no_shortcut():
-    first = sum(row["question"].split()[-3] == row["answer"].split()[-1].rstrip(".") for row in MADE)
-    root = sum(row["root"] for row in MADE)
+    first = sum(row["question"].split()[-3] == row["answer"].split()[-1].rstrip(".") for row in GENERATED)
+    root = sum(row["root"] for row in GENERATED)
     assert all(110 < count < 190 for count in (first, root))
-    assert len({row["answer"] for row in MADE}) > 200
-    places = [row["question"].index(row["steps"][0]) / len(row["question"]) for row in MADE]
+    assert len({row["answer"] for row in GENERATED}) > 200
+    places = [row["question"].index(row["steps"][0]) / len(row["question"]) for row in GENERATED]
     assert 0.42 < statistics.mean(places) < 0.56
 
 
 def test_generate_problem_is_a_function_of_seed_and_number():
-    assert generate_problem(0, 17) == MADE[17]
+    assert generate_problem(0, 17) == GENERATED[17]
     assert generate_problem(1, 17) != generate_problem(0, 17)
-    assert len({row["question"] for row in MADE}) == len(MADE)
-    assert MADE[0]["steps"] == ["Gabriel is a numpus.", "Every numpus is a brimpus.", "Every brimpus is a sterpus."]
+    assert len({row["question"] for row in GENERATED}) == len(GENERATED)
+    assert GENERATED[0]["steps"] == [
+        "Gabriel is a numpus.",
+        "Every numpus is a brimpus.",
+        "Every brimpus is a sterpus.",
+    ]
 
 
 def test_weighted_choice():

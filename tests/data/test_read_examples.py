@@ -1,4 +1,4 @@
-"""JSONL as examples: shapes, chains of three kinds, notes, marks, the floor and the overlap of two sets."""
+"""Reading of examples: fields, three kinds of chains, notes, metadata, majority answer."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from laconic.data.reasoning.read_examples import most_common_answer, read_exampl
 from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
 
-HOW = DataConfig(path="rows.jsonl")
+CONFIG = DataConfig(path="rows.jsonl")
 ROW: dict[str, Any] = {"id": "a", "question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
 
 
@@ -25,7 +25,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def test_read_examples_row_and_metadata(tmp_path: Path) -> None:
     path = written(tmp_path, ROW | {"split": "train", "n": 3}, {k: v for k, v in ROW.items() if k != "id"})
-    read = read_examples(path, HOW)
+    read = read_examples(path, CONFIG)
     assert read.examples[0] == ReasoningExample("a", "2 and 2?", ("<<2+2=4>>",), "4", {"split": "train", "n": 3})
     assert read.examples[1].id == "rows.jsonl:2"
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -36,7 +36,7 @@ def test_read_examples_row_and_metadata(tmp_path: Path) -> None:
 
 def test_read_examples_max_rows(tmp_path: Path) -> None:
     path = written(tmp_path, *(ROW | {"id": str(i), "question": str(i)} for i in range(5)))
-    read = read_examples(path, HOW, 3)
+    read = read_examples(path, CONFIG, 3)
     assert [e.id for e in read.examples] == ["0", "1", "2"]
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -57,8 +57,8 @@ def test_read_examples_chain_fields(
     tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]
 ) -> None:
     path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
-    how = DataConfig.model_validate({"path": "rows.jsonl", "chain_field": field, "chain_split": split})
-    assert read_examples(path, how).examples[0].steps == steps
+    config = DataConfig.model_validate({"path": "rows.jsonl", "chain_field": field, "chain_split": split})
+    assert read_examples(path, config).examples[0].steps == steps
 
 
 def test_split_chain_sentences() -> None:
@@ -74,7 +74,7 @@ def test_read_examples_notes(tmp_path: Path) -> None:
     other = json.dumps(ROW | {"id": "b", "question": "?"}).encode()
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n" + other + b"\r\n\r\n\n")
-    read = read_examples(path, HOW)
+    read = read_examples(path, CONFIG)
     assert [e.id for e in read.examples] == ["a", "b"]
     assert read.notes == (
         "rows.jsonl: a byte-order mark at the start",
@@ -82,21 +82,21 @@ def test_read_examples_notes(tmp_path: Path) -> None:
         "rows.jsonl: blank lines at the end",
     )
     path.write_bytes(line + b"\n" + other)
-    assert read_examples(path, HOW).notes == ("rows.jsonl: no line end after the last row",)
+    assert read_examples(path, CONFIG).notes == ("rows.jsonl: no line end after the last row",)
 
 
 def test_read_examples_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no file .*none\.jsonl"):
-        read_examples(tmp_path / "none.jsonl", HOW)
+        read_examples(tmp_path / "none.jsonl", CONFIG)
 
 
 def test_read_examples_of_shipped_files(shared: Path) -> None:
     counts = {"gsm8k/test": 1319, "gsm8k-aug/valid": 500, "gsm-hard/test": 1319, "svamp/test": 1000, "prosqa/test": 500}
     for name, count in counts.items():
-        read = read_examples(shared / "data" / f"{name}.jsonl", HOW)
+        read = read_examples(shared / "data" / f"{name}.jsonl", CONFIG)
         assert len(read.examples) == count
         assert read.notes == ()
-    gsm8k = read_examples(shared / "data/gsm8k/test.jsonl", HOW)
+    gsm8k = read_examples(shared / "data/gsm8k/test.jsonl", CONFIG)
     assert sum(not e.steps for e in gsm8k.examples) == 18
     assert sum(len(e.steps) == 1 for e in gsm8k.examples) == 65
     assert sum(e.answer.startswith("-") for e in gsm8k.examples) == 2
@@ -119,9 +119,9 @@ def test_most_common_answer() -> None:
 @pytest.mark.parametrize("column", [1, 40, 100, 150])
 def test_excerpts_are_short_and_hold_the_place(column: int) -> None:
     text = "".join(chr(ord("a") + i % 26) for i in range(150))
-    shown = make_excerpt(text, column)
-    assert len(shown) <= EXCERPT_LENGTH
-    assert text[column - 1] in shown
+    part = make_excerpt(text, column)
+    assert len(part) <= EXCERPT_LENGTH
+    assert text[column - 1] in part
     assert make_excerpt("short", 3) == "short"
     assert make_excerpt("a\u202eb\x07c\u200bd\ud800") == r"a\u202eb\u0007c\u200bd\ud800"
     assert len(make_excerpt("\u202e" * 200, 100)) <= EXCERPT_LENGTH

@@ -1,4 +1,4 @@
-"""Rows on a grid: targets in the order of live tokens, pads known by `*_live` alone, budgets with counts."""
+"""Reasoning batches: targets in order of real tokens, padding known by masks alone, length limits and counts."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ ROWS = [
 
 
 def sequence(batch: ReasoningBatch, b: int) -> list[int]:
-    """The live tokens of a row, in order."""
+    """Return the real tokens of a row in order."""
     return [
         *batch.question_ids[b][batch.question_mask[b]].tolist(),
         *batch.chain_ids[b][batch.chain_mask[b]].tolist(),
@@ -38,7 +38,7 @@ def sequence(batch: ReasoningBatch, b: int) -> list[int]:
 
 
 def predicted(batch: ReasoningBatch, b: int) -> list[int]:
-    """The targets of a row from its last question token on, in order of live tokens."""
+    """Return the targets of a row from its last question token on, in order of real tokens."""
     return [
         int(batch.question_target[b]),
         *batch.chain_targets[b][batch.chain_mask[b]].tolist(),
@@ -83,7 +83,7 @@ ids = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 
 @given(st.lists(st.tuples(ids.filter(len), ids, ids.filter(len)), min_size=1, max_size=4))
 def test_collate_of_any_rows(parts: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Ids that are also pads' and eos's change nothing: only `*_live` says what a pad is."""
+    """Ids equal to padding or eos change nothing; only the masks mark padding."""
     rows = [EncodedExample(str(i), q, c, (0,) * len(c), a, (0, len(a)), -1) for i, (q, c, a) in enumerate(parts)]
     check(collate(rows, range(len(rows))), rows)
     assert [unpack_row(row.id, pack_row(row)) for row in rows] == rows
@@ -129,7 +129,7 @@ def test_reasoning_dataset_counts_of_shipped_subset() -> None:
 
 @pytest.mark.parametrize(("name", "below", "untaught"), [("gpt2", 77, 37), ("gsm-bpe-2048", 57, 27)])
 def test_reasoning_dataset_lengths_of_the_specification(name: str, below: int, untaught: int) -> None:
-    """GSM8K test without last steps: rows without a chain, rows below 24 tokens, slots of 24 without a token."""
+    """GSM8K test without last steps: rows without a chain, rows below 24 tokens, empty slots of 24."""
     examples = read_examples(shared_dir() / "data/gsm8k/test.jsonl", settings(name)).examples
     source = ReasoningDataset(examples, real(name), settings(name), num_latents=24)
     chains = [len(source.get_row(i).chain_ids) for i in range(len(source))]
@@ -140,9 +140,9 @@ def test_reasoning_dataset_lengths_of_the_specification(name: str, below: int, u
 
 def test_reasoning_dataset_fingerprint() -> None:
     prints = {
-        ReasoningDataset(rows, real("gpt2"), how).fingerprint
+        ReasoningDataset(rows, real("gpt2"), config).fingerprint
         for rows in (gsm(4), gsm(5), [replace(e, id=e.id + "x") for e in gsm(4)])
-        for how in (settings("gpt2"), settings("gpt2", format="codi"))
+        for config in (settings("gpt2"), settings("gpt2", format="codi"))
     }
     assert len(prints) == 6
     assert ReasoningDataset(gsm(4), real("gpt2"), settings("gpt2")).fingerprint in prints
@@ -153,8 +153,8 @@ def rows(*answers: str) -> list[ReasoningExample]:
 
 
 def test_reasoning_dataset_require_leading_digit() -> None:
-    kept = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2"))
-    assert (kept.counts.num_used, kept.counts.num_without_leading_digit) == (3, 0)
+    unfiltered = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2"))
+    assert (unfiltered.counts.num_used, unfiltered.counts.num_without_leading_digit) == (3, 0)
     dropped = ReasoningDataset(rows("18", "-18", "$5"), real("gpt2"), settings("gpt2", require_leading_digit=True))
     assert (dropped.counts.num_used, dropped.counts.num_without_leading_digit) == (1, 2)
     assert "2 rows dropped: answer without a leading digit (require_leading_digit)" in dropped.counts.describe()
@@ -220,7 +220,7 @@ def test_reasoning_dataset_refuses_too_few_rows() -> None:
 
 
 def test_reasoning_dataset_reports_invalid_rows() -> None:
-    """The first twenty are told, the others counted; one in a thousand may be left out."""
+    """The first twenty problems are listed, the others counted; one row in a thousand may be skipped."""
     bad = [replace(EXAMPLE, id=f"bad-{i}", answer="none") for i in range(23)]
     with pytest.raises(InputError) as caught:
         ReasoningDataset([*rows("1"), *bad], real("gpt2"), settings("gpt2"))
@@ -235,9 +235,9 @@ def test_reasoning_dataset_reports_invalid_rows() -> None:
 
 
 def test_filter_counts_unknown_tokens() -> None:
-    how: dict[str, Any] = {"source": "digits", "format": "digits", "chain_steps": "all"}
+    config: dict[str, Any] = {"source": "digits", "format": "digits", "chain_steps": "all"}
     source = ReasoningDataset(
-        [ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(how)
+        [ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(config)
     )
     assert source.counts.describe() == [
         "1 rows read",

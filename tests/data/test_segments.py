@@ -1,4 +1,4 @@
-"""Cuts of documents: AC7 against its oracle; lengths within their bounds; one draw for a step."""
+"""Segment boundaries: Eq. AC7 against its oracle, lengths within limits, one draw per step."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ def draws(W: int, seed: int) -> list[float]:
     return uniform(seed, 0, np.arange(W)).tolist()
 
 
-def ours(W: int, w: int, X: int, drawn: list[float]) -> list[int]:
+def ours(W: int, w: int, X: int, values: list[float]) -> list[int]:
     low = min_segment_length(W, w, X)
-    return random_lengths(W, w, low, np.asarray(drawn[: W - w * low]))
+    return random_lengths(W, w, low, np.asarray(values[: W - w * low]))
 
 
 @pytest.mark.equation("autocompressor", "AC7")
@@ -35,19 +35,19 @@ def test_eq_ac7_random_lengths(W: int, w: int, X: int) -> None:
 @pytest.mark.equation("autocompressor", "AC7")
 @pytest.mark.parametrize("name", MISREAD["AC7"])
 def test_eq_ac7_is_told_apart(name: str) -> None:
-    found = [(case, seed) for case in CASES for seed in range(5)]
+    results = [(case, seed) for case in CASES for seed in range(5)]
     assert any(
         MISREAD["AC7"][name](*case, draws(case[0], seed)) != ORACLE["AC7"](*case, draws(case[0], seed))
-        for case, seed in found
+        for case, seed in results
     )
 
 
 def test_random_lengths_in_the_papers_range() -> None:
     for X, low, high in ((2048, 1024, 2048), (4096, 2, 3070)):
-        found = [ours(3072, 2, X, draws(3072, seed)) for seed in range(300)]
-        assert all(low <= length <= high for lengths in found for length in lengths)
-        assert min(map(min, found)) < low + (high - low) * 0.03
-        assert max(map(max, found)) > high - (high - low) * 0.03
+        results = [ours(3072, 2, X, draws(3072, seed)) for seed in range(300)]
+        assert all(low <= length <= high for lengths in results for length in lengths)
+        assert min(map(min, results)) < low + (high - low) * 0.03
+        assert max(map(max, results)) > high - (high - low) * 0.03
 
 
 @given(st.integers(2, 6), st.integers(5, 200), st.integers(5, 400), st.integers(0, 99))
@@ -63,20 +63,20 @@ def test_draw_lengths_sum_and_respect_limits(w: int, mean: int, X: int, seed: in
 
 
 @pytest.mark.parametrize(
-    ("said", "ends"),
+    ("options", "ends"),
     [
         ({"row_tokens": 10, "segment_tokens": 4}, (4, 8, 10)),
         ({"row_tokens": 12, "segment_tokens": 4}, (4, 8, 12)),
         ({"row_tokens": 10, "segment_tokens": (2, 5, 3)}, (2, 7, 10)),
     ],
 )
-def test_fixed_ends(said: dict[str, Any], ends: tuple[int, ...]) -> None:
-    cuts = SegmentBoundaries(TextConfig.model_validate({**said, "segment_lengths": "fixed"}), 0, 100)
+def test_fixed_ends(options: dict[str, Any], ends: tuple[int, ...]) -> None:
+    cuts = SegmentBoundaries(TextConfig.model_validate({**options, "segment_lengths": "fixed"}), 0, 100)
     assert cuts.fixed_ends() == cuts.random_ends(7) == ends
 
 
 @pytest.mark.parametrize(
-    "said",
+    "options",
     [
         {"row_tokens": 600, "segment_tokens": 100, "min_segment_tokens": 50, "max_segment_tokens": 160},
         {
@@ -89,28 +89,32 @@ def test_fixed_ends(said: dict[str, Any], ends: tuple[int, ...]) -> None:
         {"row_tokens": 800, "segment_tokens": 100, "segments_per_window": 8, "max_segment_tokens": 300},
     ],
 )
-def test_random_ends(said: dict[str, Any]) -> None:
-    how = TextConfig.model_validate(said)
-    cuts = SegmentBoundaries(how, 3, 400)
-    found = [cuts.random_ends(step) for step in range(20)]
-    assert found == [cuts.random_ends(step) for step in range(20)]
-    assert len(set(found)) == 20
-    assert found != [SegmentBoundaries(how, 4, 400).random_ends(step) for step in range(20)]
-    for ends in found:
+def test_random_ends(options: dict[str, Any]) -> None:
+    config = TextConfig.model_validate(options)
+    cuts = SegmentBoundaries(config, 3, 400)
+    results = [cuts.random_ends(step) for step in range(20)]
+    assert results == [cuts.random_ends(step) for step in range(20)]
+    assert len(set(results)) == 20
+    assert results != [SegmentBoundaries(config, 4, 400).random_ends(step) for step in range(20)]
+    for ends in results:
         lengths = np.diff([0, *ends])
-        assert len(ends) == how.row_tokens // 100
-        assert ends[-1] == how.row_tokens
-        assert (how.min_segment_tokens or 2) <= lengths.min()
-        assert lengths.max() <= (how.max_segment_tokens or 400)
+        assert len(ends) == config.row_tokens // 100
+        assert ends[-1] == config.row_tokens
+        assert (config.min_segment_tokens or 2) <= lengths.min()
+        assert lengths.max() <= (config.max_segment_tokens or 400)
         # every window's worth of segments has its share of the tokens
         assert [
-            ends[min(i + how.segments_per_window, len(ends)) - 1] for i in range(0, len(ends), how.segments_per_window)
-        ] == [min(i + how.segments_per_window, len(ends)) * 100 for i in range(0, len(ends), how.segments_per_window)]
+            ends[min(i + config.segments_per_window, len(ends)) - 1]
+            for i in range(0, len(ends), config.segments_per_window)
+        ] == [
+            min(i + config.segments_per_window, len(ends)) * 100
+            for i in range(0, len(ends), config.segments_per_window)
+        ]
 
 
 def test_draw_lengths_respect_positions_of_the_model() -> None:
-    how = TextConfig(row_tokens=600, segment_tokens=100)
-    lengths = [np.diff([0, *SegmentBoundaries(how, 0, 120).random_ends(step)]) for step in range(20)]
+    config = TextConfig(row_tokens=600, segment_tokens=100)
+    lengths = [np.diff([0, *SegmentBoundaries(config, 0, 120).random_ends(step)]) for step in range(20)]
     assert min(map(min, lengths)) >= min_segment_length(300, 3, 120) == 90
     assert max(map(max, lengths)) <= 120
 

@@ -1,4 +1,4 @@
-"""Values to copy against their rules, document by document, as text."""
+"""Selective copying documents against the rules of the task, as text."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ TASKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("said", TASKS)
-def test_selective_copying_documents_obey_the_rules(said: dict[str, Any]) -> None:
-    task = SelectiveCopyingConfig.model_validate(said)
+@pytest.mark.parametrize("values", TASKS)
+def test_selective_copying_documents_obey_the_rules(values: dict[str, Any]) -> None:
+    task = SelectiveCopyingConfig.model_validate(values)
     source = SelectiveCopyingDataset(3, task)
     assert isinstance(source, TrainingData)
     batch = source.batch(range(60), 0, 0)
@@ -44,8 +44,8 @@ def test_selective_copying_documents_obey_the_rules(said: dict[str, Any]) -> Non
 def test_selective_copying_positions_are_uniform() -> None:
     task = SelectiveCopyingConfig(num_copied=(4,), row_tokens=20)
     batch = SelectiveCopyingDataset(1, task).batch(range(1000), 0, 0)
-    there = (batch.input_ids[:, :16] != VOCABULARY.index(".")).float().mean(0)
-    assert float((there - 4 / 16).abs().max()) < 5 * (0.25 * 0.75 / 1000) ** 0.5
+    occupancy = (batch.input_ids[:, :16] != VOCABULARY.index(".")).float().mean(0)
+    assert float((occupancy - 4 / 16).abs().max()) < 5 * (0.25 * 0.75 / 1000) ** 0.5
     some = SelectiveCopyingDataset(1, task).batch([7, 3], 2, 5)
     assert some.input_ids.equal(batch.input_ids[torch.tensor([7, 3])])
     assert some.document_ids == ("copying-train-000007", "copying-train-000003")
@@ -55,13 +55,13 @@ def test_selective_copying_positions_are_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("values", "says"),
     [
         ({"num_copied": (4, 2)}, r"num_copied \[4, 2\]"),
         ({"num_copied": ()}, r"num_copied \[\]"),
         ({"num_copied": (2, 8), "row_tokens": 15}, "row_tokens 15"),
     ],
 )
-def test_selective_copying_config_refuses_impossible_tasks(said: dict[str, Any], says: str) -> None:
+def test_selective_copying_config_refuses_impossible_tasks(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
-        SelectiveCopyingConfig.model_validate(said)
+        SelectiveCopyingConfig.model_validate(values)

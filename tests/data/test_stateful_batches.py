@@ -1,4 +1,4 @@
-"""Lanes: a lane goes on where it was, every token but a first is a target at most once, orders are keyed."""
+"""Stateful batches: rows continue, every target is scored at most once, orders depend on seed and epoch."""
 
 import pytest
 import torch
@@ -26,10 +26,10 @@ def lanes(B: int = 3, tokens: int = T, seed: int = 1, books: int = 6) -> Statefu
 
 
 def epoch_of(source: StatefulBatches, B: int, epoch: int = 0) -> list[DocumentBatch]:
-    """The batches of an epoch as the loop asks for them."""
-    how = TrainingConfig(steps=1, batch_size=B, stateful=True)
+    """Return the batches of an epoch as the training loop requests them."""
+    config = TrainingConfig(steps=1, batch_size=B, stateful=True)
     steps = range(epoch * source.num_steps, (epoch + 1) * source.num_steps)
-    places = [compute_update_index(how, 5, step, len(source)) for step in steps]
+    places = [compute_update_index(config, 5, step, len(source)) for step in steps]
     return [source.batch(at.rows, at.epoch, at.step) for at in places]
 
 
@@ -42,20 +42,20 @@ def test_stateful_batches_read_documents_in_order() -> None:
     assert batches[0].document_starts is not None
     assert batches[0].document_starts.tolist() == [True] * 3
     for lane in range(3):
-        read, found = b"", list[bytes]()
+        read, targets = b"", list[bytes]()
         for batch in batches:
             assert batch.document_starts is not None
             row = bytes(batch.input_ids[lane][batch.attention_mask[lane]].tolist())
             if batch.document_starts[lane]:
-                found.append(read)
+                targets.append(read)
                 read = row
             else:
                 assert read[-1] == row[0], "the last target is what the next piece begins with"
                 assert batch.attention_mask[lane, 0]
                 read += row[1:]
-        found.append(read)
-        assert all(text in texts for text in found[2:-1]), "a lane's first and last documents alone may lack a part"
-        assert all(any(part in text for text in texts) for part in found)
+        targets.append(read)
+        assert all(text in texts for text in targets[2:-1]), "a lane's first and last documents alone may lack a part"
+        assert all(any(part in text for text in texts) for part in targets)
 
 
 def test_stateful_batches_score_every_target_once() -> None:
@@ -87,9 +87,9 @@ def test_stateful_batches_order_by_seed_and_epoch() -> None:
 
 
 def test_stateful_batches_fingerprint() -> None:
-    made = [lanes(), lanes(2), lanes(tokens=9), lanes(seed=2), lanes(books=5)]
-    assert len({each.fingerprint for each in made}) == len(made)
-    assert lanes().fingerprint == made[0].fingerprint
+    datasets = [lanes(), lanes(2), lanes(tokens=9), lanes(seed=2), lanes(books=5)]
+    assert len({dataset.fingerprint for dataset in datasets}) == len(datasets)
+    assert lanes().fingerprint == datasets[0].fingerprint
 
 
 def test_stateful_batches_max_rows() -> None:

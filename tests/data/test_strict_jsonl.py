@@ -17,11 +17,11 @@ from laconic.errors import InputError
 from tests.trust.limits import LIMITS
 
 GOOD = b'{"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}\n'
-HOW = DataConfig(path="rows.jsonl")
+CONFIG = DataConfig(path="rows.jsonl")
 
 
-def row(**said: Any) -> bytes:
-    return json.dumps({"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4", **said}).encode() + b"\n"
+def row(**fields: Any) -> bytes:
+    return json.dumps({"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4", **fields}).encode() + b"\n"
 
 
 def less(*keys: str) -> bytes:
@@ -104,7 +104,7 @@ def test_read_examples_refuses_invalid_files(name: str, tmp_path: Path) -> None:
     path.write_bytes(data)
     start = time.process_time()
     with pytest.raises(InputError) as caught:
-        read_examples(path, HOW.model_copy(update={"forbid_unknown_fields": name == "an unknown field"}))
+        read_examples(path, CONFIG.model_copy(update={"forbid_unknown_fields": name == "an unknown field"}))
     assert time.process_time() - start < 2
     first = str(caught.value).split("\n")[0]
     assert first.startswith(f"rows.jsonl:{place}: " if place else "rows.jsonl: "), first
@@ -118,7 +118,7 @@ def test_parse_row_accepts_escaped_backslashes(tmp_path: Path) -> None:
     """An escaped backslash before u202e is plain text, and surrogate pairs are whole characters."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(raw(b"2 and", rb"a\\u202e \\ud83d \\u0000 \ud83d\ude00 \u2019"))
-    assert read_examples(path, HOW).examples[0].question == "a\\u202e \\ud83d \\u0000 \U0001f600 \u2019 2?"
+    assert read_examples(path, CONFIG).examples[0].question == "a\\u202e \\ud83d \\u0000 \U0001f600 \u2019 2?"
 
 
 def test_read_examples_refuses_forty_files() -> None:
@@ -129,7 +129,7 @@ def test_read_examples_message_format(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "Tom has?", "steps": [], "answer": 5}\n')
     with pytest.raises(InputError) as caught:
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
     assert str(caught.value) == (
         'train.jsonl:1:49: answer: expected a string, got number: {"question": "Tom has?", "steps": [], "answer": 5}; '
         "put it in quotes"
@@ -140,14 +140,14 @@ def test_row_error_column_counts_characters(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "日本 😀?", "steps": [], "answer": 5}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"rows\.jsonl:1:46: answer: expected a string"):
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
 
 
 def test_format_problems_counts_the_rest_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + row(answer=5) * 25 + b"no\n" * 5 + GOOD)
     with pytest.raises(InputError) as caught:
-        read_examples(path, HOW)
+        read_examples(path, CONFIG)
     lines = str(caught.value).split("\n")
     assert [line.split(":")[1] for line in lines[:20]] == [str(n) for n in range(2, 22)]
     assert lines[20:] == ["and 10 more: 5 wrong types, 5 bad JSON"]
@@ -156,24 +156,24 @@ def test_format_problems_counts_the_rest_by_kind(tmp_path: Path) -> None:
 def test_read_examples_skips_at_most_one_row_in_a_thousand(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD * 1999 + b"no\n")
-    how = HOW.model_copy(update={"on_invalid_row": "skip"})
-    read = read_examples(path, how)
+    config = CONFIG.model_copy(update={"on_invalid_row": "skip"})
+    read = read_examples(path, config)
     assert len(read.examples) == 1999
     assert read.skipped[0].startswith("rows.jsonl:2000:1: invalid JSON")
     assert read.notes[-1] == f"skipped: {read.skipped[0]}"
     path.write_bytes(GOOD * 998 + b"no\n")
     with pytest.raises(InputError, match=r"1 of 999 rows are invalid; at most 0\.1 % may be skipped"):
-        read_examples(path, how)
+        read_examples(path, config)
 
 
 def test_limits_match_limits_toml() -> None:
-    held = {
+    limits = {
         "data_line": MAX_LINE_BYTES,
         "data_shown": MAX_REPORTED,
         "data_excerpt": EXCERPT_LENGTH,
         "data_skipped": ROWS_PER_SKIP,
     }
-    assert {name: LIMITS[name] for name in held} == held
+    assert {name: LIMITS[name] for name in limits} == limits
 
 
 def mutated(data: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
@@ -206,7 +206,7 @@ def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, da
     start = time.process_time()
     error = ""
     try:
-        read = read_examples(path, HOW).examples
+        read = read_examples(path, CONFIG).examples
     except InputError as caught:
         read, error = (), str(caught)
     assert all(line.isprintable() for line in error.split("\n"))

@@ -1,4 +1,4 @@
-"""Bytes of ids: those of a text sum to its own, in any tokenizer."""
+"""Byte lengths of tokens sum to those of a text, with any tokenizer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A text read in parts has the ids of the whole, whatever the tokenizer, the parts and the windows."""
+"""A text tokenized in parts has the ids of the whole, whatever the tokenizer, parts and windows."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -76,12 +76,14 @@ def test_iter_token_chunks_is_lazy() -> None:
 
 
 def test_iter_token_chunks_ignores_special_tokens_in_text() -> None:
-    made = tokenizer("llama")
-    ids = joined(iter_token_chunks(["a <s> b </s>"], made, 8))
-    assert made.bos_token_id not in ids
-    assert made.eos_token_id not in ids
-    assert made.backend.decode(ids) == "a <s> b </s>"
-    assert made.bos_token_id in made.encode("a <s> b", add_special_tokens=False)  # the tokenizer itself stays as it is
+    llama = tokenizer("llama")
+    ids = joined(iter_token_chunks(["a <s> b </s>"], llama, 8))
+    assert llama.bos_token_id not in ids
+    assert llama.eos_token_id not in ids
+    assert llama.backend.decode(ids) == "a <s> b </s>"
+    assert llama.bos_token_id in llama.encode(
+        "a <s> b", add_special_tokens=False
+    )  # the tokenizer itself stays as it is
 
 
 @given(st.text(), st.integers(1, 7))

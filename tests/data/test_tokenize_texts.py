@@ -1,4 +1,4 @@
-"""Texts encoded together have the ids that each has alone, whatever the tokenizer and the windows."""
+"""Texts tokenized together have the ids of each alone, whatever the tokenizer and windows."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.data.test_tokenize_stream import FOLDERS, WORDS, inner, tokenizer
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of few characters, few of them at once."""
+    """Use small windows and batches."""
     for name, value in (("WINDOW_CHARS", 300), ("OVERLAP_CHARS", 150), ("BATCH_CHARS", 2000)):
         monkeypatch.setattr(tokenize, name, value)
 
@@ -25,22 +25,22 @@ def alone(name: str, text: str) -> list[int]:
 @pytest.mark.parametrize("name", ["bpe", "llama", "bytes"])
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=400).map("".join), max_size=4))
 def test_tokenize_texts_equals_single_texts(name: str, texts: list[str]) -> None:
-    found = tokenize_texts(texts, tokenizer(name))
-    assert [ids.tolist() for ids in found] == [alone(name, text) for text in texts]
-    assert all(ids.dtype == np.int32 for ids in found)
+    result = tokenize_texts(texts, tokenizer(name))
+    assert [ids.tolist() for ids in result] == [alone(name, text) for text in texts]
+    assert all(ids.dtype == np.int32 for ids in result)
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
 def test_tokenize_texts_with_a_book(name: str) -> None:
     with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:
         text = file.read(40_000).decode()
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     texts = ["", text, "a", "z" * 3000, text[:500]]
-    found = tokenize_texts(texts, tokenizer(name), lambda *progress: told.append(progress))
-    assert [ids.tolist() for ids in found] == [alone(name, each) for each in texts]
-    assert told[0] == ("characters tokenized", 0, 43_501)
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
-    assert told[-1][1] < 43_501
+    result = tokenize_texts(texts, tokenizer(name), lambda *progress: calls.append(progress))
+    assert [ids.tolist() for ids in result] == [alone(name, single) for single in texts]
+    assert calls[0] == ("characters tokenized", 0, 43_501)
+    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    assert calls[-1][1] < 43_501
 
 
 def test_join_windows_that_disagree() -> None:
@@ -49,9 +49,9 @@ def test_join_windows_that_disagree() -> None:
     assert join_windows(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)
     one = inner("gpt2").encode(text[300:450], add_special_tokens=False)
     shared = TokenizedWindow(text[300:450], one.ids, one.offsets)
-    found = find_seam(parts[0], parts[1], shared)
-    assert found is not None
-    assert parts[0][: found[0]] + parts[1][found[1] :] == alone("gpt2", text[:750])
+    result = find_seam(parts[0], parts[1], shared)
+    assert result is not None
+    assert parts[0][: result[0]] + parts[1][result[1] :] == alone("gpt2", text[:750])
     other = alone("gpt2", "another text altogether, " * 18)
     assert find_seam(parts[0], other, shared) is find_seam(other, parts[1], shared) is None
     assert join_windows(text, [parts[0], other, parts[2]], inner("gpt2")).tolist() == alone("gpt2", text)

@@ -1,4 +1,4 @@
-"""Tokenizers against transformers: ids, text, chat templates; and hostile templates against their bounds."""
+"""Tokenizers and chat templates against transformers; hostile templates against the limits."""
 
 import hashlib
 import json
@@ -177,10 +177,10 @@ def test_apply_chat_template_equals_transformers(text: str, answer: bool, storie
     from transformers import AutoTokenizer
 
     folder = folder_of(stories, tmp_path, text)
-    asked = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         TALK, tokenize=False, add_generation_prompt=answer
     )
-    assert load_tokenizer(folder).apply_chat_template(TALK, add_generation_prompt=answer) == asked
+    assert load_tokenizer(folder).apply_chat_template(TALK, add_generation_prompt=answer) == expected
 
 
 def test_read_chat_template_sources(stories: Path, tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_render_chat_template_limits(
 ) -> None:
     tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
     start = time.monotonic()
-    with pytest.raises(kind, match=r"^chat template: ") as told:
+    with pytest.raises(kind, match=r"^chat template: ") as caught:
         tokenizer.apply_chat_template(TALK)
-    assert message in str(told.value)
+    assert message in str(caught.value)
     assert time.monotonic() - start < 3
 
 
@@ -247,9 +247,9 @@ def test_load_tokenizer_with_large_integers_in_its_config(stories: Path, tmp_pat
 
 @pytest.mark.parametrize("text", [*TEXTS, "".join(map(chr, range(256)))])
 def test_build_byte_tokenizer(text: str, tmp_path: Path) -> None:
-    made = build_byte_tokenizer()
-    assert made.encode(text) == list(text.encode())
-    assert made.decode(made.encode(text)) == text
-    assert (made.eos_token_id, made.bos_token_id, made.vocab_size) == (256, None, 257)
-    made.save(tmp_path)
-    assert load_tokenizer(tmp_path).fingerprint == made.fingerprint
+    byte_tokenizer = build_byte_tokenizer()
+    assert byte_tokenizer.encode(text) == list(text.encode())
+    assert byte_tokenizer.decode(byte_tokenizer.encode(text)) == text
+    assert (byte_tokenizer.eos_token_id, byte_tokenizer.bos_token_id, byte_tokenizer.vocab_size) == (256, None, 257)
+    byte_tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == byte_tokenizer.fingerprint

@@ -1,4 +1,4 @@
-"""Texts whose words change places: stretch by stretch another permutation, the same ones for the same key."""
+"""Vocabulary drift: a new permutation per interval, the same ones for the same key."""
 
 from itertools import pairwise
 
@@ -9,14 +9,14 @@ from laconic.data.documents.vocabulary_drift import permute_vocabulary
 
 def test_permute_vocabulary_uses_a_new_map_per_interval() -> None:
     ids = np.array([(7 * i * i + i) % 16 for i in range(95)], dtype=np.int32)
-    found = permute_vocabulary(ids, 30, 16, (0, 1, 2))
+    permuted = permute_vocabulary(ids, 30, 16, (0, 1, 2))
     maps: list[dict[int, int]] = []
     for at in range(0, 95, 30):
-        pairs = set(zip(ids[at : at + 30].tolist(), found[at : at + 30].tolist(), strict=True))
+        pairs = set(zip(ids[at : at + 30].tolist(), permuted[at : at + 30].tolist(), strict=True))
         assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})  # a map, and back
         maps.append(dict(pairs))
     assert all(any(one[a] != two[a] for a in one.keys() & two.keys()) for one, two in pairwise(maps))
-    assert found.dtype == ids.dtype
+    assert permuted.dtype == ids.dtype
 
 
 def test_permute_vocabulary_keeps_other_ids() -> None:

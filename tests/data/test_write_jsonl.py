@@ -1,4 +1,4 @@
-"""Rows written as JSONL: whole or not at all, over nothing else."""
+"""JSONL files are written atomically and never overwrite others."""
 
 import pytest
 

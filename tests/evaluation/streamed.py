@@ -1,4 +1,4 @@
-"""Small streams of classes for the tests: ids without a tokenizer, models of two layers."""
+"""Small class-incremental streams and two-layer models for tests."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ V, ARROW, END, FIRST = 24, 1, 2, 3
 WORDS = ((4,), (5, 6), (5, 7), (8, 9, 10), (9,), (10, 4))
 
 
-def tasks(seed: int = 0, each: int = 4, held: int = 2) -> ClassIncrementalStream:
-    """Six classes in three tasks; an utterance has its class's own id among others."""
+def tasks(seed: int = 0, train_per_class: int = 4, test_per_class: int = 2) -> ClassIncrementalStream:
+    """Return six classes in three tasks; an utterance contains an id of its class among random ones."""
     g = torch.Generator().manual_seed(seed)
 
     def item(label: int) -> LabelledUtterance:
@@ -24,8 +24,8 @@ def tasks(seed: int = 0, each: int = 4, held: int = 2) -> ClassIncrementalStream
         return LabelledUtterance((*rest, 12 + label, ARROW), label)
 
     order = ((0, 3), (4, 1), (2, 5))
-    train = tuple(tuple(item(label) for _ in range(each) for label in own) for own in order)
-    test = tuple(tuple(item(label) for _ in range(held) for label in own) for own in order)
+    train = tuple(tuple(item(label) for _ in range(train_per_class) for label in classes) for classes in order)
+    test = tuple(tuple(item(label) for _ in range(test_per_class) for label in classes) for classes in order)
     labels = tuple(f"class {k}" for k in range(6))
     return ClassIncrementalStream("six", seed, labels, WORDS, order, train, test, (FIRST,), (ARROW,), (END,))
 
@@ -33,17 +33,17 @@ def tasks(seed: int = 0, each: int = 4, held: int = 2) -> ClassIncrementalStream
 def decoder(seed: int = 0, width: int = 16) -> Decoder:
     sizes = {"hidden_size": width, "num_hidden_layers": 2, "vocab_size": V, "intermediate_size": 2 * width}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
-    made = Decoder(DecoderConfig.tiny("llama", **sizes, **heads), seed)
+    model = Decoder(DecoderConfig.tiny("llama", **sizes, **heads), seed)
     with torch.no_grad():
-        for p in made.parameters():
+        for p in model.parameters():
             if p.ndim == 2:
                 p.mul_(8)  # the small start of a decoder says all words alike
-    return made.eval()
+    return model.eval()
 
 
-def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **how: Any) -> HopeAttention:
+def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **options: Any) -> HopeAttention:
     return HopeAttention.from_decoder(
-        decoder(), chunks, "grow", options=CMSOptions(inner_lr=eta, associative_target="start", **how)
+        decoder(), chunks, "grow", options=CMSOptions(inner_lr=eta, associative_target="start", **options)
     )
 
 

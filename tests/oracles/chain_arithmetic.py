@@ -1,4 +1,4 @@
-"""Chains read by Python's own parser and worked out in fractions, from the rules of the steps alone."""
+"""Chains parsed by Python's own parser and computed in fractions."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 
 def value(node: ast.AST, text: str) -> Fraction:
-    """An expression of + - * / and numbers as they are written, without a float between."""
+    """Evaluate + - * / and numbers without rounding."""
     if isinstance(node, ast.Expression):
         return value(node.body, text)
     if isinstance(node, ast.Constant):
@@ -19,24 +19,24 @@ def value(node: ast.AST, text: str) -> Fraction:
 
 
 def operands(text: str) -> list[Fraction]:
-    """The numbers of an expression, in order."""
-    found = [node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Constant)]
-    found.sort(key=lambda node: node.col_offset)
-    return [Fraction(str(ast.get_source_segment(text, node))) for node in found]
+    """Return the numbers of an expression in order."""
+    result = [node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Constant)]
+    result.sort(key=lambda node: node.col_offset)
+    return [Fraction(str(ast.get_source_segment(text, node))) for node in result]
 
 
 def numbers(question: str) -> list[Fraction]:
-    """Every number of a question, thousands by commas or not."""
+    """Return every number of a question, with or without thousands separators."""
     return [Fraction(text.replace(",", "")) for text in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", question)]
 
 
 def chain(steps: list[str]) -> list[Fraction]:
-    """The results of a chain; fails where a step is wrong."""
+    """Return the results of a chain; fail if a step is wrong."""
     results: list[Fraction] = []
     for step in steps:
         assert step[:2] + step[-2:] == "<<>>", step
-        expression, _, said = step[2:-2].rpartition("=")
-        found = value(ast.parse(expression, mode="eval"), expression)
-        assert found == Fraction(said), step
-        results.append(found)
+        expression, _, stated = step[2:-2].rpartition("=")
+        result = value(ast.parse(expression, mode="eval"), expression)
+        assert result == Fraction(stated), step
+        results.append(result)
     return results

@@ -81,12 +81,12 @@ def accuracy(
 
 
 def nearest_mean(train: Sequence[tuple[Sequence[float], int]], x: Sequence[float], K: int) -> list[float]:
-    found: list[float] = []
+    scores: list[float] = []
     for k in range(K):
-        own = [v for v, label in train if label == k]
-        mean = [sum(v[d] for v in own) / len(own) for d in range(len(x))] if own else None
-        found.append(-math.inf if mean is None else -sum((x[d] - mean[d]) ** 2 for d in range(len(x))))
-    return found
+        members = [v for v, label in train if label == k]
+        mean = [sum(v[d] for v in members) / len(members) for d in range(len(x))] if members else None
+        scores.append(-math.inf if mean is None else -sum((x[d] - mean[d]) ** 2 for d in range(len(x))))
+    return scores
 
 
 def within_class_covariance(train: Sequence[tuple[Sequence[float], int]], K: int, D: int) -> list[list[float]]:
@@ -94,11 +94,11 @@ def within_class_covariance(train: Sequence[tuple[Sequence[float], int]], K: int
     S = [[0.0] * D for _ in range(D)]
     classes = 0
     for k in range(K):
-        own = [v for v, label in train if label == k]
-        classes += bool(own)
-        for v in own:
+        members = [v for v, label in train if label == k]
+        classes += bool(members)
+        for v in members:
             for a in range(D):
                 for b in range(D):
-                    means = [sum(u[d] for u in own) / len(own) for d in (a, b)]
+                    means = [sum(u[d] for u in members) / len(members) for d in (a, b)]
                     S[a][b] += (v[a] - means[0]) * (v[b] - means[1])
     return [[S[a][b] / (len(train) - classes) for b in range(D)] for a in range(D)]

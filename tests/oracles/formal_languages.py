@@ -1,4 +1,4 @@
-"""Six formal languages by who belongs to them, and what may follow a prefix by trying every way to go on."""
+"""Membership oracle of the six formal languages, and next symbols by enumeration."""
 
 from itertools import product
 
@@ -27,10 +27,10 @@ def balanced(string: str, pair: str) -> bool:
 
 
 def strings(language: str, n: int) -> list[str]:
-    """All of length n."""
+    """Return all strings of length n."""
     return [s for s in map("".join, product(ALPHABET[language], repeat=n)) if belongs(language, s)]
 
 
 def follows(members: list[str], prefix: str) -> frozenset[str]:
-    """What comes after a prefix in any member, "." where one ends there."""
+    """Return what follows a prefix in any member; "." if one ends there."""
     return frozenset((member[len(prefix) :] or ".")[0] for member in members if member.startswith(prefix))

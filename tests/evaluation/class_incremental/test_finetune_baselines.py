@@ -58,14 +58,14 @@ def test_finetuned_learner_learns_on_a_copy() -> None:
 
 def test_finetuned_learner_forgets() -> None:
     """Check of the pipeline: plain fine-tuning forgets, as is well known."""
-    stream = streamed.tasks(each=24, held=6)
+    stream = streamed.tasks(train_per_class=24, test_per_class=6)
     learner = FinetunedLearner(
         CacheAsState(streamed.decoder(width=32)), stream, FinetuneConfig(learning_rate=3e-3, batch_size=4)
     )
-    found = compute_metrics(run_stream(learner, stream).matrices["seen"])
-    assert found.plasticity > 0.8
-    assert found.forgetting is not None
-    assert found.forgetting > 0.3
+    metrics = compute_metrics(run_stream(learner, stream).matrices["seen"])
+    assert metrics.plasticity > 0.8
+    assert metrics.forgetting is not None
+    assert metrics.forgetting > 0.3
 
 
 def test_ewc_penalty_matches_loop_oracle() -> None:
@@ -116,10 +116,10 @@ def test_fisher_information_samples_labels_from_the_model() -> None:
 
 
 def product_of(seen: set[int], n: int) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
+    metrics: list[tuple[int, ...]] = [()]
     for _ in range(n):
-        found = [(*labels, k) for labels in found for k in sorted(seen)]
-    return found
+        metrics = [(*labels, k) for labels in metrics for k in sorted(seen)]
+    return metrics
 
 
 def test_fisher_information_accumulates_over_tasks() -> None:
@@ -159,9 +159,9 @@ def test_replay_reservoir_is_a_uniform_sample() -> None:
         counts.update(item.input_ids[0] for item in reservoir.examples[7])
     assert min(counts[n] for n in range(20)) > 20  # 50 are expected of each, with a spread of 6
     assert max(counts.values()) < 80
-    drawn = reservoir.sample(6, 3)
-    assert len(set(drawn)) == 6
-    assert drawn == reservoir.sample(6, 3) != reservoir.sample(6, 4)
+    sample = reservoir.sample(6, 3)
+    assert len(set(sample)) == 6
+    assert sample == reservoir.sample(6, 3) != reservoir.sample(6, 4)
     assert len(reservoir.sample(99, 0)) == 10
     assert ReplayReservoir(5, 0).sample(3, 0) == []
 

@@ -22,8 +22,8 @@ def fill_missing(A: list[list[float | None]]) -> list[list[float]]:
 def test_compute_metrics_matches_loop_oracle(seed: int) -> None:
     A = random_matrix(seed)
     got, B = compute_metrics(A), fill_missing(A)
-    asked = (oracle.average_accuracy(B), oracle.backward_transfer(B), oracle.forgetting(B), oracle.plasticity(B))
-    assert got == pytest.approx(asked, abs=1e-12)
+    expected = (oracle.average_accuracy(B), oracle.backward_transfer(B), oracle.forgetting(B), oracle.plasticity(B))
+    assert got == pytest.approx(expected, abs=1e-12)
 
 
 def test_forgetting_misread_with_last_row_differs() -> None:
@@ -50,11 +50,11 @@ def test_compute_metrics_of_last_row_only() -> None:
 
 
 def test_estimate_metrics_over_orders() -> None:
-    found = estimate_metrics([random_matrix(seed) for seed in range(5)])
-    each = [compute_metrics(random_matrix(seed)) for seed in range(5)]
-    for name, one in found.items():
-        values = [getattr(f, name) for f in each]
+    estimates = estimate_metrics([random_matrix(seed) for seed in range(5)])
+    metrics = [compute_metrics(random_matrix(seed)) for seed in range(5)]
+    for name, one in estimates.items():
+        values = [getattr(f, name) for f in metrics]
         assert one.mean == pytest.approx(sum(values) / 5)
         assert one.low < one.mean < one.high
         assert (one.num_seeds, one.num_items) == (5, 1)
-    assert set(metrics_to_json(found)["BWT"]) == {"mean", "sd", "low", "high", "num_seeds"}
+    assert set(metrics_to_json(estimates)["BWT"]) == {"mean", "sd", "low", "high", "num_seeds"}

@@ -1,4 +1,4 @@
-"""Utterances as streams of tasks: the sets at hand, disjoint splits, orders of a seed, how a line is said."""
+"""Intent data as streams: shipped data sets, disjoint splits, orders of a seed, line format."""
 
 import json
 from collections import Counter
@@ -25,14 +25,14 @@ LABELS = ("card_lost", "Top_up?", "PIN change", "pay_w2")
 LICENCE = "CC0 1.0"  # the rows below were made for this test
 
 
-def rows(each: int = 6) -> list[Utterance]:
-    made = [Utterance(f"{label} text {i}", label, "train") for i in range(each) for label in LABELS]
-    made += [Utterance(f"{label} asked {i}", label, "test") for i in range(2) for label in LABELS]
-    return made
+def rows(per_class: int = 6) -> list[Utterance]:
+    stream = [Utterance(f"{label} text {i}", label, "train") for i in range(per_class) for label in LABELS]
+    stream += [Utterance(f"{label} asked {i}", label, "test") for i in range(2) for label in LABELS]
+    return stream
 
 
-def found(each: int = 6) -> IntentRows:
-    return intent_data.deduplicate_splits(rows(each), "four")
+def intents(per_class: int = 6) -> IntentRows:
+    return intent_data.deduplicate_splits(rows(per_class), "four")
 
 
 @lru_cache
@@ -40,8 +40,8 @@ def at_hand(name: str) -> IntentRows:
     return load_intents(name, shared_dir() / "data")
 
 
-def written(path: Path, made: list[Utterance]) -> Path:
-    path.write_text("".join(json.dumps({"text": t, "label": l, "split": p}) + "\n" for t, l, p in made))
+def written(path: Path, stream: list[Utterance]) -> Path:
+    path.write_text("".join(json.dumps({"text": t, "label": l, "split": p}) + "\n" for t, l, p in stream))
     return path
 
 
@@ -55,32 +55,32 @@ def test_load_intents_of_shipped_files(name: str, counts: tuple[int, int, int], 
     assert got.num_dropped == left_out  # the published splits share texts
     assert len({row.label for row in got.train}) == len({row.label for row in got.test}) == classes
     for compared in (str, normalise_text):
-        held = [{compared(row.text) for row in part} for part in got[:3]]
-        assert held[0].isdisjoint(held[1] | held[2])
-        assert held[1].isdisjoint(held[2])
+        texts = [{compared(row.text) for row in part} for part in got[:3]]
+        assert texts[0].isdisjoint(texts[1] | texts[2])
+        assert texts[1].isdisjoint(texts[2])
     assert "oos" not in {row.label for row in got.train}
 
 
 def test_build_stream_of_shipped_file() -> None:
     tokenizer = load_tokenizer(shared_dir() / "models" / "stories260k")
     got = at_hand("clinc150")
-    made = build_stream(got, tokenizer, 3, name="clinc150", max_test_per_class=1, max_train_per_class=2)
-    assert [len(task) for task in made.task_classes] == [15] * 10
-    assert sorted(k for task in made.task_classes for k in task) == list(range(150))
-    assert [len(task) for task in made.train] == [30] * 10
-    assert [len(task) for task in made.test] == [15] * 10
-    assert made.start_ids == (tokenizer.bos_token_id,)
-    item = made.train[0][0]
-    assert made.training_ids(item)[-1:] == made.line_end_ids == (13,)
-    said = tokenizer.decode(made.training_ids(item))
-    assert said.endswith(f"→ {made.label_texts[item.label]}\n")
+    stream = build_stream(got, tokenizer, 3, name="clinc150", max_test_per_class=1, max_train_per_class=2)
+    assert [len(task) for task in stream.task_classes] == [15] * 10
+    assert sorted(k for task in stream.task_classes for k in task) == list(range(150))
+    assert [len(task) for task in stream.train] == [30] * 10
+    assert [len(task) for task in stream.test] == [15] * 10
+    assert stream.start_ids == (tokenizer.bos_token_id,)
+    item = stream.train[0][0]
+    assert stream.training_ids(item)[-1:] == stream.line_end_ids == (13,)
+    decoded = tokenizer.decode(stream.training_ids(item))
+    assert decoded.endswith(f"→ {stream.label_texts[item.label]}\n")
 
 
 def test_deduplicate_splits_drops_repeated_texts() -> None:
-    made = rows()
-    made += [Utterance("Card_lost, ASKED: 0!", "card_lost", "train"), Utterance("both", "card_lost", "valid")]
-    made += [Utterance("Both?", "card_lost", "train")]
-    got = intent_data.deduplicate_splits(made, "four")
+    stream = rows()
+    stream += [Utterance("Card_lost, ASKED: 0!", "card_lost", "train"), Utterance("both", "card_lost", "valid")]
+    stream += [Utterance("Both?", "card_lost", "train")]
+    got = intent_data.deduplicate_splits(stream, "four")
     assert got.num_dropped == 1 + 1
     assert {normalise_text(row.text) for row in got.train}.isdisjoint(
         normalise_text(row.text) for row in [*got.valid, *got.test]
@@ -90,53 +90,53 @@ def test_deduplicate_splits_drops_repeated_texts() -> None:
 
 def test_build_stream_divides_shuffled_classes() -> None:
     tokenizer = build_byte_tokenizer()
-    orders = [build_stream(found(), tokenizer, seed, name="four", classes_per_task=2) for seed in range(6)]
-    for made in orders:
-        assert sorted(k for task in made.task_classes for k in task) == [0, 1, 2, 3]
-        for i, task in enumerate(made.task_classes):
-            assert {item.label for item in made.train[i]} == {item.label for item in made.test[i]} == set(task)
-            assert len(made.train[i]) == len(set(made.train[i])) == 12
-        assert made.seen_classes(0) == sorted(made.task_classes[0])
-        assert made.seen_classes(1) == [0, 1, 2, 3]
-    assert len({made.task_classes for made in orders}) > 1
-    assert orders[0] == build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
+    orders = [build_stream(intents(), tokenizer, seed, name="four", classes_per_task=2) for seed in range(6)]
+    for stream in orders:
+        assert sorted(k for task in stream.task_classes for k in task) == [0, 1, 2, 3]
+        for i, task in enumerate(stream.task_classes):
+            assert {item.label for item in stream.train[i]} == {item.label for item in stream.test[i]} == set(task)
+            assert len(stream.train[i]) == len(set(stream.train[i])) == 12
+        assert stream.seen_classes(0) == sorted(stream.task_classes[0])
+        assert stream.seen_classes(1) == [0, 1, 2, 3]
+    assert len({stream.task_classes for stream in orders}) > 1
+    assert orders[0] == build_stream(intents(), tokenizer, 0, name="four", classes_per_task=2)
     labels = [item.label for item in orders[0].train[0]]
     assert labels != sorted(labels)  # shuffled within the task
     limits = build_stream(
-        found(), tokenizer, 0, name="four", classes_per_task=2, max_test_per_class=1, max_train_per_class=3
+        intents(), tokenizer, 0, name="four", classes_per_task=2, max_test_per_class=1, max_train_per_class=3
     )
     assert [len(task) for task in limits.test] == [2, 2]
     assert [Counter(item.label for item in task).most_common()[0][1] for task in limits.train] == [3, 3]
-    other = build_stream(found(), tokenizer, 1, name="four", classes_per_task=2, max_test_per_class=1)
+    other = build_stream(intents(), tokenizer, 1, name="four", classes_per_task=2, max_test_per_class=1)
     assert {item for task in limits.test for item in task} == {item for task in other.test for item in task}
 
 
 def test_use_validation_split_excludes_test_rows() -> None:
-    tokenizer, got = build_byte_tokenizer(), found(20)
-    asked = {row.text for row in got.test}
+    tokenizer, got = build_byte_tokenizer(), intents(20)
+    test_texts = {row.text for row in got.test}
     chosen = intent_data.use_validation_split(got)
     assert Counter(row.label for row in chosen.test) == dict.fromkeys(LABELS, 2)  # a tenth
     assert len(chosen.train) == 72
-    assert asked.isdisjoint(row.text for row in [*chosen.train, *chosen.test])
+    assert test_texts.isdisjoint(row.text for row in [*chosen.train, *chosen.test])
     with_valid = got._replace(valid=[Utterance("held", "card_lost", "valid")])
     assert intent_data.use_validation_split(with_valid).test == with_valid.valid
     assert intent_data.use_validation_split(with_valid).train == got.train
-    made = build_stream(got, tokenizer, 0, name="four", classes_per_task=2, part="valid")
-    assert [len(task) for task in made.test] == [4, 4]
+    stream = build_stream(got, tokenizer, 0, name="four", classes_per_task=2, part="valid")
+    assert [len(task) for task in stream.test] == [4, 4]
 
 
 def test_build_stream_line_format() -> None:
     tokenizer = build_byte_tokenizer()
-    made = build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
-    assert made.label_texts == ("pin change", "top up", "card lost", "pay w2")
+    stream = build_stream(intents(), tokenizer, 0, name="four", classes_per_task=2)
+    assert stream.label_texts == ("pin change", "top up", "card lost", "pay w2")
     assert [label_to_text(label) for label in ("reverted_card_payment?", "rollover_401k")] == [
         "reverted card payment",
         "rollover 401k",
     ]
-    line = bytes(made.training_ids(made.train[0][0])).decode()
-    assert line.endswith(f" → {made.label_texts[made.train[0][0].label]}\n")
-    assert made.start_ids == (256,)
-    assert bytes(made.arrow_ids).decode() == "→"
+    line = bytes(stream.training_ids(stream.train[0][0])).decode()
+    assert line.endswith(f" → {stream.label_texts[stream.train[0][0].label]}\n")
+    assert stream.start_ids == (256,)
+    assert bytes(stream.arrow_ids).decode() == "→"
 
 
 def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dbpedia14 is not on the Hub"):
         load_intents("dbpedia14")
     with pytest.raises(InputError, match="do not divide into two or more tasks of 3"):
-        build_stream(found(), tokenizer, 0, name="four", classes_per_task=3)
+        build_stream(intents(), tokenizer, 0, name="four", classes_per_task=3)
     one = written(tmp_path / "a.jsonl", [row for row in rows() if row.label == "card_lost"])
     with pytest.raises(InputError, match="1 class in 8 rows"):
         load_intents("banking77", one)
@@ -167,28 +167,28 @@ def test_build_stream_refuses_tokenizer_that_merges_arrow(monkeypatch: pytest.Mo
     tokenizer = build_byte_tokenizer()
     monkeypatch.setattr(tokenizer, "encode", lambda text, add_special_tokens=True: [len(text)])
     with pytest.raises(InputError, match="the tokenizer merges →"):
-        build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
+        build_stream(intents(), tokenizer, 0, name="four", classes_per_task=2)
 
 
 def test_load_hub_utterances_by_class_name(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("datasets")
     import datasets
 
-    asked: list[tuple[str, str | None, str]] = []
+    test_texts: list[tuple[str, str | None, str]] = []
 
     def load_dataset(repo: str, config: str | None, *, split: str, revision: str | None) -> Any:
-        asked.append((repo, config, split))
+        test_texts.append((repo, config, split))
         part = "test" if split == "test" else "train"
-        own = [row for row in rows() if row.part == part] + [Utterance(f"odd {split}", "oos", part)]
+        odd_rows = [row for row in rows() if row.part == part] + [Utterance(f"odd {split}", "oos", part)]
         names = datasets.ClassLabel(names=[*LABELS, "oos"])
         column = "intent" if config else "label"
         features = datasets.Features({"text": datasets.Value("string"), column: names})
-        texts = [f"{split} {row.text}" for row in own]
-        return datasets.Dataset.from_dict({"text": texts, column: [row.label for row in own]}, features=features)
+        texts = [f"{split} {row.text}" for row in odd_rows]
+        return datasets.Dataset.from_dict({"text": texts, column: [row.label for row in odd_rows]}, features=features)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     got = load_intents("clinc150")
-    assert asked == [("clinc/clinc_oos", "plus", split) for split in ("train", "validation", "test")]
+    assert test_texts == [("clinc/clinc_oos", "plus", split) for split in ("train", "validation", "test")]
     assert {row.label for row in got.train} == set(LABELS)
     assert len(got.valid) == 24
     assert len(load_intents("banking77").test) == 9  # with its row of oos, which is a class there

@@ -20,7 +20,7 @@ from tests.evaluation import streamed
 from tests.oracles import class_incremental as oracle
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # tests/methods check the shapes of the same calls
-TASKS = streamed.tasks(each=2)
+TASKS = streamed.tasks(train_per_class=2)
 ITEMS = [item for task in TASKS.test for item in task]
 
 
@@ -81,8 +81,8 @@ def test_in_context_learner_drops_oldest_lines() -> None:
     n = len(learner.lines)
     assert learner.lines == lines[-n:]
     longest = max(len(item.input_ids) for item in ITEMS) + max(map(len, TASKS.label_ids))
-    held = len(TASKS.start_ids) + sum(map(len, learner.lines))
-    assert held + longest <= 40 < held + longest + len(lines[-n - 1])
+    num_tokens = len(TASKS.start_ids) + sum(map(len, learner.lines))
+    assert num_tokens + longest <= 40 < num_tokens + longest + len(lines[-n - 1])
     text = tuple(i for line in learner.lines for i in line)
     expected = score_after(model, TASKS, model.initial_state(1), ITEMS[:2], context_ids=text).scores
     np.testing.assert_allclose(learner.score(ITEMS[:2], [0]).scores, expected, atol=1e-12)
@@ -116,8 +116,8 @@ def test_nearest_class_mean_matches_loop_oracle(shared: bool) -> None:
 
 def test_last_hidden_states_equal_single_rows() -> None:
     model = CacheAsState(streamed.decoder())
-    found = last_hidden_states(model, TASKS, ITEMS)
-    for x, item in zip(found, ITEMS, strict=True):
+    states = last_hidden_states(model, TASKS, ITEMS)
+    for x, item in zip(states, ITEMS, strict=True):
         row = torch.tensor([[*TASKS.start_ids, *item.input_ids]])
         alone = model.decoder(model.decoder.embed(row)).hidden_states[0, -1].double()
         assert tolerances.error(torch.from_numpy(x), alone) < tolerances.FLOAT32

@@ -101,7 +101,7 @@ class RandomLearner:
 
 @pytest.mark.parametrize("criterion", ["seen", "all"])
 def test_run_stream_matrix_matches_loop_oracle(criterion: str) -> None:
-    stream = streamed.tasks(held=40)
+    stream = streamed.tasks(test_per_class=40)
     result = run_stream(RandomLearner(6), stream)
     other = dict.fromkeys(("current", "own"), 0.0)
     source = RandomLearner(6)

@@ -34,14 +34,14 @@ def run_plan(*args: Any, log: Any = None, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    made = [
+    examples = [
         {"text": f"{part} {label} {i}", "label": label, "split": part}
         for part, n in (("train", 3), ("test", 1))
         for label in ("ab", "cd", "ef", "gh")
         for i in range(n)
     ]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    path.write_text("".join(json.dumps(row) + "\n" for row in examples))
     return path
 
 
@@ -87,7 +87,7 @@ def test_plan_leaves_out_unavailable_methods(rows: Path) -> None:
     attention_free = Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(8,), num_heads=2, head_dim=8)).eval()
     with pytest.raises(UsageError, match="icl: the model has no attention"):
         run_plan(attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("icl",))
-    found = run_plan(
+    result = run_plan(
         attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("learner", "finetune")
     )
-    assert list(found["methods"]) == ["learner", "finetune"]
+    assert list(result["methods"]) == ["learner", "finetune"]
