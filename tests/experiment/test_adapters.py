@@ -44,7 +44,7 @@ def optional() -> None:
 
 
 def settings(kind: str, targets: Any = "all-linear") -> "LoraConfig":
-    return LoraConfig(rank=4, target_modules=targets, **KINDS[kind])
+    return LoraConfig(r=4, target_modules=targets, **KINDS[kind])
 
 
 def ours(model: "Decoder | PeftModel") -> Tensor:
@@ -185,7 +185,7 @@ def test_an_adapter_of_another_family_or_with_other_heads(tmp_path: Path) -> Non
 
 
 def test_an_adapter_of_some_layers(tmp_path: Path) -> None:
-    some = LoraConfig(rank=2, target_modules=["q_proj"], layers_to_transform=[0])
+    some = LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[0])
     lora.save_adapter(lora.add_adapter(fresh("llama"), some), tmp_path / "a")
     assert lora.load_adapter(fresh("llama"), tmp_path / "a").peft_config["default"].layers_to_transform == [0]
 
@@ -208,13 +208,13 @@ def test_settings_that_cannot_be_meant(changes: dict[str, Any], message: str) ->
 
 
 def test_a_pattern_is_a_target() -> None:
-    model = lora.add_adapter(fresh("llama"), LoraConfig(rank=2, target_modules=r".*\.1\.self_attn\.[qv]_proj"))
+    model = lora.add_adapter(fresh("llama"), LoraConfig(r=2, target_modules=r".*\.1\.self_attn\.[qv]_proj"))
     assert len([key for key, _ in model.named_parameters() if "lora_A" in key]) == 2
 
 
 @pytest.mark.parametrize("name", ["embed_tokens", "model.embed_tokens"])
 def test_a_whole_embedding_is_saved_only_where_the_head_is_its_own(name: str, tmp_path: Path) -> None:
-    asked = LoraConfig(rank=2, target_modules=["q_proj"], modules_to_save=[name])
+    asked = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[name])
     with pytest.raises(InputError, match=r"this model's head is tied to it, .*use trainable_token_indices$"):
         lora.add_adapter(fresh("llama", tie_word_embeddings=True), asked)
     model = lora.add_adapter(fresh("llama"), asked)
