@@ -27,7 +27,7 @@ def train(make: type[torch.optim.Optimizer], lr: float) -> float:
     for _ in range(STEPS):
         start = torch.randint(len(ids) - LENGTH - 1, (ROWS, 1), generator=rows)
         read = ids[start + torch.arange(LENGTH + 1)]
-        logits = decoder.logits(decoder(decoder.embed(read[:, :-1])).hidden)
+        logits = decoder.logits(decoder(decoder.embed(read[:, :-1])).hidden_states)
         loss = F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,4 @@
-"""What every test run has: shapes checked, sockets blocked, one thread, seeds, the way to shared data."""
+"""Setup of every test run: shape checks, blocked sockets, one thread, seeds, and the path of shared data."""
 
 import gc
 import importlib.util
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from jaxtyping import install_import_hook
 
-# Before anything imports laconic: annotated shapes in core and methods are checked, in each file of a function's first
-# calls, and of all of them where slow tests are run too.
+# Before anything imports laconic: check annotated shapes, on the first calls of each function in each test file, or on
+# all calls if slow tests run too (tests/shapes.py).
 install_import_hook(
     [
         f"laconic.{name}"
@@ -39,7 +39,7 @@ from tests import shapes  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 VERIFY = REPO / "tests" / "verification"
-ALIKE = {"mistral", "qwen2"}
+LLAMA_VARIANTS = {"mistral", "qwen2"}
 CI = bool(os.environ.get("CI"))
 
 settings.register_profile(
@@ -58,49 +58,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.set_threshold(20_000, 20, 50)  # at 700 objects, a twenty-fifth of the time goes into looking through torch
+    gc.set_threshold(20_000, 20, 50)  # the default of 700 objects costs 4% of the time
     torch.set_num_threads(1)
-    shapes.EVERY = config.option.markexpr != "not slow"
-    os.fsync = os.fstat  # whose order tests of a power cut watch; no power fails here, so nothing is waited for
+    shapes.CHECK_ALL = config.option.markexpr != "not slow"
+    os.fsync = os.fstat  # tests of power cuts check the order of calls; nothing needs to reach the disk
     block_sockets()
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if alike(item):
+        if is_llama_variant(item):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 
 
-def alike(item: pytest.Item) -> bool:
-    """Whether it asks of Mistral or Qwen 2 what is asked of Llama too.
+def is_llama_variant(item: pytest.Item) -> bool:
+    """Return whether a test repeats for Mistral or Qwen 2 what it checks for Llama.
 
-    They are Llama with a window and with biases, and tests/verification holds them to Transformers.
+    They are Llama with a window and with biases, and tests/verification compares them with transformers.
     """
-    asked = getattr(item, "callspec", None)
-    return bool(
-        asked and ALIKE & {v for v in asked.params.values() if isinstance(v, str)} and VERIFY not in item.path.parents
-    )
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or VERIFY in item.path.parents:
+        return False
+    return bool(LLAMA_VARIANTS & {value for value in callspec.params.values() if isinstance(value, str)})
 
 
 def missing(what: str) -> None:
-    """The rule for whatever a test needs and this machine has not: a failure in CI, a skip elsewhere."""
+    """Skip a test whose requirements this machine lacks; fail it in CI."""
     if CI:
-        pytest.fail(f"{what}; CI is set, so a check that cannot run is a failure")
+        pytest.fail(f"{what}; a test that cannot run fails in CI")
     else:
         pytest.skip(what)
 
 
 def find_shared() -> Path | None:
-    """The folder of models and data beside the checkout, or the one LACONIC_DATA names; None if there is none."""
+    """Return the folder of models and data beside the checkout, or LACONIC_DATA; None if there is none."""
     folder = Path(os.environ.get("LACONIC_DATA") or REPO.parent / "shared").resolve()
     return folder if (folder / "models").is_dir() else None
 
 
 def shared_dir() -> Path:
-    """`find_shared`, or the rule of `missing`."""
+    """Return the folder of models and data, or call `missing`."""
     folder = find_shared()
     if folder is None:
         missing("needs shared data: ../shared beside the checkout, or LACONIC_DATA")
@@ -109,7 +109,7 @@ def shared_dir() -> Path:
 
 
 def needs(module: str) -> None:
-    """For optional dependencies: the rule of `missing` where `module` is not installed."""
+    """Call `missing` if an optional dependency is not installed."""
     if importlib.util.find_spec(module) is None:
         missing(f"needs {module}: pip install laconic[hf]")
 
@@ -123,18 +123,18 @@ def shared() -> Path:
 def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.default_generator.manual_seed(0)  # torch.manual_seed walks the stack for CUDA, which is deep in a test
+    torch.default_generator.manual_seed(0)  # faster than torch.manual_seed, which walks the stack
 
 
 @pytest.fixture(autouse=True, scope="module")
-def checked_anew() -> None:
-    """What of shapes is checked does not depend on the files before."""
-    shapes.again()
+def enable_shape_checks() -> None:
+    """Make the shape checks of a file independent of the files before it."""
+    shapes.enable_all()
 
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """No shape checks, for files that repeat calls whose shapes others check: half of their time."""
+    """Turn off shape checks, for files that repeat calls whose shapes other files check."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield

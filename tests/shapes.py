@@ -1,4 +1,4 @@
-"""Checks of annotated shapes: in each file of tests of the first calls of every function, or of all calls."""
+"""Check annotated shapes on the first calls of every function in each test file, or on all calls."""
 
 import functools
 import sys
@@ -8,43 +8,43 @@ from typing import Any
 
 from beartype import beartype
 
-FEW = 4  # checks of a function in a file: two calls, of what goes in and of what comes out
-EVERY = False  # set by whoever runs slow tests too
-seen: Counter[tuple[str, str]] = Counter()
-quiet: list[Any] = []
+MAX_CHECKS = 4  # per function and test file: arguments and result of two calls
+CHECK_ALL = False  # set when slow tests run too
+check_counts: Counter[tuple[str, str]] = Counter()
+disabled: list[Any] = []
 
 
-def sparing(asked: Callable[..., Any]) -> Callable[..., Any]:
-    """The type checker for jaxtyping, which skips what has `__no_type_check__`; half of a test is checks otherwise."""
-    key = (asked.__module__, asked.__qualname__)
-    checked = functools.cache(lambda: beartype(asked))  # made when it is called: most functions are not
+def sparing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Type checker for jaxtyping that stops after MAX_CHECKS; checking every call would take half of the test time."""
+    key = (function.__module__, function.__qualname__)
+    checked = functools.cache(lambda: beartype(function))  # built on the first call: most functions are not called
 
-    @functools.wraps(asked)
-    def counted(*args: Any, **named: Any) -> Any:
-        found = checked()(*args, **named)
-        seen[key] += 1
-        if seen[key] == FEW and not EVERY:
-            silence(*key)
-        return found
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        result = checked()(*args, **options)
+        check_counts[key] += 1
+        if check_counts[key] == MAX_CHECKS and not CHECK_ALL:
+            disable(*key)
+        return result
 
-    return counted
+    return call
 
 
-def silence(module: str, name: str) -> None:
-    """No checks of this function until `again`."""
-    found: Any = sys.modules[module]
+def disable(module: str, name: str) -> None:
+    """Turn off the checks of a function until `enable_all`."""
+    function: Any = sys.modules[module]
     for part in name.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-    for inner in ("__func__", "fget", "func"):  # of class methods and properties
-        found = getattr(found, inner, None) or found
-    while found is not None and hasattr(found, "__wrapped__"):  # the check is innermost
-        found.__no_type_check__ = True
-        quiet.append(found)
-        found = found.__wrapped__
+        function = vars(function).get(part) if hasattr(function, "__dict__") else None
+    for attribute in ("__func__", "fget", "func"):  # class methods and properties
+        function = getattr(function, attribute, None) or function
+    while function is not None and hasattr(function, "__wrapped__"):  # the check is the innermost wrapper
+        function.__no_type_check__ = True
+        disabled.append(function)
+        function = function.__wrapped__
 
 
-def again() -> None:
-    """Every function is checked anew."""
-    seen.clear()
-    while quiet:
-        del quiet.pop().__no_type_check__
+def enable_all() -> None:
+    """Turn on the checks of every function again."""
+    check_counts.clear()
+    while disabled:
+        del disabled.pop().__no_type_check__

@@ -1,4 +1,4 @@
-"""The whole path on a checkpoint that we did not make: the 260K Llama through LoRA, answers, inspection, and back."""
+"""A published checkpoint end to end: LoRA training of the 260K Llama, evaluation, inspection, export and reload."""
 
 import json
 from pathlib import Path
@@ -41,57 +41,61 @@ max_tokens = 8
 
 
 @pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained run in it."""
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a trained run."""
     needs("peft")
     needs("transformers")
     shared_dir()
     folder = sandbox(tmp_path_factory.mktemp("path"), wants_shared=True)
     (folder / "lora.toml").write_text(RECIPE, encoding="utf-8")
-    done = laconic("laconic train lora.toml --out run", folder)
-    assert done.returncode == 0, done.stderr
+    process = laconic("laconic train lora.toml --out run", folder)
+    assert process.returncode == 0, process.stderr
     return folder
 
 
-def test_the_adapter_learns_and_the_base_stays(inside: Path) -> None:
-    lines = [json.loads(line) for line in (inside / "run/metrics.jsonl").read_text().splitlines()]
+def test_lora_run_saves_the_adapter_only(run_folder: Path) -> None:
+    lines = [json.loads(line) for line in (run_folder / "run/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < losses[0]
-    assert (inside / "run/steps/step-000003/adapter_model.safetensors").stat().st_size > 0
-    assert not (inside / "run/steps/step-000003/model.safetensors").exists()
+    assert (run_folder / "run/steps/step-000003/adapter_model.safetensors").stat().st_size > 0
+    assert not (run_folder / "run/steps/step-000003/model.safetensors").exists()
 
 
-def test_it_is_evaluated_on_real_questions(inside: Path) -> None:
-    done = laconic("laconic evaluate run --tasks gsm8k,multiarith --limit 3 --protocol decimal --format json", inside)
-    assert done.returncode == 0, done.stderr
-    sets = {found["set"].partition(":")[0]: found for found in json.loads(done.stdout)["sets"]}
+def test_lora_run_evaluates_on_real_questions(run_folder: Path) -> None:
+    process = laconic(
+        "laconic evaluate run --tasks gsm8k,multiarith --limit 3 --protocol decimal --format json", run_folder
+    )
+    assert process.returncode == 0, process.stderr
+    sets = {result["set"].partition(":")[0]: result for result in json.loads(process.stdout)["sets"]}
     assert set(sets) == {"gsm8k", "multiarith"}
-    for found in sets.values():
-        assert found["questions"] == 3
-        assert found["runs"][0]["passes"]["think"] == 3
+    for result in sets.values():
+        assert result["questions"] == 3
+        assert result["runs"][0]["passes"]["latent"] == 3
 
 
 @pytest.mark.slow
-def test_it_is_looked_into(inside: Path) -> None:
-    asked = 'laconic inspect run "Tom has 3 apples and eats 1. How many are left?" --chain "<<3-1=2>>" --out page.html'
-    done = laconic(asked, inside)
-    assert done.returncode == 0, done.stderr
-    assert "<html" in (inside / "page.html").read_text(encoding="utf-8")
+def test_lora_run_is_inspected(run_folder: Path) -> None:
+    command = (
+        'laconic inspect run "Tom has 3 apples and eats 1. How many are left?" --chain "<<3-1=2>>" --out page.html'
+    )
+    process = laconic(command, run_folder)
+    assert process.returncode == 0, process.stderr
+    assert "<html" in (run_folder / "page.html").read_text(encoding="utf-8")
 
 
-def test_it_leaves_for_transformers_and_comes_back(inside: Path) -> None:
+def test_lora_run_exports_to_transformers_and_reloads(run_folder: Path) -> None:
     import transformers
 
-    done = laconic("laconic export run --out exported", inside)
-    assert done.returncode == 0, done.stderr
+    process = laconic("laconic export run --out exported", run_folder)
+    assert process.returncode == 0, process.stderr
     ids = torch.tensor([[1, 5, 9, 200, 37]])
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(inside / "exported", dtype=torch.float32).eval()
-    ours = Decoder.from_pretrained(inside / "exported")
-    base = Decoder.from_pretrained(inside.parent / "shared/models/stories260k")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(run_folder / "exported", dtype=torch.float32).eval()
+    ours = Decoder.from_pretrained(run_folder / "exported")
+    base = Decoder.from_pretrained(run_folder.parent / "shared/models/stories260k")
     with torch.no_grad():
-        logits = ours.logits(ours(ours.embed(ids)).hidden)
+        logits = ours.logits(ours(ours.embed(ids)).hidden_states)
         assert error(logits, theirs(ids).logits) <= FLOAT32
-        assert error(logits, base.logits(base(base.embed(ids)).hidden)) > 100 * FLOAT32  # the adapter is in it
-    theirs.save_pretrained(inside / "back")
-    back = Decoder.from_pretrained(inside / "back")
+        assert error(logits, base.logits(base(base.embed(ids)).hidden_states)) > 100 * FLOAT32  # the adapter is merged
+    theirs.save_pretrained(run_folder / "back")
+    back = Decoder.from_pretrained(run_folder / "back")
     assert back.fingerprint == ours.fingerprint

@@ -1,4 +1,4 @@
-"""Shapes are checked in every file, in the first calls of each function; `make test-all` checks all calls."""
+"""Shape checks run on the first calls of each function in every file; `make test-all` checks all calls."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from jaxtyping import TypeCheckError
 from laconic.models.positions import next_token
 from tests import shapes
 
-RIGHT, WRONG = torch.ones(2, 3), torch.ones(2, 3, 4)  # [B, V], and what is no such thing
+RIGHT, WRONG = torch.ones(2, 3), torch.ones(2, 3, 4)  # [B, V], and another shape
 
 
-def test_the_first_calls_of_a_file_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "EVERY", False)
+def test_first_calls_of_a_file_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "CHECK_ALL", False)
     for _ in range(2):
-        shapes.again()
+        shapes.enable_all()
         with pytest.raises(TypeCheckError):
             next_token(WRONG)
         next_token(RIGHT)
@@ -23,10 +23,10 @@ def test_the_first_calls_of_a_file_are_checked(monkeypatch: pytest.MonkeyPatch) 
         assert next_token(WRONG).shape == (2, 3)
 
 
-def test_all_calls_are_checked_where_slow_tests_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "EVERY", True)
-    shapes.again()
-    for _ in range(shapes.FEW):
+def test_all_calls_are_checked_if_slow_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "CHECK_ALL", True)
+    shapes.enable_all()
+    for _ in range(shapes.MAX_CHECKS):
         next_token(RIGHT)
     with pytest.raises(TypeCheckError):
         next_token(WRONG)

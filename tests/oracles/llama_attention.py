@@ -12,7 +12,7 @@ def tensor(x: Any) -> Tensor:
 
 
 def linear(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y W^T + b, one output at a time."""
+    """Compute y W^T + b, one output at a time."""
     b = [0.0] * weight.shape[0] if bias is None else bias.tolist()
     rows = [
         [b[o] + sum(w[i] * row[i] for i in range(len(row))) for o, w in enumerate(weight.tolist())]
@@ -34,7 +34,7 @@ def split_heads(x: Tensor, n: int) -> Tensor:
 
 
 def projections(y: Tensor, q: Any, k: Any, v: Any, H: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v are pairs of weight and bias; three maps, each with its own number of heads."""
+    """Project to queries, keys and values; each of q, k, v is a pair of weight and bias."""
     return tuple(split_heads(linear(y, *pair), n) for pair, n in ((q, H), (k, G), (v, G)))  # type: ignore[return-value]
 
 
@@ -120,7 +120,7 @@ def gathered(p: Tensor, v: Tensor) -> Tensor:
 
 
 def ahead(n: int) -> Any:
-    """Causality with the diagonal moved by n."""
+    """Misread causality with the diagonal shifted by n."""
 
     def misread(live: Tensor, S: int, window: int | None) -> Tensor:
         t = torch.arange(live.shape[1] - S)[:, None]
@@ -142,7 +142,7 @@ def by_slots(live: Tensor, S: int, window: int | None) -> Tensor:
 
 
 def reordered(order: str) -> Any:
-    """q, k, v read from the maps in another order."""
+    """Misread q, k, v in another order."""
 
     def misread(y: Tensor, q: Any, k: Any, v: Any, H: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
         maps = {"q": q, "k": k, "v": v}
@@ -156,7 +156,7 @@ def unbiased(y: Tensor, q: Any, k: Any, v: Any, H: int, G: int) -> tuple[Tensor,
 
 
 def untransposed(y: Tensor, q: Any, k: Any, v: Any, H: int, G: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads by a view of [B, T, nE] as [B, n, T, E]."""
+    """Misread heads as a view of [B, T, nE] as [B, n, T, E]."""
     maps = ((q, H), (k, G), (v, G))
     return tuple(linear(y, *pair).reshape(y.shape[0], n, y.shape[1], -1) for pair, n in maps)  # type: ignore[return-value]
 

@@ -66,7 +66,7 @@ def norm(x: Tensor, w: dict[str, Any], eps: float) -> Tensor:
 
 
 def attention(y: Tensor, w: dict[str, Any], c: dict[str, Any]) -> Tensor:
-    """C9 to C16 with nothing held and every slot live; `w` has weight and bias by role, `c` sizes and tables."""
+    """Compute C9 to C16 without a cache or padding; `w` has weight and bias by role, `c` sizes and tables."""
     q, k, v = llama_attention.projections(y, w["q"], w["k"], w["v"], c["H"], c["G"])
     if c["cos"] is not None:
         q, k = (llama_rotation.rotate(x, c["cos"], c["sin"]) for x in (q, k))
@@ -88,7 +88,7 @@ def block(x: Tensor, w: dict[str, Any], c: dict[str, Any]) -> Tensor:
 
 
 def with_residuals(first: bool = True, second: bool = True, raw: bool = True) -> Any:
-    """A block whose residuals are left out, or taken from the norms in place of what entered them."""
+    """Misread the block without residuals, or with residuals from the outputs of the norms."""
 
     def misread(x: Tensor, w: dict[str, Any], c: dict[str, Any]) -> Tensor:
         y = norm(x, w["norm1"], c["eps"])
@@ -110,7 +110,7 @@ def post_norm(x: Tensor, w: dict[str, Any], c: dict[str, Any]) -> Tensor:
 
 
 def sandwich(x: Tensor, w: dict[str, Any], c: dict[str, Any]) -> Tensor:
-    """Norms on the way out of the two branches, none on the way in."""
+    """Misread the block with norms after the branches instead of before them."""
     r = x + norm(attention(x, w, c), w["norm1"], c["eps"])
     return r + norm(feed(r, w, c), w["norm2"], c["eps"])
 

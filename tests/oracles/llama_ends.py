@@ -1,4 +1,4 @@
-"""Oracles of C8 and C20 to C22: places, head, next token and positions as loops, and misreadings of them."""
+"""Oracles of C8 and C20 to C22 as loops: position embeddings, head, next token, position ids; and misreadings."""
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def last_live(x: Tensor, live: Tensor) -> Tensor:
 
 
 def next_token(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """The id and the probabilities after the last live slot."""
+    """Return the id and the probabilities after the last real token."""
     last = last_live(x, live)
     ids = []
     for row in last.tolist():
@@ -52,7 +52,7 @@ def default_positions(live: Tensor, held: Tensor, held_live: Tensor) -> Tensor:
 
 
 def at(function: str) -> object:
-    """The next token with another choice on a tie, or of another column."""
+    """Misread the next token: another choice on a tie, or another column."""
 
     def misread(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         if function == "last column":

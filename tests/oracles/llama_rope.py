@@ -98,7 +98,7 @@ def longrope(rope: Any, E: int, longest: Tensor) -> tuple[Tensor, float]:
 
 
 def row(function: Any) -> Any:
-    """A misread frequency of one index i, or of (i, row length), as a scaling of its own with a = 1."""
+    """Turn a misread frequency of index i (or of i and the row length) into a scaling with a = 1."""
 
     def scaling(rope: Any, E: int, longest: Tensor) -> tuple[Tensor, float]:
         return tensor([[function(rope, E, i, n) for i in range(E // 2)] for n in longest.tolist()]), 1.0
@@ -120,7 +120,7 @@ def beyond(rope: Any, n: int) -> float:
 
 
 def blended(rope: Any, E: int, i: int, invert: bool = False, turns: float = 2 * math.pi, waves: bool = False) -> float:
-    """llama3 with one step changed."""
+    """Misread llama3 with one step changed."""
     omega, low, high, f = plain(rope, E, i), rope.low_freq_factor, rope.high_freq_factor, rope.factor
     r = original(rope) * omega / turns
     s = min(max((r - low) / (high - low), 0), 1)
@@ -129,12 +129,12 @@ def blended(rope: Any, E: int, i: int, invert: bool = False, turns: float = 2 * 
 
 
 def changed(rope: Any, **fields: Any) -> Any:
-    """The same fields with some replaced."""
+    """Replace some fields."""
     return type(rope)(**{**vars(rope), **fields})
 
 
 def yarn_with(step: Any) -> Any:
-    """YaRN with its frequencies or its factor changed after the fact: step(rope, omega, yarn omega, a)."""
+    """Change YaRN's frequencies or factor afterwards: step(rope, omega, YaRN's omega, a)."""
 
     def scaling(rope: Any, E: int, longest: Tensor) -> tuple[Tensor, float]:
         return step(rope, default(rope, E, longest)[0], *yarn(rope, E, longest))
@@ -143,7 +143,7 @@ def yarn_with(step: Any) -> Any:
 
 
 def rotations(rope: Any, E: int, i: int, _: int) -> float:
-    """YaRN's ramp as its paper prints it: linear in the turns a pair makes, not in its index."""
+    """Compute YaRN's ramp as printed in the paper: linear in the rotations of a pair, not in its index."""
     turns = original(rope) * plain(rope, E, i) / (2 * math.pi)
     ramp = 1 - min(max((turns - rope.beta_slow) / (rope.beta_fast - rope.beta_slow), 0), 1)
     return plain(rope, E, i) * (ramp / stretch(rope) + 1 - ramp)

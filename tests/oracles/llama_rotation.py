@@ -12,7 +12,7 @@ def tensor(x: Any) -> Tensor:
 
 
 def tables(p: Tensor, omega: Tensor, a: float) -> tuple[Tensor, Tensor]:
-    """`omega` in float64 here, so that the float32 frequencies are judged as well; one row of it for each row of p."""
+    """Compute the tables in float64, so that the float32 frequencies are checked too; `omega` has a row per row of p."""
     cos, sin = [], []
     for row, frequency in zip(p.tolist(), omega.tolist(), strict=True):
         angles = [[position * w for w in frequency] * 2 for position in row]
@@ -35,7 +35,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotation of Meta's and GGUF's weights: pairs (2i, 2i + 1), pair i turned by frequency i."""
+    """Rotate pairs (2i, 2i + 1) by frequency i, as Meta's and GGUF's weights need."""
     out = torch.empty_like(x)
     for i in range(x.shape[-1] // 2):
         c, s = cos[..., i], sin[..., i]
@@ -67,7 +67,7 @@ def bf16(angle: Tensor) -> Tensor:
 
 
 def misread_tables(place: Any = None, angle: Any = None, double: Any = None, power: int = 1, swap: bool = False) -> Any:
-    """The table with one step changed: the positions, the angles, how E/2 becomes E, the power of a, sin for cos."""
+    """Misread the table with one step changed: positions, angles, E/2 to E, the power of a, sin for cos."""
 
     def misread(p: Tensor, omega: Tensor, a: float) -> tuple[Tensor, Tensor]:
         p = place(p) if place else p
