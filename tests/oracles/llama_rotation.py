@@ -12,7 +12,7 @@ def tensor(x: Any) -> Tensor:
 
 
 def tables(p: Tensor, omega: Tensor, a: float) -> tuple[Tensor, Tensor]:
-    """Compute the tables in float64, so that the float32 frequencies are checked too; `omega` has a row per row of p."""
+    """Compute the tables in float64, so that the float32 frequencies are checked too; one row of omega per row of p."""
     cos, sin = [], []
     for row, frequency in zip(p.tolist(), omega.tolist(), strict=True):
         angles = [[position * w for w in frequency] * 2 for position in row]
