@@ -40,8 +40,11 @@ def pairs(scale: Scale) -> dict[str, tuple[Way, Way, int, int]]:
     u, q = torch.randn(1, HEADS, T, E), torch.randn(1, HEADS, T, E)
     gates = Gates(torch.full((1, HEADS, T), 0.99), torch.full((1, HEADS, T), 0.5))
     made["delta rule"] = (
-        lambda: recurrence(chunk_gated_delta_rule, S, k, u, q, gates, T), lambda: recurrence(recurrent_gated_delta_rule, S, k, u, q, gates, few), T, few,
-    )  # fmt: skip
+        lambda: recurrence(chunk_gated_delta_rule, S, k, u, q, gates, T),
+        lambda: recurrence(recurrent_gated_delta_rule, S, k, u, q, gates, few),
+        T,
+        few,
+    )
     for depth, name in ((1, "Titans, a matrix"), (2, "Titans, two layers")):
         made[name] = (*titans_ways(x, depth, few), T, few)
     layer = SelfTitans(D, HEADS)

@@ -22,9 +22,16 @@ from tests.conftest import REPO, needs
 from tests.evaluation.pages import check_page
 
 TINY = (
-    "data.digits.num_operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.train_rows=2000",
-    "validation.max_rows=60", "train.steps=8", "train.warmup_steps=2", "train.validate_every=4", "train.save_every=4",
-)  # fmt: skip
+    "data.digits.num_operations=2",
+    "data.digits.test_rows=60",
+    "data.digits.valid_rows=60",
+    "data.digits.train_rows=2000",
+    "validation.max_rows=60",
+    "train.steps=8",
+    "train.warmup_steps=2",
+    "train.validate_every=4",
+    "train.save_every=4",
+)
 ITERATIONS = 3  # of demo-kava
 ENTRIES = [entry for entry in demo.ENTRIES if entry.name in ("short", "chain", "kava", "nodistil")]
 
@@ -75,10 +82,12 @@ def test_scheduler_runs_two_at_a_time(tmp_path: Path, schedule: Any) -> None:
     """Each program waits for the other, so that one after the other would never end."""
     wait = "import pathlib, time\npathlib.Path({mine!r}).touch()\nwhile not pathlib.Path({theirs!r}).exists(): time.sleep(.01)"
     a, b = str(tmp_path / "a.started"), str(tmp_path / "b.started")
-    schedule([
-        program_run(tmp_path, "a", wait.format(mine=a, theirs=b)),
-        program_run(tmp_path, "b", wait.format(mine=b, theirs=a)),
-    ])  # fmt: skip
+    schedule(
+        [
+            program_run(tmp_path, "a", wait.format(mine=a, theirs=b)),
+            program_run(tmp_path, "b", wait.format(mine=b, theirs=a)),
+        ]
+    )
 
 
 def test_scheduler_skips_runs_of_a_bad_teacher(tmp_path: Path, schedule: Any) -> None:

@@ -293,7 +293,11 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone is no run directory"),
         (("digits", "--limit", 0), 2, "--limit 0: must be at least 1"),
-        (("digits", "--jacobi-iterations", "two"), 2, "--jacobi-iterations two: expected comma-separated integers, for example 1,2"),
+        (
+            ("digits", "--jacobi-iterations", "two"),
+            2,
+            "--jacobi-iterations two: expected comma-separated integers, for example 1,2",
+        ),
         (("digits", "--tasks", ","), 2, "--tasks: empty"),
         (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: expected a number"),
         (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: requires --protocol decimal"),
@@ -310,7 +314,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("digits", "--checkpoint", "best"), 2, "--checkpoint best: not available in digits"),
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
-)  # fmt: skip
+)
 def test_evaluate_refuses_in_one_line(run: RunCli, args: tuple[str, ...], code: int, said: str) -> None:
     ended, out, err = run(*args, *(("--device", "cpu") if args else ()))
     assert (ended, out) == (code, "")

@@ -255,8 +255,13 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     code, out, _ = run("inspect", me)
     assert code == 0
     assert out.startswith(f"me.safetensors: state of hope, 1 row, {len(BOOK)} tokens read, ")
-    for line in (f"model      {learner(place).model.weights_fingerprint[:12]}…", "schema ",
-                 "level      chunk 4 in 2 layers: ", "memory     projections in 2 layers: ", f"text       book.txt: {len(BOOK)} tokens"):  # fmt: skip
+    for line in (
+        f"model      {learner(place).model.weights_fingerprint[:12]}…",
+        "schema ",
+        "level      chunk 4 in 2 layers: ",
+        "memory     projections in 2 layers: ",
+        f"text       book.txt: {len(BOOK)} tokens",
+    ):
         assert line in out
     report = json.loads(run("inspect", me, "--format", "json")[1])["state"]
     assert (report["kind"], report["holds"], report["schema"], report["tokens"]) == (

@@ -54,10 +54,18 @@ def subject() -> InspectedRun:
         return method.think(questions, intervention=intervention, record_passes=record_passes)
 
     return InspectedRun(
-        "run", "kava", method.decoder, str, think,
-        lambda questions, state, passes: answer_from_cache(method.decoder, questions, state, method.latent_thoughts.end, passes, writing),
-        left, 2, torch.device("cpu"),
-    )  # fmt: skip
+        "run",
+        "kava",
+        method.decoder,
+        str,
+        think,
+        lambda questions, state, passes: answer_from_cache(
+            method.decoder, questions, state, method.latent_thoughts.end, passes, writing
+        ),
+        left,
+        2,
+        torch.device("cpu"),
+    )
 
 
 EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range(len(SIZES))]

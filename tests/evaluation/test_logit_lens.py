@@ -22,13 +22,20 @@ def batch(rows: int = 1) -> ReasoningBatch:
     chain_live = torch.ones(rows, Nc, dtype=torch.bool)
     chain_live[:, -1] = False
     return ReasoningBatch(
-        question_ids=ids(Nq), question_mask=torch.tensor([[False, True, True]]).expand(rows, -1),
-        chain_ids=ids(Nc), chain_mask=chain_live, chain_step_index=ids(Nc),
-        answer_ids=ids(Na), answer_mask=torch.ones(rows, Na, dtype=torch.bool),
-        question_target=ids(1)[:, 0].repeat(rows)[:rows], chain_targets=ids(Nc), answer_targets=ids(Na),
-        distill_column=torch.zeros(rows, dtype=torch.long), answer_number_mask=torch.tensor([[False, True]]).expand(rows, -1),
+        question_ids=ids(Nq),
+        question_mask=torch.tensor([[False, True, True]]).expand(rows, -1),
+        chain_ids=ids(Nc),
+        chain_mask=chain_live,
+        chain_step_index=ids(Nc),
+        answer_ids=ids(Na),
+        answer_mask=torch.ones(rows, Na, dtype=torch.bool),
+        question_target=ids(1)[:, 0].repeat(rows)[:rows],
+        chain_targets=ids(Nc),
+        answer_targets=ids(Na),
+        distill_column=torch.zeros(rows, dtype=torch.long),
+        answer_number_mask=torch.tensor([[False, True]]).expand(rows, -1),
         row_index=torch.arange(rows),
-    )  # fmt: skip
+    )
 
 
 def thought() -> LatentRollout:

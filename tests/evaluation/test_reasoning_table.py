@@ -29,10 +29,18 @@ PASSES = PassCounts(0, 1, 3, 2)
 
 def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protocol: str = "codi") -> ReasoningResult:
     rows = [
-        AnswerRecord(f"q{i}", f"hash {i}", str(i % 5), str(i % 5) if yes else "no", str(i % 5) if yes else None, bool(yes),
-            passes, (50, end))
+        AnswerRecord(
+            f"q{i}",
+            f"hash {i}",
+            str(i % 5),
+            str(i % 5) if yes else "no",
+            str(i % 5) if yes else None,
+            bool(yes),
+            passes,
+            (50, end),
+        )
         for i, yes in enumerate(right)
-    ]  # fmt: skip
+    ]
     return ReasoningResult(tuple(rows), protocol, 2048)
 
 

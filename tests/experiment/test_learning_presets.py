@@ -14,30 +14,61 @@ from tests.conftest import shared_dir
 from tests.experiment.test_presets import LEARNING, PARAMETERS, folder_of
 
 PRINTED = {
-    "mixer.self_modifying.objective": "l2", "mixer.self_modifying.decay_target": "zero", "mixer.self_modifying.read_at": "boundary",
-    "mixer.self_modifying.momentum": True, "mixer.self_modifying.memory_kind": "affine", "mixer.self_modifying.memory_chunk_size": 64,
-    "cms.chunk_sizes": [128, 512, 2048], "cms.gated_mlp": False, "mixer.num_heads": 16,
-}  # fmt: skip
+    "mixer.self_modifying.objective": "l2",
+    "mixer.self_modifying.decay_target": "zero",
+    "mixer.self_modifying.read_at": "boundary",
+    "mixer.self_modifying.momentum": True,
+    "mixer.self_modifying.memory_kind": "affine",
+    "mixer.self_modifying.memory_chunk_size": 64,
+    "cms.chunk_sizes": [128, 512, 2048],
+    "cms.gated_mlp": False,
+    "mixer.num_heads": 16,
+}
 TITANS_CONFIGURATION = {
-    "train.learning_rate": 4e-4, "train.lr_schedule": "cosine", "train.weight_decay": 0.1, "data.text.row_tokens": 4096,
-    "train.betas": [0.9, 0.95], "train.warmup_ratio": 0.01, "train.max_grad_norm": 1.0,
-}  # fmt: skip
+    "train.learning_rate": 4e-4,
+    "train.lr_schedule": "cosine",
+    "train.weight_decay": 0.1,
+    "data.text.row_tokens": 4096,
+    "train.betas": [0.9, 0.95],
+    "train.warmup_ratio": 0.01,
+    "train.max_grad_norm": 1.0,
+}
 RUNS: dict[str, dict[str, Any]] = {
-    "hope-760m": PRINTED | TITANS_CONFIGURATION | {
-        "model.num_hidden_layers": 19, "model.hidden_size": 1536, "mixer.head_dim": 96, "model.intermediate_size": 3072,
+    "hope-760m": PRINTED
+    | TITANS_CONFIGURATION
+    | {
+        "model.num_hidden_layers": 19,
+        "model.hidden_size": 1536,
+        "mixer.head_dim": 96,
+        "model.intermediate_size": 3072,
     },
-    "hope-1.3b": PRINTED | TITANS_CONFIGURATION | {
-        "model.num_hidden_layers": 18, "model.hidden_size": 2048, "mixer.head_dim": 128, "model.intermediate_size": 4096,
+    "hope-1.3b": PRINTED
+    | TITANS_CONFIGURATION
+    | {
+        "model.num_hidden_layers": 18,
+        "model.hidden_size": 2048,
+        "mixer.head_dim": 128,
+        "model.intermediate_size": 4096,
     },
-    "titans-340m": TITANS_CONFIGURATION | {
-        "model.num_hidden_layers": 24, "model.hidden_size": 1024, "mixer.num_heads": 16, "model.intermediate_size": 4096,
-        "mixer.chunk_size": 64, "mixer.titans.memory_depth": 2, "mixer.titans.momentum": True, "cms.inner_lr": 0.0,
+    "titans-340m": TITANS_CONFIGURATION
+    | {
+        "model.num_hidden_layers": 24,
+        "model.hidden_size": 1024,
+        "mixer.num_heads": 16,
+        "model.intermediate_size": 4096,
+        "mixer.chunk_size": 64,
+        "mixer.titans.memory_depth": 2,
+        "mixer.titans.momentum": True,
+        "cms.inner_lr": 0.0,
     },
     "hope-attention-llama3": {
-        "mixer.kind": "attention", "cms.donor_layout": "depth", "cms.chunk_sizes": [128, 512, 2048],
-        "cms.inner_objective": "task", "inner_loop.outer_gradient": "first_order",
+        "mixer.kind": "attention",
+        "cms.donor_layout": "depth",
+        "cms.chunk_sizes": [128, 512, 2048],
+        "cms.inner_objective": "task",
+        "inner_loop.outer_gradient": "first_order",
     },
-}  # fmt: skip
+}
 TOKENS = {"hope-760m": 30e9, "hope-1.3b": 100e9, "titans-340m": 15e9, "hope-attention-llama3": 15e9}
 SIZES = {"hope-760m": 0.77e9, "hope-1.3b": 1.3e9, "titans-340m": 0.36e9}
 WORDS = 32000

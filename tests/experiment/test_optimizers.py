@@ -52,9 +52,16 @@ def trained(path: Path, asked: Recipe, **more: Any) -> None:
     built, run = build_experiment(asked, CPU), RunDirectory(path)
     with run.lock():
         train(
-            built.method, built.training_data, asked.train, run=run, seed=5, model_io=built.checkpoint, fingerprints=built.fingerprints,
-            build_optimizer=optimizer, **more,
-        )  # fmt: skip
+            built.method,
+            built.training_data,
+            asked.train,
+            run=run,
+            seed=5,
+            model_io=built.checkpoint,
+            fingerprints=built.fingerprints,
+            build_optimizer=optimizer,
+            **more,
+        )
 
 
 @pytest.mark.parametrize("name", ["m3", "dgd"])

@@ -108,16 +108,31 @@ TABLE_6 = {
 }
 # What the other public runs have, one line each: keys of a recipe.
 CODI = {
-    "latents.num_latents": 6, "latents.schedule": "sequential", "latents.projection": "codi", "distillation.hidden_scale": "layer",
-    "distillation.hidden_layers": "all", "train.weight_decay": 0.1, "train.batch_size": 128, "train.max_grad_norm": 2.0, "seed": 11,
-    "train.warmup_ratio": 0.03, "train.lr_schedule": "cosine", "train.precision": "bfloat16", "lora.rank": 128,
-}  # fmt: skip
+    "latents.num_latents": 6,
+    "latents.schedule": "sequential",
+    "latents.projection": "codi",
+    "distillation.hidden_scale": "layer",
+    "distillation.hidden_layers": "all",
+    "train.weight_decay": 0.1,
+    "train.batch_size": 128,
+    "train.max_grad_norm": 2.0,
+    "seed": 11,
+    "train.warmup_ratio": 0.03,
+    "train.lr_schedule": "cosine",
+    "train.precision": "bfloat16",
+    "lora.rank": 128,
+}
 GPT2 = {"distillation.hidden_weight": 1.0, "train.learning_rate": 3e-3, "train.epochs": 40.0}
 LLAMA1B = {"distillation.hidden_weight": 20.0, "train.learning_rate": 8e-4, "train.epochs": 10.0}
 PCCOT = {
-    "latents.num_latents": 24, "latents.jacobi_iterations": 3, "latents.projection": "none", "distillation.hidden_layers": "blocks",
-    "train.batch_size": 128, "train.warmup_ratio": 0.03, "train.max_grad_norm": 1.0,
-}  # fmt: skip
+    "latents.num_latents": 24,
+    "latents.jacobi_iterations": 3,
+    "latents.projection": "none",
+    "distillation.hidden_layers": "blocks",
+    "train.batch_size": 128,
+    "train.warmup_ratio": 0.03,
+    "train.max_grad_norm": 1.0,
+}
 COCONUT = {
     "train.trainable": "full",
     "train.learning_rate": 1e-4,
@@ -225,10 +240,21 @@ def test_kava_is_its_table(name: str) -> None:
     )
     assert tuple(found[key] for key in keys) == (alpha1, alpha2, loss, lam, lr, decay)
     common = {
-        "train.epochs": epochs, "latents.num_latents": 24, "latents.jacobi_iterations": 3, "train.batch_size": 128, "train.max_grad_norm": 2.0,
-        "train.lr_schedule": "cosine", "train.betas": [0.9, 0.999], "train.precision": "bfloat16", "train.warmup_ratio": 0.03,
-        "lora.rank": 128, "lora.alpha": 32, "lora.dropout": 0.1, "data.chain_steps": "drop_last", "train.trainable": "lora",
-    }  # fmt: skip
+        "train.epochs": epochs,
+        "latents.num_latents": 24,
+        "latents.jacobi_iterations": 3,
+        "train.batch_size": 128,
+        "train.max_grad_norm": 2.0,
+        "train.lr_schedule": "cosine",
+        "train.betas": [0.9, 0.999],
+        "train.precision": "bfloat16",
+        "train.warmup_ratio": 0.03,
+        "lora.rank": 128,
+        "lora.alpha": 32,
+        "lora.dropout": 0.1,
+        "data.chain_steps": "drop_last",
+        "train.trainable": "lora",
+    }
     assert {key: found[key] for key in common} == common
     assert found["data.name"] == [f"whynlp/gsm8k-{name.partition('-')[2]}"]
     for method in ("cot", "nocot"):  # what the papers do not print goes by the same model's run

@@ -12,10 +12,20 @@ from laconic.experiment.dry_run import plan_run
 from tests.experiment.test_presets import PARAMETERS, READING, folder_of
 
 OPT = {
-    "compression.summary": "parallel", "compression.length_policy": "fixed", "compression.num_vectors": 50, "compression.summary_positions": "zero",
-    "data.text.segment_overlap": 0, "train.trainable": "full", "train.learning_rate": 2e-5, "train.warmup_steps": 1000, "train.max_grad_norm": 1.0,
-    "train.lr_schedule": "linear", "train.weight_decay": 0.0, "train.betas": [0.9, 0.999], "train.precision": "bfloat16",
-}  # fmt: skip
+    "compression.summary": "parallel",
+    "compression.length_policy": "fixed",
+    "compression.num_vectors": 50,
+    "compression.summary_positions": "zero",
+    "data.text.segment_overlap": 0,
+    "train.trainable": "full",
+    "train.learning_rate": 2e-5,
+    "train.warmup_steps": 1000,
+    "train.max_grad_norm": 1.0,
+    "train.lr_schedule": "linear",
+    "train.weight_decay": 0.0,
+    "train.betas": [0.9, 0.999],
+    "train.precision": "bfloat16",
+}
 RANDOM = {
     "data.text.segment_lengths": "random",
     "data.text.min_segment_tokens": 1024,
@@ -25,30 +35,71 @@ RANDOM = {
 FIXED = {"data.text.segment_lengths": "fixed", "data.text.segment_tokens": 2048, "compression.memory_policy": "replace"}
 LONG = {"data.text.row_tokens": 30_720, "train.batch_size": 4}
 RUNS: dict[str, dict[str, Any]] = {
-    "ac-opt-2.7b-6k": OPT | RANDOM | {
-        "model.name": "facebook/opt-2.7b", "compression.memory_policy": "accumulate", "data.text.row_tokens": 6144, "train.batch_size": 16,
+    "ac-opt-2.7b-6k": OPT
+    | RANDOM
+    | {
+        "model.name": "facebook/opt-2.7b",
+        "compression.memory_policy": "accumulate",
+        "data.text.row_tokens": 6144,
+        "train.batch_size": 16,
     },
-    "ac-opt-2.7b-30k": OPT | RANDOM | LONG | {"model.name": "facebook/opt-2.7b", "compression.memory_policy": "accumulate"},
-    "ac-opt-1.3b-30k": OPT | RANDOM | LONG | {"model.name": "facebook/opt-1.3b", "compression.memory_policy": "accumulate"},
-    "rmt-opt-2.7b-8k": OPT | FIXED | {
-        "model.name": "facebook/opt-2.7b", "data.text.row_tokens": 8192, "data.text.segments_per_window": 4, "train.batch_size": 16,
+    "ac-opt-2.7b-30k": OPT
+    | RANDOM
+    | LONG
+    | {"model.name": "facebook/opt-2.7b", "compression.memory_policy": "accumulate"},
+    "ac-opt-1.3b-30k": OPT
+    | RANDOM
+    | LONG
+    | {"model.name": "facebook/opt-1.3b", "compression.memory_policy": "accumulate"},
+    "rmt-opt-2.7b-8k": OPT
+    | FIXED
+    | {
+        "model.name": "facebook/opt-2.7b",
+        "data.text.row_tokens": 8192,
+        "data.text.segments_per_window": 4,
+        "train.batch_size": 16,
     },
     "rmt-opt-1.3b-30k": OPT | FIXED | LONG | {"model.name": "facebook/opt-1.3b", "data.text.segments_per_window": 15},
-    "ac-llama-2-7b-6k": OPT | {
-        "model.name": "meta-llama/Llama-2-7b-hf", "compression.summary_positions": "contiguous", "compression.memory_policy": "accumulate",
-        "data.text.row_tokens": 6144, "data.text.segment_lengths": "random", "data.text.min_segment_tokens": 2, "train.trainable": "lora",
-        "train.learning_rate": 8e-4, "train.warmup_steps": 5000, "train.batch_size": 32, "lora.rank": 16, "lora.alpha": 16,
-        "lora.dropout": 0.05, "lora.target_modules": "attention",
+    "ac-llama-2-7b-6k": OPT
+    | {
+        "model.name": "meta-llama/Llama-2-7b-hf",
+        "compression.summary_positions": "contiguous",
+        "compression.memory_policy": "accumulate",
+        "data.text.row_tokens": 6144,
+        "data.text.segment_lengths": "random",
+        "data.text.min_segment_tokens": 2,
+        "train.trainable": "lora",
+        "train.learning_rate": 8e-4,
+        "train.warmup_steps": 5000,
+        "train.batch_size": 32,
+        "lora.rank": 16,
+        "lora.alpha": 16,
+        "lora.dropout": 0.05,
+        "lora.target_modules": "attention",
     },
     "read-compat": {
-        "compression.trigger_placement": "replace", "compression.summary_map": "none", "compression.step_embedding": False, "compression.memory_policy": "replace",
-        "compression.summary": "autoregressive", "compression.length_policy": "stop_head", "compression.max_vectors": 50, "stop_head.head": "vocabulary",
-        "stop_head.control_tokens": "vocabulary", "stop_head.control_tokens_in_softmax": True, "stop_head.stop_position": "mixture",
-        "stop_head.soft_gate": "scale_vectors", "stop_head.cost_kind": "ratio", "stop_head.ratio_memory_weight": 1.0, "stop_head.cost_on": "all",
-        "stop_head.length_cost": 0.0, "stop_head.estimator": "soft", "stop_head.stop_rule": "reinforce", "data.text.segment_lengths": "fixed",
+        "compression.trigger_placement": "replace",
+        "compression.summary_map": "none",
+        "compression.step_embedding": False,
+        "compression.memory_policy": "replace",
+        "compression.summary": "autoregressive",
+        "compression.length_policy": "stop_head",
+        "compression.max_vectors": 50,
+        "stop_head.head": "vocabulary",
+        "stop_head.control_tokens": "vocabulary",
+        "stop_head.control_tokens_in_softmax": True,
+        "stop_head.stop_position": "mixture",
+        "stop_head.soft_gate": "scale_vectors",
+        "stop_head.cost_kind": "ratio",
+        "stop_head.ratio_memory_weight": 1.0,
+        "stop_head.cost_on": "all",
+        "stop_head.length_cost": 0.0,
+        "stop_head.estimator": "soft",
+        "stop_head.stop_rule": "reinforce",
+        "data.text.segment_lengths": "fixed",
         "train.learning_rate": 2e-5,
     },
-}  # fmt: skip
+}
 GB = {"ac-opt-2.7b-30k": 75, "ac-opt-1.3b-30k": 38}  # of a GPU, reported for training on rows of 30,720 tokens
 
 

@@ -22,10 +22,18 @@ from tests.house.source import settings
 
 FORKED = multiprocessing.get_context("fork")
 LATE = (  # what every child would import anew
-    "laconic.cli.main", "laconic.experiment.build", "laconic.verification.parity", "torch._dynamo", "torch.distributed.fsdp",
-    "torch.distributed.checkpoint", "torch.distributed._tools.mem_tracker", "rich.table", "peft",
-    "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
-)  # fmt: skip
+    "laconic.cli.main",
+    "laconic.experiment.build",
+    "laconic.verification.parity",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch.distributed._tools.mem_tracker",
+    "rich.table",
+    "peft",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.modeling_auto",
+)
 
 
 def ready() -> None:

@@ -129,9 +129,13 @@ def compute_state_cost(
     """Return the cost of a state that has read `num_tokens`; `bytes_per_number` is that of a KV cache."""
     position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
     return StateCost(
-        len(state.position), num_tokens, values.num_bytes(state), num_tokens * position, tuple(level_reports(state, chunks)),
+        len(state.position),
+        num_tokens,
+        values.num_bytes(state),
+        num_tokens * position,
+        tuple(level_reports(state, chunks)),
         tuple(memory_reports(state)),
-    )  # fmt: skip
+    )
 
 
 def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The smallest recipe of a model that learns while it reads, and the four short books that it is trained on."""
+"""The smallest recipe of a nested model and the four short books it is trained on."""
 
 import json
 from pathlib import Path
 
-RECIPE = """method = "hope"
+BOOKS_RECIPE = """method = "hope"
 [model]
 family = "llama"
 tokenizer = "bytes"
@@ -26,9 +26,9 @@ batch_size = 2
 """
 
 
-def lay(folder: Path) -> None:
-    """Writes books.jsonl, a text as book.txt, and books.toml into `folder`."""
+def write_books(folder: Path) -> None:
+    """Write books.jsonl, a text as book.txt and the recipe books.toml into `folder`."""
     rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(4)]
     (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "book.txt").write_text("It stands here. " * 14)
-    (folder / "books.toml").write_text(RECIPE)
+    (folder / "books.toml").write_text(BOOKS_RECIPE)
