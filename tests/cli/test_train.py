@@ -305,7 +305,7 @@ def test_train_incompatible_sizes(run: RunCli) -> None:
         ),
         (("kv_distillation.layers=[0, 4]",), "kv_distillation.layers names layer 4"),
         (("model.num_attention_heads=3",), "model.num_attention_heads 3 does not divide model.hidden_size 16"),
-        (("latents.control_init=copy:zero",), "latents.control_init "copy:zero""),
+        (("latents.control_init=copy:zero",), 'latents.control_init "copy:zero"'),
         (("latents.control_init=zeros",), 'latents.control_init "zeros": write mean, normal, or copy:TEXT'),
     ):
         code, _, err = run("train", "tiny.toml", *keys)
