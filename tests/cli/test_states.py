@@ -24,7 +24,7 @@ from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.compression.compressors import reader
 from tests.conftest import RunCli
-from tests.core.readings import fresh
+from tests.models.fixtures import fresh
 from tests.tolerances import FLOAT32, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")

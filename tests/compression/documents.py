@@ -13,7 +13,7 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig, StopHeadConfig
-from tests.core.readings import fresh, noise
+from tests.models.fixtures import fresh, noise
 
 EOS, V = 2, 97
 

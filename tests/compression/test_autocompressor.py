@@ -14,7 +14,7 @@ from laconic.compression.training_window import WindowRun
 from laconic.interfaces import Method
 from tests import tolerances
 from tests.compression.documents import compressor, documents, gradients, run_step, some
-from tests.core.readings import all_same, same
+from tests.models.fixtures import assert_all_close, assert_close
 
 CELLS: tuple[dict[str, Any], ...] = (
     *(
@@ -76,17 +76,17 @@ def test_padding_changes_nothing(cell: dict[str, Any]) -> None:
     method = make(cell)
     loss, result, selected = run_step(method, documents())
     padded, again, other = run_step(method, documents(pads=2))
-    same(padded, loss)
+    assert_close(padded, loss)
     if cell.get("summary") == "select":  # its bias is float32
         for name in result:
-            same(again[name], result[name], tolerances.FLOAT32)
+            assert_close(again[name], result[name], tolerances.FLOAT32)
     else:
-        all_same(again.values(), result.values())
+        assert_all_close(again.values(), result.values())
     assert selected is not None
     assert other is not None
     assert torch.equal(selected.num_vectors, other.num_vectors)
     for a, b in zip(selected.to_list(), other.to_list(), strict=True):
-        same(a, b)
+        assert_close(a, b)
     assert all(g.any() for n, g in result.items() if n.startswith("summaries") and n != "summaries.c")
 
 
@@ -95,8 +95,8 @@ def test_padding_changes_nothing_in_any_family(name: str) -> None:
     for cell in ({"length_policy": "nested_dropout"}, {"summary": "autoregressive"}):
         method = make(cell, name=name)
         (loss, result, _), (padded, again, _) = run_step(method, documents()), run_step(method, documents(pads=1))
-        same(padded, loss)
-        all_same(again.values(), result.values())
+        assert_close(padded, loss)
+        assert_all_close(again.values(), result.values())
 
 
 @pytest.mark.parametrize("head", some(HEADS, 2), ids=cell_id)
@@ -105,7 +105,7 @@ def test_padding_changes_nothing_with_learned_lengths(head: dict[str, Any], gene
     method = make({"summary": generator, "length_policy": "stop_head"}, head)
     tight, wide = documents(step=9), documents(step=9, pads=1)
     (loss, result, _), (padded, again, _) = run_step(method, tight), run_step(method, wide)
-    same(
+    assert_close(
         padded,
         loss,
         tolerances.FLOAT32 if method.has_soft_lengths or head["estimator"] == "straight_through" else tolerances.ORACLE,
@@ -134,8 +134,8 @@ def test_rows_are_independent(cell: dict[str, Any]) -> None:
     method, batch = make(cell), documents()
     loss, result, _ = run_step(method, batch)
     total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
-    same(total, loss)
-    all_same([sum(p[n] for p in parts) for n in result], result.values())
+    assert_close(total, loss)
+    assert_all_close([sum(p[n] for p in parts) for n in result], result.values())
 
 
 @pytest.mark.parametrize("head", some(HEADS, 3), ids=cell_id)
@@ -146,10 +146,10 @@ def test_rows_are_independent_with_learned_lengths(head: dict[str, Any]) -> None
     total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
     is_float32 = method.has_soft_lengths or head["estimator"] == "straight_through"
     within = tolerances.FLOAT32 if is_float32 else tolerances.ORACLE
-    same(total, loss, within)
+    assert_close(total, loss, within)
     u = sum(p["summaries.u"] for p in parts)
     assert isinstance(u, Tensor)
-    same(u, result["summaries.u"], within)
+    assert_close(u, result["summaries.u"], within)
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])
@@ -244,7 +244,7 @@ def test_loss_reduction_window_averages_windows() -> None:
     """Each row's mean over its window is averaged over rows; with equal windows both reductions agree."""
     batch = documents(((4, 4), (4, 4)), windows=(2, 0))
     (a, _, _), (b, _, _) = run_step(compressor(), batch), run_step(compressor(loss_reduction="window"), batch)
-    same(a, b)
+    assert_close(a, b)
     ragged = documents()
     (a, _, _), (b, _, _) = run_step(compressor(), ragged), run_step(compressor(loss_reduction="window"), ragged)
     assert abs(float(a - b)) > 1e-3

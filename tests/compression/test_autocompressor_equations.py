@@ -15,7 +15,7 @@ from laconic.compression.memory_policy import max_memory_vectors
 from laconic.compression.segment_model import SegmentModel
 from laconic.config.methods import CompressionConfig
 from tests.compression.documents import compressor, documents
-from tests.core.readings import fresh, noise, small
+from tests.models.fixtures import fresh, noise, small
 from tests.oracles import autocompressor as oracle
 from tests.oracles.autocompressor import MISREAD, ORACLE
 from tests.oracles.compare import agree

@@ -15,7 +15,7 @@ from laconic.models.decoder import Decoder
 from tests import tolerances
 from tests.compression.documents import documents, run_step
 from tests.conftest import needs
-from tests.core.readings import fresh, same
+from tests.models.fixtures import assert_close, fresh
 
 BATCH = documents(((5, 4, 6), (5, 4, 6)), windows=(3, 1))
 SEGMENTS = ((0, 5), (5, 9), (9, 15))
@@ -73,13 +73,13 @@ def test_autocompressor_equals_a_loop_over_transformers(name: str, tmp_path: Pat
 
     within = tolerances.ORACLE if name == "opt" else tolerances.FLOAT32  # tables of rotation are float32
     result, gradients, _ = run_step(method, BATCH)
-    same(result, loss, within)
+    assert_close(result, loss, within)
     memory_mask = None
     for i, (start, end) in enumerate(SEGMENTS):
-        same(method.read_text(BATCH.input_ids[:, start:end], None, memory_mask), states[i], within)
+        assert_close(method.read_text(BATCH.input_ids[:, start:end], None, memory_mask), states[i], within)
         memory_mask = method.compress(BATCH.input_ids[:, start:end], None, memory_mask) if i < 2 else memory_mask
     assert memory_mask is not None
-    same(memory_mask.vectors, memory, within)
+    assert_close(memory_mask.vectors, memory, within)
     pairs = [(gradients["summaries.tokens"], expected.grad)]
     theirs_named = dict(theirs.named_parameters())
     for n in (n for n in theirs_named if f"decoder.{n}" in gradients):

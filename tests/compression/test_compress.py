@@ -15,7 +15,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from tests import tolerances
 from tests.compression.documents import compressor, documents, some
-from tests.core.readings import noise, same
+from tests.models.fixtures import assert_close, noise
 
 BATCH = documents(((5, 4, 5), (4, 5, 2), (3, 0, 0)), pads=1)
 
@@ -62,8 +62,8 @@ def test_compress_batch_equals_its_rows(cell: dict[str, Any], name: str) -> None
     states = method.read_text(question.expand(3, -1), None, together)
     for b in range(3):
         single = compressed(method, b)
-        same(together.to_list()[b], single.to_list()[0])
-        same(states[b], method.read_text(question, None, single)[0])
+        assert_close(together.to_list()[b], single.to_list()[0])
+        assert_close(states[b], method.read_text(question, None, single)[0])
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
@@ -76,7 +76,7 @@ def test_compress_stops_each_row_on_its_own(generator: str) -> None:
     assert memory.num_vectors.tolist() == [1, 3]
     for b, n in ((0, 1), (1, 3)):
         alone = method.compress(text[b : b + 1], rule=StopRule("fixed", num_vectors=n))
-        same(memory.to_list()[b], alone.to_list()[0])
+        assert_close(memory.to_list()[b], alone.to_list()[0])
 
 
 def test_compress_loop_ends_when_all_rows_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_compress_first_vectors_do_not_depend_on_the_rest(generator: str) -> Non
     longest = method.compress(text)
     assert longest.num_vectors.tolist() == [3]
     for n in (1, 2):
-        same(method.compress(text, rule=StopRule("fixed", num_vectors=n)).vectors, longest.vectors[:, :n])
+        assert_close(method.compress(text, rule=StopRule("fixed", num_vectors=n)).vectors, longest.vectors[:, :n])
 
 
 @pytest.mark.parametrize("positions", ["contiguous", "reserved"])
@@ -118,8 +118,8 @@ def test_read_text_ignores_invalid_slots(positions: str, soft: bool) -> None:
     text = torch.tensor([[4, 5, 6], [7, 8, 9]])
     odd = replace(memory, vectors=memory.vectors.masked_fill(~memory.valid[..., None], 1e6))
     within = tolerances.FLOAT32 if soft else tolerances.ORACLE
-    same(method.read_text(text, None, odd), method.read_text(text, None, memory), within)
-    same(method.read_text(text, None, memory.compact()), method.read_text(text, None, memory), within)
+    assert_close(method.read_text(text, None, odd), method.read_text(text, None, memory), within)
+    assert_close(method.read_text(text, None, memory.compact()), method.read_text(text, None, memory), within)
 
 
 def test_read_text_gate_of_zero_removes_slots_with_reserved_positions() -> None:
@@ -132,7 +132,7 @@ def test_read_text_gate_of_zero_removes_slots_with_reserved_positions() -> None:
     tokens, text = torch.tensor([4, 4]), torch.tensor([[4, 5, 6], [7, 8, 9]])
     soft = method.segment_model.empty_memory(2).append(vectors, every, tokens, log_s)
     hard = method.segment_model.empty_memory(2).append(vectors, first, tokens)
-    same(method.read_text(text, None, soft), method.read_text(text, None, hard))
+    assert_close(method.read_text(text, None, soft), method.read_text(text, None, hard))
     assert torch.equal(soft.truncate_to(lengths).vectors, hard.compact().vectors)
     contiguous = compressor()
     far = contiguous.read_text(text, None, soft) - contiguous.read_text(text, None, hard)
@@ -174,7 +174,7 @@ def test_nll_equals_the_training_loss() -> None:
     last = method.decoder.logits(hidden)[torch.arange(2), first[1].sum(1) - 1].log_softmax(-1)
     at = second[1].long().argmax(1)
     joint = joint - last[torch.arange(2), second[0][torch.arange(2), at]]
-    same(joint.sum(), whole)
+    assert_close(joint.sum(), whole)
 
 
 def test_adapter_scope_write_reads_with_the_base_model() -> None:
@@ -197,7 +197,7 @@ def test_adapter_scope_write_reads_with_the_base_model() -> None:
     other = AutoCompressor(method.decoder, method.summaries, reading, total_steps=1, base_model_context=base)
     text, plain = torch.tensor([[4, 5, 6, 7]]), compressor()
     assert torch.equal(other.compress(text).vectors, plain.compress(text).vectors)
-    same(other.read_text(text), 2 * plain.read_text(text))
+    assert_close(other.read_text(text), 2 * plain.read_text(text))
     batch = documents(((4, 4),), windows=(2, 0))
     assert other(batch).loss.isfinite()
     assert not torch.equal(other(batch).loss, plain(batch).loss)

@@ -12,7 +12,7 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import CorruptArtifactError, UsageError
 from tests.compression.documents import compressor, documents
-from tests.core.readings import fresh
+from tests.models.fixtures import fresh
 
 TEXT = torch.tensor([[4, 5, 6, 7]])
 

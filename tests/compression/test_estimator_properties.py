@@ -16,7 +16,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from tests import tolerances
-from tests.core.readings import fresh
+from tests.models.fixtures import fresh
 from tests.oracles.compare import distance
 
 BETA, TOKENS = 0.7, 4

@@ -17,7 +17,7 @@ from laconic.compression.halting.stop_distribution import length_probs, length_s
 from laconic.compression.summary_tokens import SummaryParameters
 from tests import tolerances
 from tests.compression.documents import compressor, documents, gradients, some
-from tests.core.readings import all_same, same
+from tests.models.fixtures import assert_all_close, assert_close
 
 BATCH = documents(((4, 4), (3, 4)), windows=(2, 0), step=9)
 INDEX = ("after", "before")
@@ -59,7 +59,9 @@ def head_gradients(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
 def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
     config = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
     method = compressor(stop_head=config, length_policy="stop_head")
-    all_same(head_gradients(method, method(BATCH).loss), head_gradients(method, exact_expectation(method, BATCH)))
+    assert_all_close(
+        head_gradients(method, method(BATCH).loss), head_gradients(method, exact_expectation(method, BATCH))
+    )
 
 
 @pytest.mark.parametrize("index", INDEX)
@@ -93,7 +95,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, result, strict=True)]
     assert sums is not None
     one = compressor(stop_head=config, length_policy="stop_head", max_vectors=2)
-    all_same(sums, head_gradients(one, exact_expectation(one, batch)))
+    assert_all_close(sums, head_gradients(one, exact_expectation(one, batch)))
 
 
 def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
@@ -134,7 +136,9 @@ def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
         method = compressor(stop_head=config, length_policy="stop_head")
         free = compressor(stop_head=config | {"length_cost": 0.0}, length_policy="stop_head")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
-    same(of["ratio"] * 24 / 22, of["per_vector"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
+    assert_close(
+        of["ratio"] * 24 / 22, of["per_vector"], tolerances.FLOAT32
+    )  # the first tokens of two rows are not scored
 
 
 def test_training_phases_decoder_then_head_only() -> None:
@@ -183,7 +187,7 @@ def test_classifier_is_trained_on_the_cheapest_length() -> None:
     for n in (1, 2, 3):
         memory = method.compress(*first, rule=StopRule("fixed", num_vectors=n))
         targets = course.targets[:, piece.segment_slices[1]]
-        same(
+        assert_close(
             trials[:, n - 1],
             method.segment_model.segment_loss(method.segment_model.read_segment(memory, *second), targets).nll,
         )
@@ -200,12 +204,12 @@ def test_classifier_learning_rate_multiplier() -> None:
             getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name)
             for m in (one, ten)
         ]
-        same(10 * numbers[1], numbers[0])
+        assert_close(10 * numbers[1], numbers[0])
         getattr(ten.summaries.ratio, name).data = getattr(one.summaries.ratio, name).data / 10
     slow, fast = (gradients(method, method(BATCH).loss) for method in (one, ten))
     for name in ("summaries.ratio.weight", "summaries.ratio.bias"):
         assert slow[name].any()
-        same(fast[name], 10 * slow[name])
+        assert_close(fast[name], 10 * slow[name])
 
 
 def test_random_lengths_are_keyed_by_document() -> None:
@@ -321,18 +325,18 @@ def test_soft_memory_is_read_by_its_gate(gate: str, memory: str) -> None:
     first, second, third = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     memory_mask = method.compress(*first, rule=StopRule("soft"))
     assert memory_mask.log_s is not None
-    same(course.memory_sizes[:, 1], memory_mask.log_s.exp().sum(1), tolerances.FLOAT32)
+    assert_close(course.memory_sizes[:, 1], memory_mask.log_s.exp().sum(1), tolerances.FLOAT32)
     s = memory_mask.log_s.exp()[..., None]
     hard = {
         "scale": replace(memory_mask, vectors=memory_mask.vectors * s, log_s=None),
         "none": replace(memory_mask, log_s=None),
     }
     result = method.read_text(*second, memory_mask)
-    same(result, method.read_text(*second, hard.get(gate, memory_mask)), tolerances.FLOAT32)
+    assert_close(result, method.read_text(*second, hard.get(gate, memory_mask)), tolerances.FLOAT32)
     assert torch.allclose(result, method.read_text(*second, hard["none"])) == (gate == "none")
     memory_mask = method.compress(*second, memory_mask, StopRule("soft"))
     targets = training_window.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[2]]
-    same(
+    assert_close(
         course.segment_losses[2],
         method.segment_model.segment_loss(method.read_text(*third, memory_mask), targets).nll,
         tolerances.FLOAT32,

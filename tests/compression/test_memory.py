@@ -12,7 +12,7 @@ from torch import Tensor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import MemoryMetadata, SourceDocument
 from laconic.errors import CorruptArtifactError, UsageError
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 
 D = 5
 METADATA = MemoryMetadata(

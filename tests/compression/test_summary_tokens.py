@@ -15,7 +15,7 @@ from laconic.compression.segment_model import mask_trigger_targets
 from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
 from tests.compression.documents import compressor
-from tests.core.readings import noise, small
+from tests.models.fixtures import noise, small
 from tests.oracles import summaries as oracle
 from tests.oracles.compare import agree
 from tests.oracles.summaries import MISREAD, ORACLE

@@ -16,7 +16,7 @@ from laconic.experiment import lora
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import save_tensors
 from tests.conftest import needs
-from tests.core.readings import FAMILIES, fresh
+from tests.models.fixtures import FAMILIES, fresh
 from tests.tolerances import FLOAT32, error
 
 if find_spec("transformers") and find_spec("peft"):

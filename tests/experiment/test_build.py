@@ -26,7 +26,7 @@ from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded
 from tests.conftest import TINY_RECIPE, needs
-from tests.core.readings import FAMILIES, fresh
+from tests.models.fixtures import FAMILIES, fresh
 
 CPU = torch.device("cpu")
 

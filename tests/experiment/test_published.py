@@ -21,7 +21,7 @@ from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_publish
 from laconic.generation.config import GenerationConfig
 from tests import tolerances
 from tests.conftest import needs
-from tests.core.readings import same
+from tests.models.fixtures import assert_close
 
 KAPPA, D, SEGMENT = 3, 32, 20
 TEXT, PROMPT = "Three may keep a secret, if two of them are dead; so on.", "Who may?"
@@ -107,7 +107,7 @@ def test_it_writes_and_reads_as_a_loop_over_transformers(folder: Path, grows: bo
     ids, asked = (reader.tokenizer.encode(text, add_special_tokens=False) for text in (TEXT, PROMPT))
     memory, expected = reader.compress([TEXT], segment_tokens=SEGMENT), theirs.memory(ids, grows)
     assert memory.num_vectors.tolist() == [len(expected)]
-    same(memory.vectors[0], expected, tolerances.FLOAT32)
+    assert_close(memory.vectors[0], expected, tolerances.FLOAT32)
     assert reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=6))[0].token_ids == theirs.continued(
         expected, asked, 6
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.storage.tensor_tree import named_tensors
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.tolerances import MEMORY
 
 

@@ -22,7 +22,7 @@ from laconic.nested.cms.level import LinearRecords, clip_error, linear_errors
 from laconic.nested.cms.low_rank_changes import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
 from laconic.nested.state import LayerState, LowRankChange
 from laconic.nested.state_file import load_state, save_state
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, gradients, perturb
 
 D, F = 4, 3

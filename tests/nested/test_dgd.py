@@ -22,7 +22,7 @@ from laconic.nested.optim.dgd import DGD, get_statistics
 from laconic.nested.optim.dgd_equations import dgd, dgd_embedding, dgd_joint, dgd_mean, dgd_sequential
 from laconic.nested.optim.dgd_reference import dgd_training_step
 from laconic.nested.optim.input_recording import record_inputs, stop_recording
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.reference.delta_gradient_descent import dgd_printed, dgd_row, dgd_short, ggd, objective
 from tests.tolerances import ORACLE, largest
 from tests.training.multi_rank import run_ranks_ok

@@ -17,7 +17,7 @@ from laconic.nested.cms.level import level_mlp
 from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.hope.forward import hope_block
 from laconic.nested.state import LayerState
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.oracles.cms import MISREAD, ORACLE
 from tests.oracles.compare import agree
 

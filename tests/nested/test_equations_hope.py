@@ -14,7 +14,7 @@ from laconic.nested.hope.layer import initial_state
 from laconic.nested.hope.memories import SelfModifyingMemories
 from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
 from laconic.nested.state import LinearMemoryState
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.oracles.compare import agree
 from tests.oracles.hope import MISREAD, ORACLE
 

@@ -13,7 +13,7 @@ from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
 from laconic.nested.titans.equations import chunk_update, loss_gradient, project_qkv, read_memory
 from laconic.nested.titans.layer import prepend_persistent
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.oracles.compare import agree
 from tests.oracles.titans import MISREAD, ORACLE
 from tests.reference.titans import recurrent_step

@@ -16,7 +16,7 @@ from laconic.nested.recurrence.gated_delta_rule import (
     limit_step,
     vector_norm,
 )
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close
 from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
 

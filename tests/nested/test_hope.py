@@ -15,7 +15,7 @@ from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state,
 from laconic.nested.recurrence.memory_cells import UpdateRule, gate_and_project
 from laconic.nested.state import LinearMemoryState
 from laconic.nested.titans.equations import TitansMemory
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
 from tests.reference.self_titans import recurrent_self_titans
 

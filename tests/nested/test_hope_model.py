@@ -20,7 +20,7 @@ from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from tests.core.readings import fresh
+from tests.models.fixtures import fresh
 from tests.nested.helpers import assert_close
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -19,7 +19,7 @@ from laconic.nested.optim.input_recording import record_inputs
 from laconic.nested.optim.m3 import M3
 from laconic.nested.optim.m3_equations import M3Hyperparameters, newton_schulz
 from laconic.nested.optim.m3_reference import m3_ema, m3_literal
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.tolerances import FLOAT32, ORACLE, RECOMPUTE, largest
 from tests.training.multi_rank import run_ranks_ok
 

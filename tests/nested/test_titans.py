@@ -19,7 +19,7 @@ from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.equations import project_qkv
 from laconic.nested.titans.layer import Titans, initial_state
 from laconic.nested.titans.titans_reference import titans_reference
-from tests.core.readings import noise
+from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
 
 D, H, C = 6, 2, 3
