@@ -38,10 +38,21 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
     selected[:, :, :M] = True
     scores = (tuple(i / N for i in range(N)),) * (layers * heads)
     return QuestionInspection(
-        name, "kava", 2, "7", words, tuple(maps), tuple(ChainSelection(options, selected) for options in SELECTORS),
-        ("operand",) * N, SelectionScores(scores, scores, scores), "rkv", tuple(range(layers)), True,
-        effects=(ChangedAnswer(ZERO, "8"), ChangedAnswer(SWAP, "9", "9")), slot_effects=(ChangedAnswer(ZERO, "7"), ChangedAnswer(ZERO, "8")),
-    )  # fmt: skip
+        name,
+        "kava",
+        2,
+        "7",
+        words,
+        tuple(maps),
+        tuple(ChainSelection(options, selected) for options in SELECTORS),
+        ("operand",) * N,
+        SelectionScores(scores, scores, scores),
+        "rkv",
+        tuple(range(layers)),
+        True,
+        effects=(ChangedAnswer(ZERO, "8"), ChangedAnswer(SWAP, "9", "9")),
+        slot_effects=(ChangedAnswer(ZERO, "7"), ChangedAnswer(ZERO, "8")),
+    )
 
 
 def question(*sides: QuestionInspection, text: str = "How many?") -> QuestionSummary:

@@ -32,13 +32,13 @@ class Sums:
     """Answers right but for every fifth question; may stop after some calls."""
 
     def __init__(self, calls: int = 10**9) -> None:
-        self.calls, self.asked = calls, []
+        self.calls, self.rows = calls, []
 
     def __call__(self, batch: SimpleNamespace) -> AnswerBatch:
         if self.calls == 0:
             raise KeyboardInterrupt
         self.calls -= 1
-        self.asked += batch.rows
+        self.rows += batch.rows
         n = batch.B
         texts = tuple("none" if i % 5 == 0 else f"ans {(i + 1) % 10}" for i in batch.rows)
         return AnswerBatch(texts, ((1,),) * n, (PassCounts(0, 1, 3, 2),) * n, ((9, 11),) * n)

@@ -35,10 +35,17 @@ def built(seeds: int = 1) -> ComparisonReport:
     mask = np.zeros((2, 2, NC), dtype=bool)
     mask[..., [0, 2, 4]] = True
     build_inspection = QuestionInspection(
-        "kava", "kava", 2, "7", LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
+        "kava",
+        "kava",
+        2,
+        "7",
+        LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
         (SimilarityMap("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
-        (ChainSelection("rkv", mask),), policy="rkv", matched_layers=(0, 1), best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
-    )  # fmt: skip
+        (ChainSelection("rkv", mask),),
+        policy="rkv",
+        matched_layers=(0, 1),
+        best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
+    )
     return ComparisonReport(
         title="Thoughts & chains",
         lead="What is shown.",
@@ -100,10 +107,22 @@ def test_find_requests_sees_them() -> None:
 def test_render_report_shows_results_and_comparisons() -> None:
     text = ParsedPage(runs_table.render_report(built())).words
     for text_part in (
-        "Thoughts & chains", "95.0 %", "n=1", "1 latent setup + 2 latent + 2 answer", "9 → 11", "12.3", "in 18.0 %",
-        "Question", "100.0 % of the latents name a token", "A limit <of> mine.", "laconic demo --num-seeds 1", "a quickstart",
-        "over PCCoT", "+65.0 points (n=1,", "no difference shown (n=1, interval",
-    ):  # fmt: skip
+        "Thoughts & chains",
+        "95.0 %",
+        "n=1",
+        "1 latent setup + 2 latent + 2 answer",
+        "9 → 11",
+        "12.3",
+        "in 18.0 %",
+        "Question",
+        "100.0 % of the latents name a token",
+        "A limit <of> mine.",
+        "laconic demo --num-seeds 1",
+        "a quickstart",
+        "over PCCoT",
+        "+65.0 points (n=1,",
+        "no difference shown (n=1, interval",
+    ):
         assert text_part in text, text_part
 
 

@@ -95,7 +95,7 @@ def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
     assert {cell: n for cell, (_, n) in results[0].conditions["learn"].sums.items()} == {
         "all": 2,
         "2 values": 2,
-        "exact": 1,
+        "whole documents": 1,
     }
     strings = run(
         tmp_path, "formal_languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20"

@@ -80,7 +80,7 @@ def bootstrap_means(scores: ScoreMatrix, draws: int = NUM_RESAMPLES, set_index: 
     R, N = scores.shape
     deviations = (resample_weights(N, draws, 2 * set_index) @ scores.T.astype(np.float32)).astype(
         np.float64
-    )  # exact for scores of 0 and 1
+    )  # sums of scores 0 and 1 are whole numbers in float32
     means = (scores.sum() + deviations.sum(1)) / (R * N)
     if R > 1:
         seeds = resample_weights(R, draws, 1)
@@ -188,7 +188,7 @@ def format_points(part: float) -> str:
 
 
 def mcnemar_p_value(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the exact two-sided p-value of two single runs on the same items (McNemar 1947)."""
+    """Return the two-sided binomial p-value of two single runs on the same items (McNemar 1947)."""
     first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
     only_a, only_b = int((first & ~second).sum()), int((second & ~first).sum())
     n = only_a + only_b

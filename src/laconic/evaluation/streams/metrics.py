@@ -48,11 +48,11 @@ def score_mqar(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[
 
 
 def score_copying(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
-    """Return the share of values copied, overall and by their number, and of documents copied exactly."""
+    """Return the share of values copied, overall and by their number, and of documents copied without an error."""
     metrics: list[MetricSums] = []
     for b in range(batch.B):
         n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), float(correct[b].sum())
-        metrics.append({OVERALL: (hits, n), f"{n} values": (hits, n), "exact": (float(hits == n), 1)})
+        metrics.append({OVERALL: (hits, n), f"{n} values": (hits, n), "whole documents": (float(hits == n), 1)})
     return metrics
 
 
@@ -62,9 +62,9 @@ def score_languages(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> 
     metrics: list[MetricSums] = []
     for b in range(batch.B):
         n, hits = int(has_target[b].sum()), int(correct[b].sum())
-        low, exact = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
+        low, is_correct = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
         length = f"length {low}-{low + LENGTH_BIN - 1}"
-        metrics.append({OVERALL: (exact, 1), length: (exact, 1), "positions": (hits, n)})
+        metrics.append({OVERALL: (is_correct, 1), length: (is_correct, 1), "positions": (hits, n)})
     return metrics
 
 
