@@ -25,7 +25,7 @@ from laconic.evaluation.streams.passages import drop_cache
 from laconic.nested import state as values
 from laconic.nested.ablations import freeze_levels
 from laconic.nested.state import FastWeightState
-from tests.evaluation.streamed import V, remembering, attending
+from tests.evaluation.streamed import V, attending, remembering
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 W = 8
