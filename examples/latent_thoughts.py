@@ -1,4 +1,4 @@
-"""Latents and R-KV with a model of your own: anything that reads vectors on a KV cache can be trained this way."""
+"""Train latent thoughts with R-KV targets on a model of your own; it only has to read embeddings and a KV cache."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from laconic.latent.rollout import run_latent_rollout
 
 
 class OneLayerModel(nn.Module):
-    """One layer, one head, learned positions; called like a `Decoder`, but without any of its code."""
+    """One layer, one head and learned positions, with the interface of `Decoder` but none of its code."""
 
     def __init__(self, D: int) -> None:
         super().__init__()
@@ -34,28 +34,26 @@ class OneLayerModel(nn.Module):
 
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # everything here is small
 D, M, Nq, Nc = 32, 4, 6, 10
 model, question, written = OneLayerModel(D), torch.randn(8, Nq, D), torch.randn(8, Nc + 3, D)  # chain 10, answer 3
 chain_mask, answer_mask = torch.ones(8, Nc, dtype=torch.bool), torch.ones(8, 3, dtype=torch.bool)
 
-with torch.no_grad():  # the teacher reads the chain, of which R-KV selects M tokens
+with torch.no_grad():  # the teacher reads the chain, and R-KV selects M of its tokens
     teacher = model(written, model(question).cache)
     k, v = (x[0][:, :, Nq : Nq + Nc] for x in (teacher.cache.keys, teacher.cache.values))
     I = importance(answer_logits(teacher.activations["q"][:, :, Nc:], k, D**-0.5), chain_mask, answer_mask)
     columns = select_top_m(score(I, redundancy(k, chain_mask), 0.1), chain_mask, M)
-print("selected tokens of the first chain:", columns.index[0, 0].tolist())
 
 project = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D), nn.LayerNorm(D))
 begin, placeholder = (nn.Parameter(torch.randn(D)) for _ in range(2))
 optimizer = torch.optim.AdamW([begin, placeholder, *project.parameters(), *model.parameters()], lr=3e-3)
 for step in range(101):
-    cache = model(question).cache
-    rollout = run_latent_rollout(model, begin.expand(8, 1, D), placeholder, M, 3, project=project, cache=cache)
+    prefix, cache = begin.expand(8, 1, D), model(question).cache
+    rollout = run_latent_rollout(model, prefix, placeholder, M, 3, project=project, cache=cache)
     k_s, v_s = (x[0][:, :, -M:] for x in (rollout.cache.keys, rollout.cache.values))
     loss = kv_loss([gather_selected(k, columns)], [gather_selected(v, columns)], [k_s], [v_s], columns.valid)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if step % 50 == 0:
-        print(f"step {step:3}: distance {loss.item():.4f} between latents and selected tokens ({rollout.passes})")
+        print(f"step {step:3}: key/value loss {loss.item():.4f} in {rollout.passes.total} forward passes")

@@ -1,4 +1,4 @@
-"""Every example is short and runs."""
+"""Every example runs and has fewer than 60 lines."""
 
 from pathlib import Path
 
