@@ -139,7 +139,7 @@ def run_resumable(
         order: Order of evaluation; records are stored in order of the units all the same.
         summarize: Returns the figures that are stored in `result.json`.
         extra_files: Further text files to store, by name.
-        progress: Called with the task, the number of finished units and their total.
+        progress: Called with an empty name, the number of finished units and their total.
         before_batch: Called before each batch; may raise to interrupt.
         ranks: Processes that share each batch; the first one writes.
 
@@ -171,7 +171,7 @@ def run_resumable(
             file.flush()
             lines += new
             if progress:
-                progress(metadata.task, len(lines), num_units)
+                progress("", len(lines), num_units)
     units = sorted(zip(order, lines, strict=True), key=lambda unit: unit[0])
     records = [EvalRecord(**record) for _, line in units for record in json.loads(line)]
     if target is not None:
