@@ -1,7 +1,6 @@
 """Damaged and foreign memory files are detected before a vector is read."""
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,7 @@ def test_memory_load_of_a_missing_file(tmp_path: Path) -> None:
         SummaryMemory.load(tmp_path / "other.safetensors")
 
 
-def test_memory_file_of_another_model_is_rejected_within_a_second(path: Path) -> None:
+def test_memory_file_of_another_model_is_rejected(path: Path) -> None:
     for changes in ({"reader": "9" * 64}, {"tokenizer": "9" * 64}):
-        began = time.monotonic()
         with pytest.raises(CorruptArtifactError, match="9999…99"):
             SummaryMemory.load(path, type(METADATA)(**{**vars(METADATA), **changes}))
-        assert time.monotonic() - began < 1

@@ -318,19 +318,18 @@ def test_typos_are_refused_and_the_intended_key_is_suggested(kava: Path) -> None
     assert suggested >= 180, suggested
 
 
-def test_load_recipe_is_fast_and_imports_no_torch(kava: Path) -> None:
+def test_load_recipe_imports_no_torch(kava: Path) -> None:
     kava.write_text(KAVA.replace("learning_rate =", "learning_rat ="))
     program = (
-        "import sys, time; start = time.process_time()\n"
+        "import sys\n"
         "from laconic.errors import UsageError\nfrom laconic.config.load import load_recipe\n"
         f"try: load_recipe({str(kava)!r})\nexcept UsageError as error: print(error)\n"
-        "print(time.process_time() - start, 'torch' in sys.modules)"
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     first, last = done.stdout.splitlines()
     assert first.endswith("did you mean train.learning_rate?")
-    assert float(last.split()[0]) <= 0.5
-    assert last.split()[1] == "False"
+    assert last == "False"
 
 
 def test_load_recipe_of_any_text_raises_nothing_but_usage_error(kava: Path) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -232,11 +231,9 @@ def test_render_chat_template_limits(
     text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
-    start = time.monotonic()
     with pytest.raises(kind, match=r"^chat template: ") as caught:
         tokenizer.apply_chat_template(TALK)
     assert message in str(caught.value)
-    assert time.monotonic() - start < 3
 
 
 def test_load_tokenizer_with_large_integers_in_its_config(stories: Path, tmp_path: Path) -> None:
