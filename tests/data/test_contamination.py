@@ -41,7 +41,7 @@ def test_normalise_question(one: str, other: str, equal: bool) -> None:
     ("config", "message"),
     [
         (build_config(name="gsm8k:valid"), r"^data\.name gsm8k:valid: cannot train on valid rows"),
-        (build_config(name=("gsm8k", "openai/gsm8k:test")), r"^data\.name openai/gsm8k:test: cannot train on test rows"),
+        (build_config(name=("gsm8k", "openai/gsm8k:test")), r"^data\.name openai/gsm8k:test: cannot train on test"),
         (build_config(name="a/b:validation"), r"^data\.name a/b:validation: cannot train on valid rows"),
         (build_config(valid="gsm8k:test"), r"^data\.valid gsm8k:test: test rows must not select"),
         (build_config(name=("gsm8k-nl", "whynlp/gsm8k-aug-nl")), r"^gsm8k-nl and gsm8k-aug-nl have"),

@@ -186,6 +186,7 @@ def test_encode_text_removes_prefix_space() -> None:
     stories = real("stories260k")
     encoder = ReasoningEncoder(stories, settings("stories260k"))
     assert [stories.backend.id_to_token(i) for i in encoder.encode_text("18").ids] == ["1", "8"]
+    assert encoder.prefix_space_id is not None
     assert stories.backend.id_to_token(encoder.prefix_space_id) == "▁"
     assert words("stories260k", encode_example(EXAMPLE, stories, settings("stories260k")).question_ids)[:2] == [
         "<s>",

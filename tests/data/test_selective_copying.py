@@ -19,9 +19,9 @@ TASKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("values", TASKS)
-def test_selective_copying_documents_obey_the_rules(values: dict[str, Any]) -> None:
-    task = SelectiveCopyingConfig.model_validate(values)
+@pytest.mark.parametrize("options", TASKS)
+def test_selective_copying_documents_obey_the_rules(options: dict[str, Any]) -> None:
+    task = SelectiveCopyingConfig.model_validate(options)
     source = SelectiveCopyingDataset(3, task)
     assert isinstance(source, TrainingData)
     batch = source.batch(range(60), 0, 0)

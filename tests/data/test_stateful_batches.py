@@ -27,7 +27,7 @@ def lanes(B: int = 3, tokens: int = T, seed: int = 1, books: int = 6) -> Statefu
 
 def epoch_of(source: StatefulBatches, B: int, epoch: int = 0) -> list[DocumentBatch]:
     """Return the batches of an epoch as the training loop requests them."""
-    config = TrainingConfig(steps=1, batch_size=B, stateful=True)
+    config = TrainingConfig.model_validate({"steps": 1, "batch_size": B, "stateful": True})
     steps = range(epoch * source.num_steps, (epoch + 1) * source.num_steps)
     places = [compute_update_index(config, 5, step, len(source)) for step in steps]
     return [source.batch(at.rows, at.epoch, at.step) for at in places]

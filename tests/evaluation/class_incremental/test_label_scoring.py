@@ -28,9 +28,9 @@ class RowCounter:
         self.config, self.initial_state, self.logits = model.config, model.initial_state, model.logits
         self.decoder: Any = getattr(model, "decoder", model)
 
-    def read_tokens(self, ids: torch.Tensor, state: Any = None, **rest: Any) -> DecoderOutput:
-        self.rows += len(ids)
-        return self.model.read_tokens(ids, state, **rest)
+    def read_tokens(self, input_ids: torch.Tensor, state: Any = None, **options: Any) -> DecoderOutput:
+        self.rows += len(input_ids)
+        return self.model.read_tokens(input_ids, state, **options)
 
 
 def sharpen(model: StatefulLM) -> StatefulLM:

@@ -109,8 +109,8 @@ def test_run_stream_matrix_matches_loop_oracle(criterion: str) -> None:
         source.num_tasks = i + 1
         for j in range(stream.num_tasks):
             accuracy = result.matrices[criterion][i][j]
-            if j > i:
-                assert accuracy is None
+            assert (accuracy is None) == (j > i)
+            if accuracy is None:
                 continue
             scores, labels = [source.row(item) for item in stream.test[j]], [item.label for item in stream.test[j]]
             assert accuracy == pytest.approx(oracle.accuracy(scores, labels, stream.task_classes, i, j, criterion))
@@ -132,7 +132,8 @@ def test_stateful_learner_score_changes_nothing() -> None:
     np.testing.assert_array_equal(learner.score(ITEMS[:1], TASKS.seen_classes(0)).scores.shape, (1, 6))
     assert values.states_equal(learner.state, before)
     # MISREAD: the state is carried from item to item.
-    leaked, state = [], learner.state
+    state: Any = learner.state
+    leaked: list[Any] = []
     for item in ITEMS[:4]:
         leaked.append(score_after(model, TASKS, state, [item]).scores[0])
         state = model.read_tokens(torch.tensor([[*TASKS.start_ids, *TASKS.training_ids(item)]]), state).cache
