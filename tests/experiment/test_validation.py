@@ -1,4 +1,4 @@
-"""Validation during training: which protocol judges it, what it refuses, and what ranks have of it."""
+"""Validation on problems: which protocol judges the answers, invalid gold answers, and sharing among ranks."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,59 +17,64 @@ from laconic.experiment.build_data import default_answer_matcher
 from tests.conftest import TINY_RECIPE
 
 CPU = torch.device("cpu")
+DIGITS = """source = "digits"
+format = "digits"
+chain_steps = "all"
+digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }"""
 
 
 @pytest.mark.parametrize(
-    ("keys", "judged"),
+    ("keys", "protocol"),
     [
         ({}, CODI),
         ({"format": "codi"}, CODI),
-        ({"format": "coconut", "chain": "all"}, CODI),
-        ({"answers": "text"}, TEXT),
-        ({"answers": "text", "format": "codi"}, TEXT),
-        ({"answers": "text", "format": "coconut", "chain": "all"}, COCONUT),  # a text behind ### is not the whole line
-        ({"answers": "text", "format": "icot", "chain": "all"}, COCONUT),
-        ({"kind": "maths", "path": None, "name": "mult-4", "format": "icot", "chain": "all"}, COCONUT),
-        ({"kind": "digits", "path": None, "format": "digits"}, DIGIT),
+        ({"format": "coconut", "chain_steps": "all"}, CODI),
+        ({"answer_type": "text"}, TEXT),
+        ({"answer_type": "text", "format": "codi"}, TEXT),
+        ({"answer_type": "text", "format": "coconut", "chain_steps": "all"}, COCONUT),  # the text after ### only
+        ({"answer_type": "text", "format": "icot", "chain_steps": "all"}, COCONUT),
+        ({"source": "catalog", "path": None, "name": "mult-4", "format": "icot", "chain_steps": "all"}, COCONUT),
+        ({"source": "digits", "path": None, "format": "digits"}, DIGIT),
     ],
 )
-def test_the_protocol_of_a_kind_of_data(keys: dict[str, Any], judged: object) -> None:
-    assert default_answer_matcher(DataConfig(**{"path": "rows.jsonl", **keys})) is judged
+def test_default_answer_matcher(keys: dict[str, Any], protocol: object) -> None:
+    assert default_answer_matcher(DataConfig(**{"path": "rows.jsonl", **keys})) is protocol
 
 
-def test_a_gold_answer_that_is_no_number_is_an_error_at_load(tmp_path: Path) -> None:
+def test_build_validation_gold_answer_without_a_number(tmp_path: Path) -> None:
     row = '{"question": "3 + 4 =", "answer": "%s"}\n'
     (tmp_path / "rows.jsonl").write_text(row % 7)
     (tmp_path / "valid.jsonl").write_text(row.replace("4", "5") % "8" + row.replace("4", "6") % "3 4")
-    digits = (
-        'kind = "digits"\nformat = "digits"\nchain = "all"\ndigits = { operations = 2, rows = 200, valid_rows = 20 }'
-    )
-    file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"'
-    (tmp_path / "own.toml").write_text(TINY_RECIPE.replace(digits, file).replace("batch = 8", "batch = 1"))
-    said = r"data\.valid: the answer of valid\.jsonl:2 is '3 4', protocol codi asks for a number; set data\.answers"
-    with pytest.raises(InputError, match=said):
-        build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
+    file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nanswer_prompt = "ans"'
+    assert DIGITS in TINY_RECIPE
+    text = TINY_RECIPE.replace(DIGITS, file).replace("batch_size = 8", "batch_size = 1")
+    (tmp_path / "own.toml").write_text(text)
+    experiment = build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
+    with pytest.raises(InputError, match=r"valid\.jsonl:2: .*data\.answer_type"):
+        build_validation(experiment.recipe, experiment.parts, experiment.method, CPU)
 
 
-def test_ranks_share_the_problems(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY_RECIPE.replace("rows = 4", "rows = 7\nbatch = 2"))
-    made = build_experiment(load_recipe(tmp_path / "tiny.toml")[0], CPU)
-    assert made.validate is not None
-    alone = made.validate(0)
-    asked: list[int] = []
+def test_validation_is_shared_by_ranks(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE.replace("max_rows = 4", "max_rows = 7\nbatch_size = 2"))
+    experiment = build_experiment(load_recipe(tmp_path / "tiny.toml")[0], CPU)
+    recipe, parts, method = experiment.recipe, experiment.parts, experiment.method
+    validate_alone = build_validation(recipe, parts, method, CPU)
+    assert validate_alone is not None
+    alone = validate_alone(0)
+    answered: list[int] = []
 
-    class Method(torch.nn.Module):
-        def answer(self, questions: Any, told: Any, *, teacher: bool) -> Any:
-            asked.extend(questions.index.tolist())
-            return made.method.answer(questions, told, teacher=teacher)  # pyright: ignore
+    class RecordingMethod(torch.nn.Module):
+        def answer(self, questions: Any, decoding: Any, *, with_cot: bool) -> Any:
+            answered.extend(questions.row_index.tolist())
+            return method.answer(questions, decoding, with_cot=with_cot)  # pyright: ignore
 
-    def exchange(mine: list[bool]) -> list[list[bool]]:
-        return [mine, [True] * 3]  # what the other rank says
+    def all_gather(values: list[bool]) -> list[list[bool]]:
+        return [values, [True] * 3]  # the second rank got everything right
 
-    ranks: Any = SimpleNamespace(rank=0, world_size=2, all_gather=exchange)
-    shared = build_validation(made.recipe, made.parts, Method(), CPU, ranks)
-    assert shared is not None
-    found = shared(0)
-    assert asked == [0, 2, 4, 6] * 2
-    assert found.keys() == alone.keys()
-    assert all(share >= 3 / 7 for share in found.values())
+    ranks: Any = SimpleNamespace(rank=0, world_size=2, all_gather=all_gather)
+    validate = build_validation(recipe, parts, RecordingMethod(), CPU, ranks)
+    assert validate is not None
+    metrics = validate(0)
+    assert answered == [0, 2, 4, 6] * 2
+    assert metrics.keys() == alone.keys()
+    assert all(fraction >= 3 / 7 for fraction in metrics.values())
