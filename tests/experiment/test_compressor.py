@@ -10,7 +10,7 @@ from laconic.errors import CorruptArtifactError, InputError, LaconicError, Usage
 from laconic.experiment.compressor import TextCompressor, current_time
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
-from tests.core.readings import FAMILIES
+from tests.models.fixtures import FAMILIES
 from tests.tolerances import FLOORS, ORACLE, largest
 
 TEXTS = [
