@@ -110,7 +110,9 @@ COCONUT = (
 
 @pytest.mark.parametrize("keys", [ICOT, COCONUT], ids=["icot", "coconut"])
 def test_curriculum_train_and_validate(tiny: Path, keys: tuple[str, ...]) -> None:
-    tiny.write_text(TINY_RECIPE.replace("jacobi_iterations = 1\n", "" if keys is COCONUT else "jacobi_iterations = 1\n"))
+    tiny.write_text(
+        TINY_RECIPE.replace("jacobi_iterations = 1\n", "" if keys is COCONUT else "jacobi_iterations = 1\n")
+    )
     experiment = build(tiny, *keys)
     experiment.method.train()(experiment.training_data.batch(range(4), 1, 30)).loss.backward()
     validate = build_validation(experiment.recipe, experiment.parts, experiment.method, CPU)
@@ -118,7 +120,9 @@ def test_curriculum_train_and_validate(tiny: Path, keys: tuple[str, ...]) -> Non
     assert set(validate(0)) == {"accuracy"}
     assert not isinstance(experiment.method, Coconut) or experiment.method.eval_stage == 0
     validate(1)
-    assert not isinstance(experiment.method, Coconut) or experiment.method.eval_stage == 1  # by the epoch, not by training
+    assert (
+        not isinstance(experiment.method, Coconut) or experiment.method.eval_stage == 1
+    )  # by the epoch, not by training
 
 
 def test_icot_max_chain_length(tiny: Path) -> None:
@@ -132,7 +136,9 @@ def test_icot_max_chain_length(tiny: Path) -> None:
 
 def test_control_init_copies_a_text(tiny: Path) -> None:
     experiment = build(tiny, "latents.control_init=copy:+-")
-    rows = experiment.parts.decoder.token_embedding.weight[build_digits_tokenizer().encode("+-", add_special_tokens=False)]
+    rows = experiment.parts.decoder.token_embedding.weight[
+        build_digits_tokenizer().encode("+-", add_special_tokens=False)
+    ]
     assert experiment.parts.latents is not None
     torch.testing.assert_close(experiment.parts.latents.begin, rows.mean(0))
 
@@ -187,7 +193,8 @@ def test_load_run_round_trip(tiny: Path, tmp_path: Path, trainable: str, shards:
     loaded = load_run(tmp_path / "runs/b", CPU)
     batch = experiment.training_data.batch(range(4), 0, 0)
     trained = [
-        {name for name, p in method.named_parameters() if p.requires_grad} for method in (experiment.method, loaded.method)
+        {name for name, p in method.named_parameters() if p.requires_grad}
+        for method in (experiment.method, loaded.method)
     ]
     assert trained[0] == trained[1]
     with torch.no_grad():
