@@ -15,9 +15,9 @@ def logits(hidden: Tensor, words: Tensor) -> Tensor:
     return linear(hidden, words, None)
 
 
-def last_live(x: Tensor, live: Tensor) -> Tensor:
+def last_valid(x: Tensor, mask: Tensor) -> Tensor:
     rows = []
-    for values, alive in zip(x.tolist(), live.tolist(), strict=True):
+    for values, alive in zip(x.tolist(), mask.tolist(), strict=True):
         last = None
         for t, yes in enumerate(alive):
             last = values[t] if yes else last
@@ -25,9 +25,9 @@ def last_live(x: Tensor, live: Tensor) -> Tensor:
     return tensor(rows)
 
 
-def next_token(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+def next_token(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the id and the probabilities after the last real token."""
-    last = last_live(x, live)
+    last = last_valid(x, mask)
     ids = []
     for row in last.tolist():
         best = 0
@@ -37,15 +37,15 @@ def next_token(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(ids), probabilities(last)
 
 
-def default_positions(live: Tensor, held: Tensor, held_live: Tensor) -> Tensor:
-    out = torch.zeros_like(live, dtype=torch.long)
-    for b in range(live.shape[0]):
+def default_positions(mask: Tensor, past: Tensor, past_valid: Tensor) -> Tensor:
+    out = torch.zeros_like(mask, dtype=torch.long)
+    for b in range(mask.shape[0]):
         largest = -1
-        for s in range(held.shape[1]):
-            if held_live[b, s] and held[b, s] >= 0:
-                largest = max(largest, int(held[b, s]))
-        for t in range(live.shape[1]):
-            if live[b, t]:
+        for s in range(past.shape[1]):
+            if past_valid[b, s] and past[b, s] >= 0:
+                largest = max(largest, int(past[b, s]))
+        for t in range(mask.shape[1]):
+            if mask[b, t]:
                 largest += 1
                 out[b, t] = largest
     return out
@@ -54,13 +54,13 @@ def default_positions(live: Tensor, held: Tensor, held_live: Tensor) -> Tensor:
 def at(function: str) -> object:
     """Misread the next token: another choice on a tie, or another column."""
 
-    def misread(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    def misread(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         if function == "last column":
-            return next_token(x, torch.ones_like(live))
-        if function == "number of live slots":
-            last = x[torch.arange(x.shape[0]), live.sum(1) - 1]
+            return next_token(x, torch.ones_like(mask))
+        if function == "number of real slots":
+            last = x[torch.arange(x.shape[0]), mask.sum(1) - 1]
             return last.argmax(-1), last.softmax(-1)
-        ids, p = next_token(x, live)
+        ids, p = next_token(x, mask)
         if function == "highest id on a tie":
             return p.shape[1] - 1 - p.flip(-1).argmax(-1), p
         return (ids, p.bfloat16().double()) if function == "in bfloat16" else (ids, p.log())
@@ -68,8 +68,8 @@ def at(function: str) -> object:
     return misread
 
 
-def counted(live: Tensor, held: Tensor, held_live: Tensor, start: Tensor) -> Tensor:
-    return (start[:, None] + live.long().cumsum(1) - 1) * live
+def counted(mask: Tensor, past: Tensor, past_valid: Tensor, start: Tensor) -> Tensor:
+    return (start[:, None] + mask.long().cumsum(1) - 1) * mask
 
 
 ORACLE = {"C8": places, "C20": logits, "C21": next_token, "C22": default_positions}
@@ -91,28 +91,28 @@ MISREAD = {
     },
     "C21": {
         "last column": at("last column"),
-        "number of live slots": at("number of live slots"),
+        "number of real slots": at("number of real slots"),
         "highest id on a tie": at("highest id on a tie"),
         "in bfloat16": at("in bfloat16"),
         "logarithm": at("logarithm"),
     },
     "C22": {
-        "slots": lambda live, held, held_live: held.shape[1] + torch.arange(live.shape[1]).expand_as(live) * live,
-        "from 1": lambda live, held, held_live: (default_positions(live, held, held_live) + 1) * live,
-        "padding counted": lambda live, held, held_live: default_positions(torch.ones_like(live), held, held_live),
-        "dead slots of the state counted": lambda live, held, held_live: default_positions(
-            live, held, torch.ones_like(held_live)
+        "slots": lambda mask, past, past_valid: past.shape[1] + torch.arange(mask.shape[1]).expand_as(mask) * mask,
+        "from 1": lambda mask, past, past_valid: (default_positions(mask, past, past_valid) + 1) * mask,
+        "padding counted": lambda mask, past, past_valid: default_positions(torch.ones_like(mask), past, past_valid),
+        "invalid cached slots counted": lambda mask, past, past_valid: default_positions(
+            mask, past, torch.ones_like(past_valid)
         ),
-        "live slots of the state counted": lambda live, held, held_live: counted(
-            live, held, held_live, held_live.sum(1)
+        "live slots of the state counted": lambda mask, past, past_valid: counted(
+            mask, past, past_valid, past_valid.sum(1)
         ),
-        "no position counted": lambda live, held, held_live: counted(
-            live, held, held_live, (held_live & (held < 0)).sum(1) + (held * held_live).amax(1) + 1
+        "no position counted": lambda mask, past, past_valid: counted(
+            mask, past, past_valid, (past_valid & (past < 0)).sum(1) + (past * past_valid).amax(1) + 1
         ),
-        "the last slot's position": lambda live, held, held_live: counted(live, held, held_live, held[:, -1] + 1),
-        "start anew": lambda live, held, held_live: default_positions(live, held[:, :0], held_live[:, :0]),
-        "dead slots run on": lambda live, held, held_live: (
-            default_positions(live, held, held_live)[:, :1] + live.long().cumsum(1) - 1
+        "the last slot's position": lambda mask, past, past_valid: counted(mask, past, past_valid, past[:, -1] + 1),
+        "start anew": lambda mask, past, past_valid: default_positions(mask, past[:, :0], past_valid[:, :0]),
+        "dead slots run on": lambda mask, past, past_valid: (
+            default_positions(mask, past, past_valid)[:, :1] + mask.long().cumsum(1) - 1
         ),
     },
 }
