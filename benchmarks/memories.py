@@ -69,15 +69,14 @@ def recurrence(form: Any, S: Any, k: Any, u: Any, q: Any, gates: Gates, T: int) 
 
 def titans_ways(x: torch.Tensor, depth: Any, few: int) -> tuple[Way, Way]:
     """One memory of Titans, by chunks and by its definition."""
-    layer = Titans(x.shape[2], HEADS, CHUNK, TitansOptions(memory_depth=depth))
-    params = layer.params
-    held, w = initial_state(params, 1), params.weights
-    found = definition.project_qkv(x, w, held.conv_tails, HEADS, None)
-    gates, _ = compute_gates(params, held, pack_left(x, None), dict(held.conv_tails))
-    k, v, q, *given = (part[:, :, :few] for part in (found.k, found.v, found.q, *gates))
+    params = Titans(x.shape[2], HEADS, CHUNK, TitansOptions(memory_depth=depth)).params
+    state, w = initial_state(params, 1), params.weights
+    qkv = definition.project_qkv(x, w, state.conv_tails, HEADS, None)
+    gates = compute_gates(params, pack_left(x, None))
+    k, v, q, *few_gates = (part[:, :, :few] for part in (qkv.k, qkv.v, qkv.q, *gates))
     return (
-        lambda: scan_all_memories(params, held.memory, (*found[:3], *gates), None, FULL),
-        lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*given), CHUNK),
+        lambda: scan_all_memories(params, state.memory, (*qkv[:3], *gates), None, FULL),
+        lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*few_gates), CHUNK),
     )
 
 
