@@ -1,4 +1,4 @@
-"""Adapters: trained here and read by transformers with peft, and the other way round; merged; what is refused."""
+"""LoRA adapters: exchanged with transformers and peft in both directions, merged, and refused."""
 
 import json
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileError
 from laconic.experiment import lora
 from laconic.models.decoder import Decoder
+from laconic.storage import atomic, strict_json
 from laconic.storage.atomic import save_tensors
 from tests.conftest import needs
 from tests.models.fixtures import FAMILIES, fresh
@@ -32,7 +33,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 pytestmark = [
     pytest.mark.usefixtures("unchecked"),
-    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning"),  # peft, of GPT-2's maps in transformers
+    pytest.mark.filterwarnings(
+        "ignore:fan_in_fan_out is set to:UserWarning"
+    ),  # peft, for GPT-2's Conv1D in transformers
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 
@@ -43,23 +46,23 @@ def optional() -> None:
     needs("peft")
 
 
-def settings(kind: str, targets: Any = "all-linear") -> "LoraConfig":
+def peft_config(kind: str, targets: Any = "all-linear") -> "LoraConfig":
     return LoraConfig(r=4, target_modules=targets, **KINDS[kind])
 
 
-def ours(model: "Decoder | PeftModel") -> Tensor:
-    return model.logits(model(model.embed(IDS)).hidden)
+def our_logits(model: "Decoder | PeftModel") -> Tensor:
+    return model.logits(model(model.embed(IDS)).hidden_states)
 
 
-def theirs(model: nn.Module) -> Tensor:
+def hf_logits(model: nn.Module) -> Tensor:
     return model(input_ids=IDS).logits
 
 
-def trained(model: "PeftModel", logits: Callable[[Any], Tensor]) -> Tensor:
-    """Four steps of predicting the next id, every adapter weight moved; the logits after them."""
+def train_adapter(model: "PeftModel", logits: Callable[[Any], Tensor]) -> Tensor:
+    """Take four steps of next-token prediction, perturb every adapter weight, and return the logits."""
     generator = torch.Generator().manual_seed(3)
-    learning = [p for p in model.parameters() if p.requires_grad]
-    optimizer, losses = torch.optim.AdamW(learning, 1e-2), []
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer, losses = torch.optim.AdamW(trainable, 1e-2), []
     for _ in range(4):
         loss = nn.functional.cross_entropy(logits(model)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
         optimizer.zero_grad()
@@ -68,123 +71,131 @@ def trained(model: "PeftModel", logits: Callable[[Any], Tensor]) -> Tensor:
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     with torch.no_grad():
-        for p in learning:
+        for p in trainable:
             p += 0.05 * torch.randn(p.shape, generator=generator)
     return logits(model.eval()).detach()
 
 
 @pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model of each family, as transformers loads it; GPT-2 and OPT tied, and Qwen 2 as well."""
+    """Save a model of each family; GPT-2, OPT and Qwen 2 have tied embeddings."""
     decoder = fresh(request.param, **({"tie_word_embeddings": True} if request.param == "qwen2" else {}))
     decoder.save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trained_here_read_there_and_merged(folder: Path, kind: str) -> None:
-    base = ours(Decoder.from_pretrained(folder))
-    model = lora.add_adapter(Decoder.from_pretrained(folder), settings(kind))
-    assert error(ours(model), base) == 0 or kind == "DoRA"
-    logits = trained(model, ours)
+def test_adapter_loads_in_peft_and_merges(folder: Path, kind: str) -> None:
+    base = our_logits(Decoder.from_pretrained(folder))
+    model = lora.add_adapter(Decoder.from_pretrained(folder), peft_config(kind))
+    assert error(our_logits(model), base) == 0 or kind == "DoRA"
+    logits = train_adapter(model, our_logits)
     assert error(logits, base) > 1e-2
     lora.save_adapter(model, folder.parent / "adapter")
-    said = json.loads((folder.parent / "adapter" / "adapter_config.json").read_text())
-    assert (said["task_type"], said["base_model_name_or_path"]) == ("CAUSAL_LM", str(folder))
-    there = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), folder.parent / "adapter").eval()
-    assert error(theirs(there), logits) <= FLOAT32
-    again = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
-    assert error(ours(again), logits) == 0
-    assert not any(p.requires_grad for p in again.parameters())
+    config = json.loads((folder.parent / "adapter" / "adapter_config.json").read_text())
+    assert (config["task_type"], config["base_model_name_or_path"]) == ("CAUSAL_LM", str(folder))
+    peft_model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder), folder.parent / "adapter"
+    ).eval()
+    assert error(hf_logits(peft_model), logits) <= FLOAT32
+    loaded = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
+    assert error(our_logits(loaded), logits) == 0
+    assert not any(p.requires_grad for p in loaded.parameters())
 
-    plain = lora.merge_adapter(model)
-    assert error(ours(plain), logits) <= FLOAT32
-    kept = {name: (type(module), p.shape) for name, module in plain.named_modules() for p in module.parameters(False)}
-    asked = Decoder.from_pretrained(folder)
-    assert kept == {n: (type(module), p.shape) for n, module in asked.named_modules() for p in module.parameters(False)}
-    assert plain.state_dict().keys() == asked.state_dict().keys()
-    assert all(p.requires_grad for p in plain.parameters())
-    assert plain.fingerprint != asked.fingerprint
-    plain.save_pretrained(folder.parent / "merged")
-    assert error(theirs(AutoModelForCausalLM.from_pretrained(folder.parent / "merged").eval()), logits) <= FLOAT32
-    assert Decoder.from_pretrained(folder.parent / "merged").fingerprint == plain.fingerprint
+    merged = lora.merge_adapter(model)
+    assert error(our_logits(merged), logits) <= FLOAT32
+    shapes = {
+        name: (type(module), p.shape) for name, module in merged.named_modules() for p in module.parameters(False)
+    }
+    original = Decoder.from_pretrained(folder)
+    assert shapes == {
+        n: (type(module), p.shape) for n, module in original.named_modules() for p in module.parameters(False)
+    }
+    assert merged.state_dict().keys() == original.state_dict().keys()
+    assert all(p.requires_grad for p in merged.parameters())
+    assert merged.fingerprint != original.fingerprint
+    merged.save_pretrained(folder.parent / "merged")
+    assert error(hf_logits(AutoModelForCausalLM.from_pretrained(folder.parent / "merged").eval()), logits) <= FLOAT32
+    assert Decoder.from_pretrained(folder.parent / "merged").fingerprint == merged.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["rsLoRA", "DoRA", "token rows"])  # rsLoRA is LoRA on another scale
-def test_trained_there_read_here(folder: Path, kind: str) -> None:
+def test_peft_adapter_loads(folder: Path, kind: str) -> None:
     reference = AutoModelForCausalLM.from_pretrained(folder)
-    asked = settings(kind)
-    asked.task_type = "CAUSAL_LM"
-    model = get_peft_model(reference, asked)
-    logits = trained(model, theirs)
+    config = peft_config(kind)
+    config.task_type = "CAUSAL_LM"
+    model = get_peft_model(reference, config)
+    logits = train_adapter(model, hf_logits)
     model.save_pretrained(folder.parent / "adapter")
-    here = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
-    assert error(ours(here), logits) <= FLOAT32
-    assert error(ours(lora.merge_adapter(here)), logits) <= FLOAT32
+    loaded = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
+    assert error(our_logits(loaded), logits) <= FLOAT32
+    assert error(our_logits(lora.merge_adapter(loaded)), logits) <= FLOAT32
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_all_linear_is_the_maps_of_the_blocks(name: str) -> None:
+def test_all_linear_targets_the_layers_of_the_blocks(name: str) -> None:
     decoder = fresh(name)
     maps = {key for key, module in decoder.named_modules() if isinstance(module, nn.Linear)}
-    model = lora.add_adapter(decoder, settings("LoRA"))
+    model = lora.add_adapter(decoder, peft_config("LoRA"))
     wrapped = {key.removesuffix(".base_layer") for key, _ in decoder.named_modules() if key.endswith(".base_layer")}
     assert wrapped == maps - {"lm_head"}
     assert {p.requires_grad for key, p in model.named_parameters() if "lora_" not in key} == {False}
 
 
-def test_an_adapter_stays_float32_on_a_bfloat16_base_and_may_be_trained_on(tmp_path: Path) -> None:
-    model = lora.add_adapter(fresh("llama").bfloat16(), settings("LoRA"))
+def test_adapter_is_float32_on_a_bfloat16_base_and_trains_further(tmp_path: Path) -> None:
+    model = lora.add_adapter(fresh("llama").bfloat16(), peft_config("LoRA"))
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     lora.save_adapter(model, tmp_path / "adapter")
-    again = lora.load_adapter(fresh("llama"), tmp_path / "adapter", trainable=True)
-    assert {key.split(".")[-3] for key, p in again.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+    loaded = lora.load_adapter(fresh("llama"), tmp_path / "adapter", trainable=True)
+    assert {key.split(".")[-3] for key, p in loaded.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
 
 
-def test_disabled_it_is_the_base() -> None:
-    base = ours(fresh("gpt2"))
-    model = lora.add_adapter(fresh("gpt2"), settings("token rows"))
-    trained(model, ours)
-    assert error(ours(model), base) > 1e-2
+def test_disabled_adapter_equals_the_base_model() -> None:
+    base = our_logits(fresh("gpt2"))
+    model = lora.add_adapter(fresh("gpt2"), peft_config("token rows"))
+    train_adapter(model, our_logits)
+    assert error(our_logits(model), base) > 1e-2
     with model.disable_adapter():
-        assert torch.equal(ours(model), base)
+        assert torch.equal(our_logits(model), base)
 
 
-def saved(folder: Path, decoder: Decoder, targets: Any = "all-linear", kind: str = "LoRA") -> Path:
-    lora.save_adapter(lora.add_adapter(decoder, settings(kind, targets)), folder)
+def save_new_adapter(folder: Path, decoder: Decoder, targets: Any = "all-linear", kind: str = "LoRA") -> Path:
+    lora.save_adapter(lora.add_adapter(decoder, peft_config(kind, targets)), folder)
     return folder
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ["o_proj"], ["down_proj"]])
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("changes", "size"),
     [
-        ({"num_hidden_layers": 3, "windows": (None,) * 3, "score_scale": (0.25,) * 3}, "llama 48 × 3"),
-        ({"num_hidden_layers": 1, "windows": (None,), "score_scale": (0.25,)}, "llama 48 × 1"),
+        ({"num_hidden_layers": 3, "sliding_windows": (None,) * 3, "attention_scales": (0.25,) * 3}, "llama 48 × 3"),
+        ({"num_hidden_layers": 1, "sliding_windows": (None,), "attention_scales": (0.25,)}, "llama 48 × 1"),
         ({"hidden_size": 40}, "llama 40 × 2"),
     ],
 )
-def test_an_adapter_of_another_size(tmp_path: Path, targets: Any, other: dict[str, Any], named: str) -> None:
-    folder, decoder = saved(tmp_path / "a", fresh("llama", **other), targets), fresh("llama")
+def test_load_adapter_of_another_size(tmp_path: Path, targets: Any, changes: dict[str, Any], size: str) -> None:
+    folder, decoder = save_new_adapter(tmp_path / "a", fresh("llama", **changes), targets), fresh("llama")
     before = decoder.state_dict().keys()
-    with pytest.raises(InputError, match=rf"^adapter is for {named}, this is llama 48 × 2$"):
+    with pytest.raises(InputError, match=rf"^adapter is for {size}, this is llama 48 × 2$"):
         lora.load_adapter(decoder, folder)
     assert decoder.state_dict().keys() == before
 
 
-def test_an_adapter_of_another_family_or_with_other_heads(tmp_path: Path) -> None:
+def test_load_adapter_of_another_family_or_other_heads(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^adapter is for opt 48 × 2, this is llama 48 × 2$"):
-        lora.load_adapter(fresh("llama"), saved(tmp_path / "a", fresh("opt"), ["q_proj"]))
+        lora.load_adapter(fresh("llama"), save_new_adapter(tmp_path / "a", fresh("opt"), ["q_proj"]))
     with pytest.raises(InputError, match=r"^adapter is for llama 48 × 2, this is gpt2 48 × 2$"):
-        lora.load_adapter(fresh("gpt2"), saved(tmp_path / "d", fresh("llama"), ["q_proj"]))
+        lora.load_adapter(fresh("gpt2"), save_new_adapter(tmp_path / "d", fresh("llama"), ["q_proj"]))
     with pytest.raises(
         InputError, match=r"does not fit its settings: 2 tensors, first .*k_proj\.lora_B\.weight: \[32, 4\]"
     ):
-        lora.load_adapter(fresh("llama", num_key_value_heads=1), saved(tmp_path / "b", fresh("llama"), ["k_proj"]))
-    lora.load_adapter(fresh("mistral"), saved(tmp_path / "c", fresh("llama")))  # same names, same sizes
+        lora.load_adapter(
+            fresh("llama", num_key_value_heads=1), save_new_adapter(tmp_path / "b", fresh("llama"), ["k_proj"])
+        )
+    lora.load_adapter(fresh("mistral"), save_new_adapter(tmp_path / "c", fresh("llama")))  # same names and shapes
 
 
-def test_an_adapter_of_some_layers(tmp_path: Path) -> None:
+def test_adapter_of_some_layers(tmp_path: Path) -> None:
     some = LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[0])
     lora.save_adapter(lora.add_adapter(fresh("llama"), some), tmp_path / "a")
     assert lora.load_adapter(fresh("llama"), tmp_path / "a").peft_config["default"].layers_to_transform == [0]
@@ -196,43 +207,39 @@ REFUSED = [
     ({"target_modules": []}, "target_modules is empty; all-linear, or some of down_proj, gate_proj, k_proj,"),
     ({"target_modules": r".*\.query"}, r"target_modules '.*\\.query' fits no module; the first is lm_head"),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights "pissa" changes the base model'),
-    ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication is not known here; leave it out"),
+    ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication is not supported"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_settings_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
+def test_add_adapter_invalid_options(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         lora.add_adapter(fresh("llama"), LoraConfig(**{"r": 2, "target_modules": ["q_proj"], **changes}))
     assert message in str(caught.value)
 
 
-def test_a_pattern_is_a_target() -> None:
+def test_target_modules_pattern() -> None:
     model = lora.add_adapter(fresh("llama"), LoraConfig(r=2, target_modules=r".*\.1\.self_attn\.[qv]_proj"))
     assert len([key for key, _ in model.named_parameters() if "lora_A" in key]) == 2
 
 
 @pytest.mark.parametrize("name", ["embed_tokens", "model.embed_tokens"])
-def test_a_whole_embedding_is_saved_only_where_the_head_is_its_own(name: str, tmp_path: Path) -> None:
-    asked = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[name])
+def test_embedding_in_modules_to_save_needs_untied_head(name: str, tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[name])
     with pytest.raises(InputError, match=r"this model's head is tied to it, .*use trainable_token_indices$"):
-        lora.add_adapter(fresh("llama", tie_word_embeddings=True), asked)
-    model = lora.add_adapter(fresh("llama"), asked)
-    logits = trained(model, ours)
+        lora.add_adapter(fresh("llama", tie_word_embeddings=True), config)
+    model = lora.add_adapter(fresh("llama"), config)
+    logits = train_adapter(model, our_logits)
     lora.save_adapter(model, tmp_path / "a")
-    assert error(ours(lora.load_adapter(fresh("llama"), tmp_path / "a")), logits) <= FLOAT32
+    assert error(our_logits(lora.load_adapter(fresh("llama"), tmp_path / "a")), logits) <= FLOAT32
 
 
-def test_folders_that_are_no_adapter(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "a", fresh("llama"), ["q_proj"])
+def test_load_adapter_invalid_folders(tmp_path: Path) -> None:
+    folder = save_new_adapter(tmp_path / "a", fresh("llama"), ["q_proj"])
     with pytest.raises(BusyError, match="exists and is not empty"):
-        saved(folder, fresh("llama"))
-    tensors = dict(
-        lora.artifact.open_tensors(
-            folder / lora.ADAPTER_WEIGHTS_FILE,
-            lora.artifact.read_safetensors_header(folder / lora.ADAPTER_WEIGHTS_FILE).tensors,
-        )
-    )
+        save_new_adapter(folder, fresh("llama"))
+    weights = folder / lora.ADAPTER_WEIGHTS_FILE
+    tensors = dict(atomic.open_tensors(weights, strict_json.read_safetensors_header(weights).tensors))
     first = min(tensors)
     (folder / lora.ADAPTER_WEIGHTS_FILE).unlink()
     with pytest.raises(
@@ -245,7 +252,7 @@ def test_folders_that_are_no_adapter(tmp_path: Path) -> None:
     ):
         lora.load_adapter(fresh("llama"), folder)
     save_tensors(folder / lora.ADAPTER_WEIGHTS_FILE, {key: x for key, x in tensors.items() if key != first}, {})
-    with pytest.raises(InputError, match=rf"1 tensors, first {first}: nothing, asked is \[4, 48\]$"):
+    with pytest.raises(InputError, match=rf"1 tensors, first {first}: nothing, expected \[4, 48\]$"):
         lora.load_adapter(fresh("llama"), folder)
     (folder / lora.ADAPTER_WEIGHTS_FILE).unlink()
     save_file({**tensors, first: tensors[first] / 0}, folder / lora.ADAPTER_WEIGHTS_FILE)

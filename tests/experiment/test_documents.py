@@ -1,4 +1,4 @@
-"""Recipes of documents: what is trained on and held out, with which tokenizer, and the room a segment has."""
+"""Recipes of documents: training and held-out rows, tokenizers, and the largest segment that fits."""
 
 import json
 from pathlib import Path
@@ -42,92 +42,84 @@ def recipe(tmp_path: Path, *more: str) -> Recipe:
     return load_recipe(tmp_path / "small.toml", more)[0]
 
 
-def test_books_are_read_and_held_out(tmp_path: Path) -> None:
-    found = recipe(tmp_path)
-    tokenizer = load_model_tokenizer(found.model)
-    rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "valid")
+def test_load_text_rows_and_held_out_books(tmp_path: Path) -> None:
+    config = recipe(tmp_path)
+    tokenizer = load_model_tokenizer(config.model)
+    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out(config, tokenizer, 512, "valid")
     first, same, other = (rows.source.batch([0, 1], 0, step) for step in (0, 0, 1))
     assert isinstance(first, DocumentBatch)
     assert isinstance(same, DocumentBatch)
     assert isinstance(other, DocumentBatch)
     assert first.segment_ends == same.segment_ends != other.segment_ends
-    kept = held.source.batch(range(len(held.source)), 0, 3)
-    assert isinstance(kept, DocumentBatch)
-    assert kept.segment_ends == (60, 120, 180, 240)
-    books = [{name.partition("@")[0] for name in each.ids} for each in (rows.source.batch(range(24), 0, 0), kept)]
+    valid_batch = held_out.source.batch(range(len(held_out.source)), 0, 3)
+    assert isinstance(valid_batch, DocumentBatch)
+    assert valid_batch.segment_ends == (60, 120, 180, 240)
+    books = [
+        {name.partition("@")[0] for name in batch.ids} for batch in (rows.source.batch(range(24), 0, 0), valid_batch)
+    ]
     assert books[0].isdisjoint(books[1])
     assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
     assert "valid: 1 documents held out" in rows.notes[0]
-    assert len(load_held_out(found, tokenizer, 512, "test", 2).source) == 2
+    assert len(load_held_out(config, tokenizer, 512, "test", 2).source) == 2
     with pytest.raises(InputError, match="24 rows of 240 tokens in 8 documents, fewer than a batch of 100"):
         load_training_rows(recipe(tmp_path, "train.batch_size=100"), tokenizer, 512)
 
 
-def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
-    found = recipe(tmp_path, *RECALL)
-    tokenizer = load_model_tokenizer(found.model)
-    rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "valid", 30)
-    assert (len(rows.source), len(held.source), tokenizer.vocab_size) == (50, 30, 299)
+def test_load_fact_recall_needs_its_tokenizer(tmp_path: Path) -> None:
+    config = recipe(tmp_path, *RECALL)
+    tokenizer = load_model_tokenizer(config.model)
+    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out(config, tokenizer, 512, "valid", 30)
+    assert (len(rows.source), len(held_out.source), tokenizer.vocab_size) == (50, 30, 299)
     batch = rows.source.batch([3], 0, 0)
     assert isinstance(batch, DocumentBatch)
     assert batch.num_facts is not None
-    with pytest.raises(
-        CorruptArtifactError, match=r"generated recall documents need the tokenizer .*; take a file of rows"
-    ):
-        load_training_rows(found, build_byte_tokenizer(), 512)
+    with pytest.raises(CorruptArtifactError, match="generated recall documents need the tokenizer"):
+        load_training_rows(config, build_byte_tokenizer(), 512)
 
 
 @pytest.mark.parametrize(
-    ("more", "room"),
+    ("more", "expected"),
     [
-        ((), 512 - 3 * 4 - 4 - 2),  # four segments: the last reads the vectors of three, and room for its own
+        ((), 512 - 3 * 4 - 4 - 2),  # of four segments the last reads the vectors of three and writes its own
         (("compression.memory_policy=replace",), 512 - 4 - 4 - 2),
         (("compression.memory_policy=fifo", "compression.max_memory_vectors=20"), 512 - 20 - 4 - 2),
         (("compression.summary_positions=zero",), 512),
     ],
 )
-def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> None:
-    assert max_segment_tokens(recipe(tmp_path, *more), 512) == room
+def test_max_segment_tokens(more: tuple[str, ...], expected: int, tmp_path: Path) -> None:
+    assert max_segment_tokens(recipe(tmp_path, *more), 512) == expected
 
 
-def test_segments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    found = recipe(tmp_path)
+def test_segments_that_do_not_fit_the_model(tmp_path: Path) -> None:
+    config = recipe(tmp_path)
     with pytest.raises(UsageError, match=r"lengths of 60 to 61 tokens leave nothing to draw for 3 seg"):
-        load_training_rows(found, load_model_tokenizer(found.model), 79)
+        load_training_rows(config, load_model_tokenizer(config.model), 79)
 
 
-def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as error:
+def test_window_of_one_segment(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.text\.segments_per_window=1"):
         recipe(tmp_path, "data.text.segments_per_window=1")
-    assert str(error.value) == (
-        "data.text.segments_per_window=1: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "
-        "compress; use 2 or more"
-    )
 
 
-def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
-    asked = (
-        r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or copying or languages, are '
-    )
-    with pytest.raises(UsageError, match=asked):
+def test_document_sources_go_with_document_methods(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.source.*nocot"):
         recipe(tmp_path, "method=nocot")
-    with pytest.raises(UsageError, match="its documents have no segments to make vectors of; take text or recall"):
+    with pytest.raises(UsageError, match=r"data\.source.*no segments"):
         recipe(tmp_path, "data.source=mqar")
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"),
+    ("keys", "cause"),
     [
         (
             ("compression.summary=autoregressive", "compression.length_policy=nested_dropout"),
-            'generator "self" and length "nested"',
+            'length_policy "nested_dropout"',
         ),
-        (("compression.memory_policy=budgeted", "compression.max_memory_vectors=200"), 'memory "budgeted"'),
+        (("compression.memory_policy=budgeted", "compression.max_memory_vectors=200"), 'memory_policy "budgeted"'),
     ],
 )
-def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...], why: str) -> None:
-    said = r'train\.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '
-    with pytest.raises(UsageError, match=f"{said}{why}, and wait for ever; take "):
+def test_fsdp_needs_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...], cause: str) -> None:
+    with pytest.raises(UsageError, match=f"train.parallel=fsdp.*{cause}"):
         recipe(tmp_path, "train.parallel=fsdp", *keys)
     recipe(tmp_path, "train.parallel=ddp", *keys)
     for fine in (
@@ -139,38 +131,39 @@ def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "first", "said"),
+    ("source", "tokenizer_name", "first", "rows_name"),
     [
         ("mqar", "mqar", "mqar-train-000000", "mqar documents"),
         ("copying", "mqar", "copying-train-000000", "documents to copy from"),
-        ("languages", "languages", "parity-train-000000", "strings"),
+        ("formal_languages", "formal_languages", "parity-train-000000", "strings"),
     ],
 )
-def test_generated_streams_have_a_tokenizer_of_their_own(
-    tmp_path: Path, kind: str, words: str, first: str, said: str
+def test_synthetic_documents_need_their_tokenizer(
+    tmp_path: Path, source: str, tokenizer_name: str, first: str, rows_name: str
 ) -> None:
-    asked = ("method=plain", f"data.source={kind}", f"model.tokenizer={words}", f"data.{kind}.rows=50")
-    found = recipe(tmp_path, *asked)
-    tokenizer = load_model_tokenizer(found.model)
-    rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "test", 20)
-    assert (len(rows.source), len(held.source)) == (50, 20)
+    keys = ("method=lm", f"data.source={source}", f"model.tokenizer={tokenizer_name}", f"data.{source}.train_rows=50")
+    config = recipe(tmp_path, *keys)
+    tokenizer = load_model_tokenizer(config.model)
+    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out(config, tokenizer, 512, "test", 20)
+    assert (len(rows.source), len(held_out.source)) == (50, 20)
     assert rows.source.batch([0], 0, 0).ids == (first,)
-    other = recipe(tmp_path, "seed=6", *asked)
+    other = recipe(tmp_path, "seed=6", *keys)
     assert load_training_rows(other, tokenizer, 512).source.fingerprint != rows.source.fingerprint
-    assert load_held_out(other, tokenizer, 512, "test", 20).source.fingerprint == held.source.fingerprint
-    with pytest.raises(CorruptArtifactError, match=f"generated {said} need the tokenizer "):
-        load_training_rows(found, build_byte_tokenizer(), 512)
+    assert load_held_out(other, tokenizer, 512, "test", 20).source.fingerprint == held_out.source.fingerprint
+    with pytest.raises(CorruptArtifactError, match=f"generated {rows_name} need the tokenizer "):
+        load_training_rows(config, build_byte_tokenizer(), 512)
 
 
-def test_a_text_drifts_after_so_many_tokens(tmp_path: Path) -> None:
-    plain, moving = (recipe(tmp_path, *more) for more in ((), ("data.text.vocabulary_drift_every=100",)))
+def test_vocabulary_drift_permutes_tokens(tmp_path: Path) -> None:
+    still, drifting = (recipe(tmp_path, *more) for more in ((), ("data.text.vocabulary_drift_every=100",)))
     one, other = (
-        load_training_rows(each, build_byte_tokenizer(), 512).source.batch(range(24), 0, 0) for each in (plain, moving)
+        load_training_rows(config, build_byte_tokenizer(), 512).source.batch(range(24), 0, 0)
+        for config in (still, drifting)
     )
     assert isinstance(one, DocumentBatch)
     assert isinstance(other, DocumentBatch)
     assert one.ids == other.ids
     assert not one.input_ids.equal(other.input_ids)
-    map_of = dict(zip(one.input_ids[0, :100].tolist(), other.input_ids[0, :100].tolist(), strict=True))
-    assert [map_of[id] for id in one.input_ids[0, :100].tolist()] == other.input_ids[0, :100].tolist()
+    permutation = dict(zip(one.input_ids[0, :100].tolist(), other.input_ids[0, :100].tolist(), strict=True))
+    assert [permutation[token] for token in one.input_ids[0, :100].tolist()] == other.input_ids[0, :100].tolist()
     assert int(other.input_ids.max()) < 256

@@ -1,6 +1,7 @@
-"""Method hope from a recipe: models new, on donors and as they were made; lanes; a resumed run and its fast weights."""
+"""Method hope: new models, pretrained decoders, nested models; stateful batches; resumed runs and fast weights."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import cast
 import pytest
 import torch
 
-from laconic.cli import main as cli
+from laconic.cli.main import main
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.documents.dataset import tokenize_documents
@@ -18,6 +19,7 @@ from laconic.data.documents.load import Document
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
+from laconic.evaluation.validation import build_validation
 from laconic.evaluation.validation_documents import score_lanes
 from laconic.experiment import build_nested
 from laconic.experiment.build import build_experiment
@@ -69,7 +71,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a small recipe and its books, in which a user stands."""
+    """Return the current directory, with a small recipe and its books."""
     rows = [{"book": f"b{i % 6}", "text": f"{i} " + chr(97 + i % 26) * 90} for i in range(30)]
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "small.toml").write_text(SMALL)
@@ -79,15 +81,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A command that succeeds: its standard output."""
+    """Return a function that runs a command, which must succeed, and returns its output."""
 
     def call(*args: object) -> str:
         monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capsys.readouterr()
-        assert not end.value.code, told.err
-        return told.out
+            main()
+        output = capsys.readouterr()
+        assert not end.value.code, output.err
+        return output.out
 
     return call
 
@@ -96,7 +98,7 @@ def recipe(*more: str) -> Recipe:
     return load_recipe("small.toml", more)[0]
 
 
-def donor(folder: Path) -> Path:
+def save_donor(folder: Path) -> Path:
     config = DecoderConfig.tiny(
         "llama", vocab_size=build_byte_tokenizer().vocab_size, hidden_size=16, num_hidden_layers=3, head_dim=8
     )
@@ -105,29 +107,31 @@ def donor(folder: Path) -> Path:
     return folder / "donor"
 
 
-def test_a_resumed_run_is_the_one_that_never_stopped_fast_weights_included(run: Run, folder: Path) -> None:
-    run("train", "small.toml", "--out", "never")
-    shutil.copytree("never", "again")
-    run("train", "small.toml", "--out", "again", "--resume", "step-2")
-    assert runs_equal(folder / "never", folder / "again", 4)
-    step = RunDirectory(folder / "never").step_path(4)
+def test_resumed_run_equals_uninterrupted_run_with_fast_weights(run: Run, folder: Path) -> None:
+    run("train", "small.toml", "--out", "whole")
+    shutil.copytree("whole", "resumed")
+    run("train", "small.toml", "--out", "resumed", "--resume", "step-2")
+    assert runs_equal(folder / "whole", folder / "resumed", 4)
+    step = RunDirectory(folder / "whole").step_path(4)
     assert (step / "state.safetensors").stat().st_size > 2 * 2 * 8 * 8 * 4
-    lines = [json.loads(line) for line in (folder / "never/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "whole/metrics.jsonl").read_text().splitlines()]
     assert {"nats", "right"} <= lines[-1]["validation"].keys()
     assert lines[0]["level0_fired"] > 0
 
-    run("export", "never", "--out", "exported")
-    whole = Hope.from_pretrained(folder / "exported")
-    held = load_run(folder / "never", CPU)
-    assert isinstance(held.parts.decoder, Hope)
-    assert held.parts.decoder.hope_config == whole.hope_config
+    run("export", "whole", "--out", "exported")
+    exported = Hope.from_pretrained(folder / "exported")
+    loaded = load_run(folder / "whole", CPU)
+    assert isinstance(loaded.parts.decoder, Hope)
+    assert loaded.parts.decoder.hope_config == exported.hope_config
     ids = torch.arange(20)[None]
-    assert torch.equal(whole.read_tokens(ids).hidden_states, held.parts.decoder.read_tokens(ids).hidden_states)
-    again, _ = load_initial_decoder(load_recipe("small.toml", ["model.init_from_run=never"])[0], CPU)
-    assert torch.equal(whole.read_tokens(ids).hidden_states, cast(Hope, again).eval().read_tokens(ids).hidden_states)
+    assert torch.equal(exported.read_tokens(ids).hidden_states, loaded.parts.decoder.read_tokens(ids).hidden_states)
+    initial, _ = load_initial_decoder(load_recipe("small.toml", ["model.init_from_run=whole"])[0], CPU)
+    assert torch.equal(
+        exported.read_tokens(ids).hidden_states, cast(Hope, initial).eval().read_tokens(ids).hidden_states
+    )
 
 
-def test_a_new_model_is_what_its_tables_say(folder: Path) -> None:
+def test_new_model_follows_its_tables(folder: Path) -> None:
     hope = load_initial_decoder(recipe(), CPU)[0]
     assert type(hope) is Hope
     assert hope.hope_config.chunk_sizes == ((8,),)
@@ -147,103 +151,73 @@ def test_a_new_model_is_what_its_tables_say(folder: Path) -> None:
     assert std == pytest.approx([0.02, 16**-0.5], rel=0.15)
 
 
-def test_a_donor_keeps_its_bits_until_its_levels_move(folder: Path) -> None:
-    path = donor(folder)
-    asked = (f"model.name={path}", ATTENTION, "cms.chunk_sizes=[4, 8]")
-    made = load_initial_decoder(recipe(*asked), CPU)[0]
-    assert isinstance(made, HopeAttention)
-    assert made.hope_config.chunk_sizes == ((4,), (4,), (8,))
+def test_hope_on_a_pretrained_decoder_without_inner_updates_equals_it(folder: Path) -> None:
+    path = save_donor(folder)
+    keys = (f"model.name={path}", ATTENTION, "cms.chunk_sizes=[4, 8]")
+    model = load_initial_decoder(recipe(*keys), CPU)[0]
+    assert isinstance(model, HopeAttention)
+    assert model.hope_config.chunk_sizes == ((4,), (4,), (8,))
     ids = torch.arange(24)[None]
-    still = cast(Hope, load_initial_decoder(recipe(*asked, "cms.inner_lr=0.0"), CPU)[0])
-    plain = Decoder.from_pretrained(path)
-    assert torch.equal(still.read_tokens(ids).hidden_states, plain(plain.embed(ids)).hidden)
-    with pytest.raises(
-        UsageError, match=r'memory\.mixer "self_modifying": a decoder that is given keeps its attention; set mixer = '
-    ):
+    static = cast(Hope, load_initial_decoder(recipe(*keys, "cms.inner_lr=0.0"), CPU)[0])
+    decoder = Decoder.from_pretrained(path)
+    assert torch.equal(static.read_tokens(ids).hidden_states, decoder(decoder.embed(ids)).hidden_states)
+    with pytest.raises(UsageError, match=r"mixer\.kind"):
         load_initial_decoder(recipe(f"model.name={path}"), CPU)
 
 
-def test_a_model_that_learns_is_what_it_was_made_as(folder: Path) -> None:
+def test_saved_nested_model_as_initial_model(folder: Path) -> None:
     cast(Hope, load_initial_decoder(recipe(), CPU)[0]).save_pretrained(folder / "made")
     build_byte_tokenizer().save(folder / "made")
-    asked = f"model.name={folder}/made"
-    assert cast(Hope, load_initial_decoder(recipe(asked), CPU)[0]).hope_config.chunk_sizes == ((8,),)
+    key = f"model.name={folder}/made"
+    assert cast(Hope, load_initial_decoder(recipe(key), CPU)[0]).hope_config.chunk_sizes == ((8,),)
     assert build_nested.read_decoder_config(folder / "made").hidden_size == 16
-    slower = cast(Hope, load_initial_decoder(recipe(asked, "cms.chunk_sizes=[8, 16]"), CPU)[0])
+    slower = cast(Hope, load_initial_decoder(recipe(key, "cms.chunk_sizes=[8, 16]"), CPU)[0])
     assert slower.hope_config.chunk_sizes == ((8, 16),)
-    made = Hope.from_pretrained(folder / "made")
+    saved = Hope.from_pretrained(folder / "made")
     ids = torch.arange(7)[None]
-    assert torch.equal(slower.eval().read_tokens(ids).hidden_states, made.read_tokens(ids).hidden_states)
-    with pytest.raises(
-        UsageError, match=r"\[levels\] differs from what the model was made with; leave the table out, or "
-    ):
-        load_initial_decoder(recipe(asked, "cms.chunk_sizes=[4]"), CPU)
-    with pytest.raises(
-        UsageError, match=r"\[memory\] differs from what the model was made with; leave the table out, or "
-    ):
-        load_initial_decoder(recipe(asked, "mixer.self_modifying.memory_chunk_size=16"), CPU)
-    with pytest.raises(
-        UsageError, match=r"method plain: the model it begins with learns while it reads; take method hope"
-    ):
-        load_initial_decoder(recipe(asked, "method=plain", "train.stateful=false"), CPU)
+    assert torch.equal(slower.eval().read_tokens(ids).hidden_states, saved.read_tokens(ids).hidden_states)
+    with pytest.raises(UsageError, match=r"\[cms\] differs"):
+        load_initial_decoder(recipe(key, "cms.chunk_sizes=[4]"), CPU)
+    with pytest.raises(UsageError, match=r"\[mixer\] differs"):
+        load_initial_decoder(recipe(key, "mixer.self_modifying.memory_chunk_size=16"), CPU)
+    with pytest.raises(UsageError, match="use method hope"):
+        load_initial_decoder(recipe(key, "method=lm", "train.stateful=false"), CPU)
 
 
 @pytest.mark.parametrize(
-    ("asked", "line"),
-    [
-        (
-            "train.trainable=lora",
-            ': "lora" with method hope: the starts of its fast weights are its weights, which no ada',
-        ),
-        ("train.parallel=fsdp", ': "fsdp" with method hope: its fast weights are no shards; take "ddp"'),
-        (
-            "train.activation_checkpointing=1",
-            ": 1 with method hope: chunks are what is computed again; set mixer.self_modifying.activation_checkpointing",
-        ),
-        (
-            "model.family=gpt2",
-            ': "gpt2" with mixer.kind "self_modifying": a model without attention has Llama\'s norms and ML',
-        ),
-    ],
+    "override",
+    ["train.trainable=lora", "train.parallel=fsdp", "train.activation_checkpointing=1", "model.family=gpt2"],
 )
-def test_what_does_not_go_together_is_said(folder: Path, asked: str, line: str) -> None:
-    with pytest.raises(UsageError) as error:
-        recipe(asked)
-    assert asked + line in str(error.value)
+def test_hope_unsupported_options(folder: Path, override: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(override)):
+        recipe(override)
 
 
-def test_what_is_carried_is_learned(folder: Path) -> None:
-    line = (
-        r'true with method plain and data.source "text": what goes from batch to batch is what method hope has learned'
-    )
-    with pytest.raises(UsageError, match=line):
-        recipe("method=plain")
+def test_stateful_batches_need_hope(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.stateful.*method hope"):
+        recipe("method=lm")
 
 
-def test_rows_that_do_not_fit_are_refused(folder: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"data\.text\.tokens 128: attention reads a row at once, and the model has 64 pos"
-    ):
+def test_rows_that_do_not_fit_the_model(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.text\.row_tokens 128.*64 positions"):
         load_initial_decoder(recipe(ATTENTION, "data.text.row_tokens=128"), CPU)
     assert load_initial_decoder(recipe("data.text.row_tokens=128"), CPU)
-    with pytest.raises(
-        UsageError, match=r"levels\.chunks: level 0 has chunk 64, rows have 32 tokens between two updates"
-    ):
+    with pytest.raises(UsageError, match=r"cms\.chunk_sizes.*64.*32 tokens"):
         build_experiment(recipe("cms.chunk_sizes=[64]"), CPU)
 
 
-def test_lanes_are_validated_on_what_the_batch_before_gave(folder: Path) -> None:
-    built = build_experiment(recipe(), CPU)
-    assert isinstance(built.training_data, StatefulBatches)
-    assert built.validate is not None
-    told = built.validate(0)
-    assert 0 < told["nats"] < 10
-    method = cast(NestedLanguageModel, built.method)
+def test_stateful_validation_carries_state_between_batches(folder: Path) -> None:
+    experiment = build_experiment(recipe(), CPU)
+    assert isinstance(experiment.training_data, StatefulBatches)
+    validate = build_validation(experiment.recipe, experiment.parts, experiment.method, CPU)
+    assert validate is not None
+    assert 0 < validate(0)["nats"] < 10
+    method = cast(NestedLanguageModel, experiment.method)
     book = [Document("one", ("".join(chr(97 + i * i % 26) for i in range(97)),))]
     ids = tokenize_documents(book, build_byte_tokenizer())
-    pieces, whole = (score_lanes(method, StatefulBatches(book, ids, tokens, 1, 0), CPU) for tokens in (32, 96))
+    pieces, at_once = (score_lanes(method, StatefulBatches(book, ids, tokens, 1, 0), CPU) for tokens in (32, 96))
     assert len(pieces) == 3
-    assert sum(each.nll for each in pieces) == pytest.approx(whole[0].nll, rel=1e-5)
-    assert sum(each.num_scored for each in pieces) == whole[0].num_scored == 96
+    assert sum(score.nll for score in pieces) == pytest.approx(at_once[0].nll, rel=1e-5)
+    assert sum(score.num_scored for score in pieces) == at_once[0].num_scored == 96
     method.config = method.config.model_copy(update={"enabled": False})
-    assert abs(score_lanes(method, StatefulBatches(book, ids, 96, 1, 0), CPU)[0].nll - whole[0].nll) > 1e-3
+    assert abs(score_lanes(method, StatefulBatches(book, ids, 96, 1, 0), CPU)[0].nll - at_once[0].nll) > 1e-3

@@ -1,4 +1,4 @@
-"""Recipes of papers on learning while reading: their settings, copied here once more from the spec by another hand."""
+"""Recipes of nested learning papers: their values against a second, independent copy."""
 
 from pathlib import Path
 from typing import Any
@@ -71,18 +71,18 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 TOKENS = {"hope-760m": 30e9, "hope-1.3b": 100e9, "titans-340m": 15e9, "hope-attention-llama3": 15e9}
 SIZES = {"hope-760m": 0.77e9, "hope-1.3b": 1.3e9, "titans-340m": 0.36e9}
-WORDS = 32000
+VOCAB_SIZE = 32000
 
 
-def test_every_one_is_here() -> None:
+def test_all_nested_recipes_are_listed() -> None:
     assert set(RUNS) == LEARNING
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_recipe_is_its_run(name: str) -> None:
+def test_recipe_values(name: str) -> None:
     recipe, notes = load_recipe(name)
-    found = flatten(recipe.model_dump(mode="json", exclude_none=True))
-    assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
+    values = flatten(recipe.model_dump(mode="json", exclude_none=True))
+    assert {key: values.get(key) for key in RUNS[name]} == RUNS[name]
     assert (notes, recipe.unused_tables) == ([], [])
     assert (recipe.train.best_metric, recipe.train.best_mode) == ("nats", "min")
     text = (SHIPPED_RECIPES / f"{name}.toml").read_text()
@@ -93,29 +93,32 @@ def test_a_recipe_is_its_run(name: str) -> None:
     )
 
 
-def test_the_printed_forms_are_no_defaults() -> None:
-    usual = SelfModifyingOptions()
-    assert (usual.objective, usual.decay_target, usual.read_at, usual.momentum) == ("dot", "start", "token", False)
+def test_printed_forms_are_not_the_defaults() -> None:
+    defaults = SelfModifyingOptions()
+    assert (defaults.objective, defaults.decay_target, defaults.read_at, defaults.momentum) == (
+        "dot",
+        "start",
+        "token",
+        False,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_preset_is_planned_without_weights_and_documents(name: str, tmp_path: Path) -> None:
-    given = load_recipe(name)[0].model
-    own = [f"model.name={folder_of(tmp_path, given.name)}"] if given.name else []
-    own = own or [f"model.tokenizer={shared_dir()}/data/tokenizers/gpt2"]
-    recipe = load_recipe(name, own)[0]
-    found = plan_run(recipe, torch.device("cpu"))
-    assert found["assumed"]
-    assert found["steps"] == recipe.train.steps
-    assert found["lengths"]["document"]["max"] == recipe.data.text.row_tokens
-    assert found["trainable"] == found["parameters"]
-    assert found["memory"]["by"] == "by formula"
-    assert found["memory"]["bytes"] > 4 * found["bytes"]
-    assert found["state"] > 1e7
-    if given.name:  # a step of the inner loop for each layer
-        assert found["parameters"] == PARAMETERS[given.name] + 32
+def test_plan_without_weights_and_documents(name: str, tmp_path: Path) -> None:
+    model = load_recipe(name)[0].model
+    overrides = [f"model.name={folder_of(tmp_path, model.name)}"] if model.name else []
+    overrides = overrides or [f"model.tokenizer={shared_dir()}/data/tokenizers/gpt2"]
+    recipe = load_recipe(name, overrides)[0]
+    plan = plan_run(recipe, torch.device("cpu"))
+    assert plan["assumed"]
+    assert plan["steps"] == recipe.train.steps
+    assert plan["tokens"]["document"]["max"] == recipe.data.text.row_tokens
+    assert plan["trainable"] == plan["parameters"]
+    assert plan["memory"]["bytes"] > 4 * plan["bytes"]
+    if model.name:  # an inner learning rate for each layer
+        assert plan["parameters"] == PARAMETERS[model.name] + 32
     else:
-        tables = 1 if given.tie_word_embeddings else 2
-        there = found["parameters"] - tables * (50257 - WORDS) * given.hidden_size
-        assert there == pytest.approx(SIZES[name], rel=0.02)
+        num_embeddings = 1 if model.tie_word_embeddings else 2
+        num_parameters = plan["parameters"] - num_embeddings * (50257 - VOCAB_SIZE) * model.hidden_size
+        assert num_parameters == pytest.approx(SIZES[name], rel=0.02)

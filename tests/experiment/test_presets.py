@@ -1,4 +1,4 @@
-"""The recipes of the papers' runs: their settings, copied here once more from the papers' tables by another hand."""
+"""Recipes of the papers' runs: their values against a second, independent copy of the papers' tables."""
 
 import json
 from pathlib import Path
@@ -90,14 +90,14 @@ PRESETS = {
     *(f"icot-gpt2-mult{n}" for n in (4, 5, 7, 9)),
     "coconut-gpt2-prosqa",
 }
-READING = {  # held to their table by test_reading_presets.py
+READING = {  # tested in test_reading_presets.py
     *(f"ac-{model}" for model in ("opt-2.7b-6k", "opt-2.7b-30k", "opt-1.3b-30k", "llama-2-7b-6k")),
     *("rmt-opt-2.7b-8k", "rmt-opt-1.3b-30k", "read-compat"),
 }
-LEARNING = {"hope-760m", "hope-1.3b", "hope-attention-llama3", "titans-340m"}  # by test_learning_presets.py
+LEARNING = {"hope-760m", "hope-1.3b", "hope-attention-llama3", "titans-340m"}  # tested in test_learning_presets.py
 
-# Table 6 of KaVa, a column a line: weights of both terms, kind of the loss, layer-wise std, lambda, map, rate, decay,
-# epochs.
+# Table 6 of KaVa, one column per line: weights of both terms, distance, layer-wise std, lambda, projection, learning
+# rate, weight decay, epochs.
 TABLE_6 = {
     "llama1b-aug": (10, 1, "smooth_l1", True, 0.1, True, 8e-4, 0.1, 10),
     "llama1b-aug-nl": (10, 1, "mse", True, 0.1, True, 8e-4, 0.1, 10),
@@ -106,7 +106,7 @@ TABLE_6 = {
     "llama3b-aug": (20, 2, "smooth_l1", False, 0.1, True, 2e-4, 0.1, 5),
     "llama3b-aug-nl": (20, 2, "smooth_l1", False, 0.0, False, 2e-4, 0.1, 5),
 }
-# What the other public runs have, one line each: keys of a recipe.
+# Recipe values of the other public runs.
 CODI = {
     "latents.num_latents": 6,
     "latents.schedule": "sequential",
@@ -181,19 +181,19 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def said(name: str) -> dict[str, Any]:
-    """Every key of a recipe, defaults too."""
+def recipe_values(name: str) -> dict[str, Any]:
+    """Return the value of every key of a recipe, with defaults."""
     return flatten(load_recipe(name)[0].model_dump(mode="json", exclude_none=True))
 
 
-def model_of(name: str) -> str:
-    """The checkpoint that a preset begins with, through the run it starts from."""
+def base_model(name: str) -> str:
+    """Return the pretrained checkpoint of a recipe, or of the run it starts from."""
     model = load_recipe(name)[0].model
-    return model.name or model_of(Path(str(model.init_from_run)).name)
+    return model.name or base_model(Path(str(model.init_from_run)).name)
 
 
 def folder_of(root: Path, model: str) -> Path:
-    """A folder with a configuration and a tokenizer, and no weights."""
+    """Create a folder with a configuration and a tokenizer, without weights."""
     folder = root / model.replace("/", "-")
     if not folder.is_dir():
         folder.mkdir()
@@ -205,7 +205,7 @@ def folder_of(root: Path, model: str) -> Path:
     return folder
 
 
-def test_every_run_of_the_papers_has_its_recipe() -> None:
+def test_every_paper_run_has_a_recipe() -> None:
     papers = {
         path.stem for path in SHIPPED_RECIPES.glob("*.toml") if load_recipe(path.stem)[0].paper_table != OWN_TABLE
     }
@@ -213,7 +213,7 @@ def test_every_run_of_the_papers_has_its_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_a_recipe_is_whole_and_says_where_its_values_come_from(name: str) -> None:
+def test_recipe_is_complete_and_cites_its_sources(name: str) -> None:
     recipe, notes = load_recipe(name)
     assert (notes, recipe.unused_tables) == ([], [])
     assert recipe.validation is not None
@@ -224,12 +224,12 @@ def test_a_recipe_is_whole_and_says_where_its_values_come_from(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", TABLE_6)
-def test_kava_is_its_table(name: str) -> None:
+def test_kava_recipe_values(name: str) -> None:
     alpha1, alpha2, loss, std, lam, project, lr, decay, epochs = TABLE_6[name]
-    found = said(f"kava-{name}")
+    values = recipe_values(f"kava-{name}")
     norms = ("layer", "layer") if std else ("none", "global")
-    assert (found["kv_distillation.scale"], found["distillation.hidden_scale"]) == norms
-    assert found["latents.projection"] == ("pccot" if project else "none")
+    assert (values["kv_distillation.scale"], values["distillation.hidden_scale"]) == norms
+    assert values["latents.projection"] == ("pccot" if project else "none")
     keys = (
         "distillation.hidden_weight",
         "kv_distillation.weight",
@@ -238,7 +238,7 @@ def test_kava_is_its_table(name: str) -> None:
         "train.learning_rate",
         "train.weight_decay",
     )
-    assert tuple(found[key] for key in keys) == (alpha1, alpha2, loss, lam, lr, decay)
+    assert tuple(values[key] for key in keys) == (alpha1, alpha2, loss, lam, lr, decay)
     common = {
         "train.epochs": epochs,
         "latents.num_latents": 24,
@@ -255,52 +255,52 @@ def test_kava_is_its_table(name: str) -> None:
         "data.chain_steps": "drop_last",
         "train.trainable": "lora",
     }
-    assert {key: found[key] for key in common} == common
-    assert found["data.name"] == [f"whynlp/gsm8k-{name.partition('-')[2]}"]
-    for method in ("cot", "nocot"):  # what the papers do not print goes by the same model's run
-        base = said(f"{method}-{name}")
+    assert {key: values[key] for key in common} == common
+    assert values["data.name"] == [f"whynlp/gsm8k-{name.partition('-')[2]}"]
+    for method in ("cot", "nocot"):  # where the papers print nothing, the same model's values
+        base = recipe_values(f"{method}-{name}")
         assert {key: base[key] for key in base if key.startswith(("train.", "lora.", "model."))} == {
-            key: found[key] for key in found if key.startswith(("train.", "lora.", "model."))
+            key: values[key] for key in values if key.startswith(("train.", "lora.", "model."))
         }
         assert base["data.chain_steps"] == "all"
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_others_are_their_public_runs(name: str) -> None:
-    found = said(name)
-    assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
+def test_public_run_recipe_values(name: str) -> None:
+    values = recipe_values(name)
+    assert {key: values.get(key) for key in RUNS[name]} == RUNS[name]
 
 
-def test_an_epoch_is_as_long_as_the_papers_say() -> None:
+def test_updates_per_epoch() -> None:
     for name in ("kava-llama1b-aug", "codi-gpt2-aug", "pccot-llama1b-aug"):
         assert load_recipe(name)[0].train.updates_per_epoch(385_620) == 3013
     assert load_recipe("icot-mistral7b-aug")[0].train.updates_per_epoch(385_620) == 12_051
 
 
-def planned(name: str, root: Path, *keys: str) -> dict[str, Any]:
-    """The plan of a preset from a configuration alone."""
-    model = model_of(name)
-    found = plan_run(load_recipe(name, [f"model.name={folder_of(root, model)}", *keys])[0], torch.device("cpu"))
+def check_plan(name: str, root: Path, *keys: str) -> dict[str, Any]:
+    """Return the plan of a recipe, made from a configuration without weights."""
+    model = base_model(name)
+    plan = plan_run(load_recipe(name, [f"model.name={folder_of(root, model)}", *keys])[0], torch.device("cpu"))
     recipe = load_recipe(name)[0]
-    assert found["assumed"]
-    assert found["steps"] == recipe.train.total_updates(found["rows"])
-    more = found["parameters"] - PARAMETERS[model]
+    assert plan["assumed"]
+    assert plan["steps"] == recipe.train.total_updates(plan["rows"])
+    more = plan["parameters"] - PARAMETERS[model]
     assert more >= 0
-    assert found["trainable"] == (found["parameters"] if recipe.train.trainable == "full" else more)
-    assert found["memory"]["bytes"] > found["bytes"]
-    fits = found["largest_micro_batch"]
+    assert plan["trainable"] == (plan["parameters"] if recipe.train.trainable == "full" else more)
+    assert plan["memory"]["bytes"] > plan["bytes"]
+    fits = plan["largest_micro_batch"]
     assert 0 <= fits["24 GiB"] <= fits["80 GiB"] <= recipe.train.batch_size
-    return found
+    return plan
 
 
-def test_a_preset_is_planned_by_its_configuration_alone(tmp_path: Path) -> None:
-    found = planned("nocot-gpt2-aug", tmp_path, "train.precision=float32")  # a product of bfloat16 takes a CPU seconds
-    assert found["rows"] == 385_620
-    assert found["steps"] == 40 * 3013
-    assert found["trainable"] == 12 * 128 * (768 + 2304 + 768 + 768 + 768 + 3072 + 3072 + 768)
+def test_plan_without_weights(tmp_path: Path) -> None:
+    plan = check_plan("nocot-gpt2-aug", tmp_path, "train.precision=float32")  # bfloat16 is slow on CPUs
+    assert plan["rows"] == 385_620
+    assert plan["steps"] == 40 * 3013
+    assert plan["trainable"] == 12 * 128 * (768 + 2304 + 768 + 768 + 768 + 3072 + 3072 + 768)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_is_planned_by_its_configuration_alone(name: str, tmp_path: Path) -> None:
-    planned(name, tmp_path)
+def test_plan_every_recipe_without_weights(name: str, tmp_path: Path) -> None:
+    check_plan(name, tmp_path)

@@ -1,4 +1,4 @@
-"""AutoCompressors as they are published: a folder of transformers' weights with summary tokens, read and written."""
+"""Published AutoCompressors: transformers' weights with summary tokens, against the same passes in transformers."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import laconic
-from laconic.cli import main as cli
+from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
@@ -33,11 +33,11 @@ SIZES = {
 
 @pytest.fixture(scope="module", params=["opt", "llama"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of transformers, untrained, whose folder has what AutoCompressors add; row 1 of OPT's table is zero."""
+    """Save an untrained model of transformers in the format of AutoCompressors; row 1 of OPT's positions is zero."""
     needs("transformers")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    made, tokenizer = tmp_path_factory.mktemp("published") / request.param, build_byte_tokenizer()
+    path, tokenizer = tmp_path_factory.mktemp("published") / request.param, build_byte_tokenizer()
     sizes = {"vocab_size": tokenizer.vocab_size, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 4}
     more = {"max_position_embeddings": 128, "summary_length": KAPPA, "accumulate_summary": True}
     config = AutoConfig.for_model(request.param, **sizes, **more, **SIZES[request.param])
@@ -48,23 +48,23 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             p.add_(torch.randn(p.shape, generator=generator) * 0.2)
         if request.param == "opt":
             model.model.decoder.embed_positions.weight[1] = 0.0
-    model.save_pretrained(made)
-    tokenizer.save(made)
-    tensors = load_file(made / "model.safetensors")
+    model.save_pretrained(path)
+    tokenizer.save(path)
+    tensors = load_file(path / "model.safetensors")
     tensors[SUMMARY_EMBEDDING] = torch.randn(KAPPA, D, generator=generator) * 0.3
-    save_file(tensors, made / "model.safetensors", {"format": "pt"})
-    said(made, architectures=["AutoCompressorModel"], segment_gradient_checkpointing=True)
-    return made
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    edit_config(path, architectures=["AutoCompressorModel"], segment_gradient_checkpointing=True)
+    return path
 
 
-def said(folder: Path, **changes: Any) -> None:
-    """Fields of config.json changed; None takes one out."""
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change fields of config.json; None removes one."""
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
 
-class Theirs:
-    """The same weights in transformers, and the paper's passes by `inputs_embeds` and `position_ids`."""
+class ReferenceModel:
+    """The same weights in transformers; the passes of the paper with `inputs_embeds` and `position_ids`."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -73,123 +73,118 @@ class Theirs:
         self.tokens, self.zero = load_file(folder / "model.safetensors")[SUMMARY_EMBEDDING], folder.name == "opt"
 
     @torch.no_grad()
-    def hidden(self, memory: Tensor, ids: list[int], tokens: Tensor) -> Tensor:
-        """States after the final norm at the text and at the summary tokens behind it."""
-        words, m, K = self.model.get_input_embeddings()(torch.tensor(ids)), len(memory), len(tokens)
-        places = [-1] * m + [*range(len(ids))] + [-1] * K if self.zero else [*range(m + len(ids) + K)]
-        vectors, live = torch.cat([memory, words, tokens])[None], torch.ones(1, len(places), dtype=torch.long)
+    def hidden_states(self, memory: Tensor, ids: list[int], tokens: Tensor) -> Tensor:
+        """Return the states after the final norm at the text and at the summary tokens that follow it."""
+        embeddings, m, K = self.model.get_input_embeddings()(torch.tensor(ids)), len(memory), len(tokens)
+        positions = [-1] * m + [*range(len(ids))] + [-1] * K if self.zero else [*range(m + len(ids) + K)]
+        inputs_embeds, mask = (
+            torch.cat([memory, embeddings, tokens])[None],
+            torch.ones(1, len(positions), dtype=torch.long),
+        )
         inner = self.model.model.decoder if self.zero else self.model.model
-        seen = inner(inputs_embeds=vectors, attention_mask=live, position_ids=torch.tensor([places]), use_cache=False)
-        return seen.last_hidden_state[0, m:]
+        output = inner(
+            inputs_embeds=inputs_embeds, attention_mask=mask, position_ids=torch.tensor([positions]), use_cache=False
+        )
+        return output.last_hidden_state[0, m:]
 
-    def memory(self, ids: list[int], grows: bool) -> Tensor:
-        """Vectors of the segments of a text, all or the last ones."""
-        held = torch.zeros(0, D)
+    def compress(self, ids: list[int], accumulate: bool) -> Tensor:
+        """Return the vectors of all segments of a text, or of the last."""
+        memory = torch.zeros(0, D)
         for start in range(0, len(ids), SEGMENT):
-            new = self.hidden(held, ids[start : start + SEGMENT], self.tokens)[-KAPPA:]
-            held = torch.cat([held, new]) if grows else new
-        return held
+            new = self.hidden_states(memory, ids[start : start + SEGMENT], self.tokens)[-KAPPA:]
+            memory = torch.cat([memory, new]) if accumulate else new
+        return memory
 
-    def continued(self, memory: Tensor, ids: list[int], n: int) -> list[int]:
-        """Greedily."""
+    def generate(self, memory: Tensor, ids: list[int], n: int) -> list[int]:
+        """Decode n ids greedily."""
         for _ in range(n):
-            state = self.hidden(memory, ids, self.tokens[:0])[-1]
+            state = self.hidden_states(memory, ids, self.tokens[:0])[-1]
             ids = [*ids, int(self.model.lm_head(state).argmax())]
         return ids[-n:]
 
 
-@pytest.mark.parametrize("grows", [True, False])
-def test_it_writes_and_reads_as_a_loop_over_transformers(folder: Path, grows: bool, tmp_path: Path) -> None:
-    place = tmp_path / folder.name
-    shutil.copytree(folder, place)
-    said(place, accumulate_summary=grows)
-    reader, theirs = laconic.load_text_model(place), Theirs(folder)
-    ids, asked = (reader.tokenizer.encode(text, add_special_tokens=False) for text in (TEXT, PROMPT))
-    memory, expected = reader.compress([TEXT], segment_tokens=SEGMENT), theirs.memory(ids, grows)
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_published_model_equals_transformers(folder: Path, accumulate: bool, tmp_path: Path) -> None:
+    path = tmp_path / folder.name
+    shutil.copytree(folder, path)
+    edit_config(path, accumulate_summary=accumulate)
+    compressor, reference = laconic.load(path), ReferenceModel(folder)
+    ids, prompt_ids = (compressor.tokenizer.encode(text, add_special_tokens=False) for text in (TEXT, PROMPT))
+    memory, expected = compressor.compress([TEXT], segment_tokens=SEGMENT), reference.compress(ids, accumulate)
     assert memory.num_vectors.tolist() == [len(expected)]
     assert_close(memory.vectors[0], expected, tolerances.FLOAT32)
-    assert reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=6))[0].token_ids == theirs.continued(
-        expected, asked, 6
-    )
-    assert reader.segment_tokens == (128 if folder.name == "opt" else 64)
-    assert reader.metadata.positions == ("zero" if folder.name == "opt" else "contiguous")
-    assert reader.method.config.memory_policy == ("accumulate" if grows else "replace")
+    assert compressor.generate([PROMPT], memory, config=GenerationConfig(max_tokens=6))[
+        0
+    ].token_ids == reference.generate(expected, prompt_ids, 6)
+    assert compressor.segment_tokens == (128 if folder.name == "opt" else 64)
+    assert compressor.metadata.positions == ("zero" if folder.name == "opt" else "contiguous")
+    assert compressor.method.config.memory_policy == ("accumulate" if accumulate else "replace")
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """A command: code and output."""
+    """Return a function that runs a command and returns its exit code and output."""
 
     def call(*args: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main()
         return int(end.value.code or 0), capsys.readouterr().out
 
     return call
 
 
-def test_a_text_is_compressed_and_asked_about_by_commands(
-    folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_compress_and_generate_commands(folder: Path, tmp_path: Path, run: Callable[..., tuple[int, str]]) -> None:
     (tmp_path / "book.txt").write_text(TEXT)
     out = tmp_path / "book.safetensors"
     assert run("compress", folder, tmp_path / "book.txt", "--out", out, "--segment-tokens", 20)[0] == 0
     assert SummaryMemory.load(out).vectors_per_segment.tolist() == [[3, 3, 3]]
-    asked = ("--max-tokens", 3, "--format", "json")
-    reader = laconic.load_text_model(folder)
-    for memory, words in ((reader.compress([TEXT], segment_tokens=20), ("--memory", out)), (None, ())):
-        code, said = run("generate", folder, PROMPT, *words, *asked)
+    options = ("--max-tokens", 3, "--format", "json")
+    compressor = laconic.load(folder)
+    for memory, arguments in ((compressor.compress([TEXT], segment_tokens=20), ("--memory", out)), (None, ())):
+        code, output = run("generate", folder, PROMPT, *arguments, *options)
         assert code == 0
-        expected = reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=3))[0]
-        assert json.loads(said)["generations"][0]["ids"] == expected.token_ids
+        expected = compressor.generate([PROMPT], memory, config=GenerationConfig(max_tokens=3))[0]
+        assert json.loads(output)["generations"][0]["ids"] == expected.token_ids
     assert run("generate", folder, PROMPT, "--with-cot")[0] == 2
 
 
-def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
-    made, tensors = tmp_path / "made", load_file(folder / "model.safetensors")
-    shutil.copytree(folder, made)
+def test_load_invalid_published_model(folder: Path, tmp_path: Path) -> None:
+    path, tensors = tmp_path / "model", load_file(folder / "model.safetensors")
+    shutil.copytree(folder, path)
 
-    def stored(tokens: Tensor | None) -> None:
+    def save(tokens: Tensor | None) -> None:
         rest = {name: tensor for name, tensor in tensors.items() if name != SUMMARY_EMBEDDING}
-        save_file(rest if tokens is None else rest | {SUMMARY_EMBEDDING: tokens}, made / "model.safetensors")
+        save_file(rest if tokens is None else rest | {SUMMARY_EMBEDDING: tokens}, path / "model.safetensors")
 
-    with pytest.raises(UsageError, match="is no run but a checkpoint, which has no steps; leave it out"):
-        laconic.load_text_model(made, step=3)
-    said(made, accumulate_summary=None)
-    with pytest.raises(InputError, match="has no accumulate_summary; write it there: true, or false for RMT"):
-        laconic.load_text_model(made)
-    said(made, accumulate_summary=True)
-    stored(tensors[SUMMARY_EMBEDDING][:2])
-    with pytest.raises(
-        InputError, match=r"embed_summary.weight \[2, 32\], config.json says \[3, 32\]; take the two from one place"
-    ):
-        laconic.load_text_model(made)
-    stored(None)
-    with pytest.raises(
-        InputError,
-        match=r"has no tensor embed_summary.weight, of which config.json says that it has 3 rows; the classes of "
-        "transformers leave it out, so convert the published file tensor by tensor",
-    ):
-        laconic.load_text_model(made)
-    (made / "model.safetensors").rename(made / "pytorch_model.bin")
-    with pytest.raises(
-        UnsafeFileError, match=r"pytorch_model.bin is a pickle and can run code; not opened. In an environment"
-    ):
-        laconic.load_text_model(made)
-    said(made, summary_length=0)  # as the authors' models of full attention have it
-    assert not is_published(made)
-    with pytest.raises(InputError, match=r"has no recipe.toml; give the folder of a run"):
-        laconic.load_text_model(made)
+    with pytest.raises(UsageError, match="is a checkpoint, which has no steps"):
+        laconic.load(path, step=3)
+    edit_config(path, accumulate_summary=None)
+    with pytest.raises(InputError, match="has no accumulate_summary"):
+        laconic.load(path)
+    edit_config(path, accumulate_summary=True)
+    save(tensors[SUMMARY_EMBEDDING][:2])
+    with pytest.raises(InputError, match=r"embed_summary.weight \[2, 32\], but config.json says \[3, 32\]"):
+        laconic.load(path)
+    save(None)
+    with pytest.raises(InputError, match="has no tensor embed_summary.weight"):
+        laconic.load(path)
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(UnsafeFileError, match="pytorch_model.bin is a pickle"):
+        laconic.load(path)
+    edit_config(path, summary_length=0)  # as in the authors' models with full attention
+    assert not is_published(path)
+    with pytest.raises(InputError, match="has no recipe.toml"):
+        laconic.load(path)
 
 
 @pytest.mark.parametrize("folder", ["opt"], indirect=True)
-def test_a_row_of_padding_that_is_not_zero_is_told(folder: Path, tmp_path: Path) -> None:
+def test_nonzero_padding_position_warns(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "odd")
     tensors = load_file(folder / "model.safetensors")
-    before = laconic.load_text_model(folder).compress([TEXT]).vectors
+    before = laconic.load(folder).compress([TEXT]).vectors
     tensors["model.decoder.embed_positions.weight"][1] = 1.0
     save_file(tensors, tmp_path / "odd" / "model.safetensors")
-    with pytest.warns(UserWarning, match=r"row 1 of model.decoder.embed_positions is not zero; memory has no position"):
-        after = laconic.load_text_model(tmp_path / "odd").compress([TEXT]).vectors
+    with pytest.warns(UserWarning, match=r"row 1 of model.decoder.embed_positions is not zero"):
+        after = laconic.load(tmp_path / "odd").compress([TEXT]).vectors
     assert torch.equal(before, after)

@@ -1,4 +1,4 @@
-"""The recipes of papers on reading: their settings, copied here once more from the tables by another hand."""
+"""Recipes of compression papers: their values against a second, independent copy of the tables."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "stop_head.cost_on": "all",
         "stop_head.length_cost": 0.0,
         "stop_head.estimator": "soft",
-        "stop_head.stop_rule": "reinforce",
+        "stop_head.stop_rule": "sample",
         "data.text.segment_lengths": "fixed",
         "train.learning_rate": 2e-5,
     },
@@ -103,15 +103,15 @@ RUNS: dict[str, dict[str, Any]] = {
 GB = {"ac-opt-2.7b-30k": 75, "ac-opt-1.3b-30k": 38}  # of a GPU, reported for training on rows of 30,720 tokens
 
 
-def test_every_one_is_here() -> None:
+def test_all_compression_recipes_are_listed() -> None:
     assert set(RUNS) == READING
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_recipe_is_its_run(name: str) -> None:
+def test_recipe_values(name: str) -> None:
     recipe, notes = load_recipe(name)
-    found = flatten(recipe.model_dump(mode="json", exclude_none=True))
-    assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
+    values = flatten(recipe.model_dump(mode="json", exclude_none=True))
+    assert {key: values.get(key) for key in RUNS[name]} == RUNS[name]
     assert (notes, recipe.unused_tables) == ([], [])
     assert (recipe.train.best_metric, recipe.train.best_mode) == ("nats", "min")
     text = (SHIPPED_RECIPES / f"{name}.toml").read_text()
@@ -122,36 +122,36 @@ def test_a_recipe_is_its_run(name: str) -> None:
     )
 
 
-def test_the_small_one_has_the_formulas_of_the_large() -> None:
+def test_read_recall_compat_has_the_formulas_of_read_compat() -> None:
     small, large = (
         flatten(load_recipe(name)[0].model_dump(mode="json")) for name in ("read-recall-compat", "read-compat")
     )
-    formulas = {key for key in small if key.startswith(("reading.", "halting."))}
+    formulas = {key for key in small if key.startswith(("compression.", "stop_head."))}
     differ = {key for key in formulas if small[key] != large[key]}
-    assert differ == {"compression.max_vectors", "compression.summary_positions"}  # Llama has no table of positions
+    assert differ == {"compression.max_vectors", "compression.summary_positions"}  # Llama has no position table
     task = flatten(load_recipe("read-recall")[0].model_dump(mode="json"))
-    others = {key for key in small if not key.startswith(("reading.", "halting."))}
+    others = {key for key in small if not key.startswith(("compression.", "stop_head."))}
     assert {key for key in others if small[key] != task[key]} == set()
 
 
-def test_documents_are_those_that_are_given(tmp_path: Path) -> None:
-    found, notes = load_recipe("ac-opt-2.7b-6k", ["data.name=someone/texts"])
-    assert (found.data.path, found.data.name) == (None, ("someone/texts",))
-    assert notes == ["data.name takes the place of data.path"]
+def test_data_name_replaces_data_path(tmp_path: Path) -> None:
+    recipe, notes = load_recipe("ac-opt-2.7b-6k", ["data.name=someone/texts"])
+    assert (recipe.data.path, recipe.data.name) == (None, ("someone/texts",))
+    assert notes == ["data.name replaces data.path"]
     assert load_recipe("ac-opt-2.7b-6k", [f"data.path={tmp_path}/b.txt"])[0].data.path == f"{tmp_path}/b.txt"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_preset_is_planned_without_weights_and_documents(name: str, tmp_path: Path) -> None:
+def test_plan_without_weights_and_documents(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)[0]
     model = str(recipe.model.name)
-    found = plan_run(load_recipe(name, [f"model.name={folder_of(tmp_path, model)}"])[0], torch.device("cpu"))
-    assert found["assumed"]
-    assert found["steps"] == recipe.train.steps
-    assert found["lengths"]["document"]["max"] == recipe.data.text.row_tokens
-    more, width = found["parameters"] - PARAMETERS[model], 4096 if "lora" in recipe.train.trainable else 0
+    plan = plan_run(load_recipe(name, [f"model.name={folder_of(tmp_path, model)}"])[0], torch.device("cpu"))
+    assert plan["assumed"]
+    assert plan["steps"] == recipe.train.steps
+    assert plan["tokens"]["document"]["max"] == recipe.data.text.row_tokens
+    more, width = plan["parameters"] - PARAMETERS[model], 4096 if "lora" in recipe.train.trainable else 0
     summaries = 2 * 2560 if name == "read-compat" else 50 * (width or (2560 if "2.7b" in model else 2048))
     assert more == summaries + (32 * 4 * 2 * 16 * 4096 if width else 0)
     if name in GB:
-        assert found["memory"]["bytes"] == pytest.approx(GB[name] * 1e9, rel=0.1)
+        assert plan["memory"]["bytes"] == pytest.approx(GB[name] * 1e9, rel=0.1)

@@ -1,4 +1,4 @@
-"""Rows of sets by name in a recipe: where paths lie, what is trained and validated on, the whole way of a command."""
+"""Data sets by name in a recipe: paths, training and validation rows, held-out checks, and a whole run."""
 
 import json
 from pathlib import Path
@@ -49,11 +49,11 @@ def small(tmp_path: Path, shared: Path) -> Path:
     return path
 
 
-def test_paths_and_names(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_paths_and_data_set_names(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     data = load_recipe(small)[0].data
-    assert data.name == ("aggregate", str(tmp_path / "rows.jsonl"))  # files lie by the recipe, names stay names
+    assert data.name == ("aggregate", str(tmp_path / "rows.jsonl"))  # files are relative to the recipe
     assert (data.valid, data.data_dir) == ("gsm8k-aug:valid", str(tmp_path / "data"))
     data = load_recipe(small, ["data.name=whynlp/gsm8k-aug", "data.valid=held.jsonl", "data.data_dir=there"])[0].data
     assert data.name == ("whynlp/gsm8k-aug",)
@@ -62,13 +62,13 @@ def test_paths_and_names(small: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert data.name == ("gsm8k", str(tmp_path / "here/a/b.parquet"))
 
 
-def test_where_the_files_lie_makes_no_other_run(small: Path) -> None:
+def test_recipe_fingerprint_ignores_data_dir(small: Path) -> None:
     recipes = [load_recipe(small, [f"data.data_dir={root}"])[0] for root in ("a", "b")]
     assert recipe_fingerprint(recipes[0]) == recipe_fingerprint(recipes[1])
     assert recipe_fingerprint(load_recipe(small, ["data.name=gsm8k"])[0]) != recipe_fingerprint(recipes[0])
 
 
-def test_rows_of_sets(small: Path) -> None:
+def test_load_rows_of_data_sets(small: Path) -> None:
     recipe = load_recipe(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.max_train_rows=300"])[0]
     tokenizer = load_model_tokenizer(recipe.model)
     rows = load_training_rows(recipe, tokenizer, 512)
@@ -90,23 +90,25 @@ def test_rows_of_sets(small: Path) -> None:
         ({"valid": "new.jsonl", "test": "old.jsonl"}, r"^1 questions of data\.valid are also in data\.test"),
     ],
 )  # fmt: skip
-def test_rules_hold_for_a_file_too(small: Path, more: dict[str, str], message: str) -> None:
+def test_load_file_rows_held_out_checks(small: Path, more: dict[str, str], message: str) -> None:
     folder, row = small.parent, '{"question": "QUESTION", "answer": "6"}\n'
     for name, question in (("signs", "two and TWO, and two"), ("new", "One?"), ("old", "one...")):
         (folder / f"{name}.jsonl").write_text(row.replace("QUESTION", question))
-    placed = {key: folder / ("data" if "/" in name else ".") / name for key, name in more.items()}
+    paths = {key: folder / ("data" if "/" in name else ".") / name for key, name in more.items()}
     with pytest.raises(InputError, match=message):
         load_file_rows(
-            DataConfig.model_validate({"path": f"{folder}/rows.jsonl"} | {key: str(at) for key, at in placed.items()})
+            DataConfig.model_validate(
+                {"path": f"{folder}/rows.jsonl"} | {key: str(path) for key, path in paths.items()}
+            )
         )
 
 
-def test_digits_are_not_judged_as_one_number(small: Path) -> None:
+def test_default_answer_matcher_of_multiplication(small: Path) -> None:
     assert default_answer_matcher(load_recipe(small)[0].data) is CODI
     assert default_answer_matcher(load_recipe(small, ["data.name=mult-4:valid"])[0].data) is not CODI
 
 
-def test_a_run_on_real_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_on_gsm8k_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     assert TrainCommand(recipe=str(small), out=tmp_path / "run", format="json", device="cpu").run() == 0
     out, err = capsys.readouterr()
@@ -114,5 +116,5 @@ def test_a_run_on_real_questions(small: Path, tmp_path: Path, capsys: pytest.Cap
     assert end["steps"] == 2
     assert set(end["validation"]) == {"accuracy", "teacher_accuracy"}
     assert "24 rows read" in err
-    again = load_recipe(tmp_path / "run/recipe.toml")[0]
-    assert again == load_recipe(small)[0]
+    saved = load_recipe(tmp_path / "run/recipe.toml")[0]
+    assert saved == load_recipe(small)[0]
