@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import ABSENT, PEERS, Scale, Table, clock_name, each, verdict
+from benchmarks.measure import ABSENT, PEERS, Scale, Table, clock_name, seconds_per_call, verdict
 from benchmarks.models import llama, middling
 from laconic import Decoder, KVCache
 from laconic.models import activations as models_activations
@@ -28,26 +28,26 @@ def theirs_filled(cache: KVCache) -> Any:
     """The same in transformers' dynamic cache."""
     from transformers import DynamicCache
 
-    held = DynamicCache()
+    filled_cache = DynamicCache()
     for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        held.update(k, v, i)
-    return held
+        filled_cache.update(k, v, i)
+    return filled_cache
 
 
 def cache(scale: Scale) -> Table:
     """Append and fork by what is held."""
     decoder = Decoder(middling(scale, scale.few_words))
     rows: list[tuple[str, ...]] = []
-    for S in scale.held:
-        held, two, one = filled(decoder, 1, S), filled(decoder, 2, S), filled(decoder, 1, 1)
+    for S in scale.cache_lengths:
+        filled_cache, two, one = filled(decoder, 1, S), filled(decoder, 2, S), filled(decoder, 1, 1)
         ways = {
-            "append": lambda held=held, one=one: held.append(one),
-            "fork": lambda held=held: held.repeat_rows(8),
+            "append": lambda filled_cache=filled_cache, one=one: filled_cache.append(one),
+            "fork": lambda filled_cache=filled_cache: filled_cache.repeat_rows(8),
             "fork2": lambda two=two: two.repeat_rows(4),
         }
         if PEERS:
-            ways |= peers(held, two, one)
-        took = {name: f"{1e6 * s:,.0f}" for name, s in each(ways, scale.rounds).items()}
+            ways |= peers(filled_cache, two, one)
+        took = {name: f"{1e6 * s:,.0f}" for name, s in seconds_per_call(ways, scale.rounds).items()}
         rows.append((
             f"{S:,}", took["append"], took.get("their append", ABSENT), took["fork"], took.get("their fork", ABSENT),
             took["fork2"], took.get("their fork2", ABSENT),
@@ -63,9 +63,9 @@ def cache(scale: Scale) -> Table:
     return Table("The cache: append and fork", text, head, rows)
 
 
-def peers(held: KVCache, two: KVCache, one: KVCache) -> dict[str, Any]:
+def peers(filled_cache: KVCache, two: KVCache, one: KVCache) -> dict[str, Any]:
     """The same by transformers."""
-    theirs, theirs_two = theirs_filled(held), theirs_filled(two)
+    theirs, theirs_two = theirs_filled(filled_cache), theirs_filled(two)
 
     def append() -> None:
         for i, (k, v) in enumerate(zip(one.keys, one.values, strict=True)):
@@ -98,7 +98,7 @@ def mask(scale: Scale) -> Table:
         }
         if PEERS:
             ways["theirs"] = their_mask(live, window)
-        took = {side: 1e3 * s for side, s in each(ways, scale.rounds).items()}
+        took = {side: 1e3 * s for side, s in seconds_per_call(ways, scale.rounds).items()}
         theirs = f"{took['theirs']:.3f}" if PEERS else ABSENT
         rows.append((name, f"{took['ours']:.3f}", theirs))
     text = (
@@ -168,7 +168,7 @@ def want(scale: Scale) -> Table:
             return run
 
         ways = {"bare": reads(bare, ())} | {what: reads(decoder, names) for what, names in wants.items()}
-        took = {what: 1e3 * s for what, s in each(ways, times * scale.rounds, least=5e-3, of=min).items()}
+        took = {what: 1e3 * s for what, s in seconds_per_call(ways, times * scale.rounds, least=5e-3, of=min).items()}
         off = took["off"]
         rows.append((f"{name}, T {T}", "no stages in the code", f"{took['bare']:.3f}", "–", "–"))
         rows.append(

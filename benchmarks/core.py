@@ -80,17 +80,17 @@ def main(arguments: list[str] | None = None, scale: Scale | None = None) -> None
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no large model; prints only")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch, for every side (default 1)")
-    given = sys.argv[1:] if arguments is None else arguments
-    asked = parser.parse_args(given)
-    torch.set_num_threads(asked.threads)
-    scale = scale or (QUICK if asked.quick else FULL)
-    command = " ".join(["python benchmarks/core.py", *given])
+    command_line = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(command_line)
+    torch.set_num_threads(options.threads)
+    scale = scale or (QUICK if options.quick else FULL)
+    command = " ".join(["python benchmarks/core.py", *command_line])
     sections: dict[str, str] = {}
-    for name in asked.only:
+    for name in options.only:
         print(f"[{name}]", file=sys.stderr, flush=True)
         sections[name] = section(name, scale, command)
         print(sections[name], flush=True)
-    if not asked.quick and scale is FULL:
+    if not options.quick and scale is FULL:
         page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
         PAGE.write_text(written(page, sections), encoding="utf-8")
 

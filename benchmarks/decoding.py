@@ -13,33 +13,33 @@ from benchmarks.models import Pair, pairs, random_ids
 GOAL = 1.5  # where the least ratio asked of a model is smaller
 
 
-def ours_generate(found: Pair, ids: Tensor, new: int) -> list[list[int]]:
+def ours_generate(models: Pair, ids: Tensor, new: int) -> list[list[int]]:
     """Greedy continuations by `laconic.generate`, no id ending them."""
     return [
         g.token_ids
         for g in laconic.generate(
-            found.ours, input_ids=ids, config=laconic.GenerationConfig(max_tokens=new, eos_token_ids=())
+            models.ours, input_ids=ids, config=laconic.GenerationConfig(max_tokens=new, eos_token_ids=())
         )
     ]
 
 
-def theirs_generate(found: Pair, ids: Tensor, new: int, cache: str | None = None) -> list[list[int]]:
+def theirs_generate(models: Pair, ids: Tensor, new: int, cache: str | None = None) -> list[list[int]]:
     """The same by transformers' `generate`; a dynamic cache unless another is asked for."""
     more = {} if cache is None else {"cache_implementation": cache}
     with torch.inference_mode():
-        rows = found.theirs.generate(
+        rows = models.theirs.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, use_cache=True, **more
         )
     return rows[:, ids.shape[1] :].tolist()
 
 
-def targets(found: Pair, scale: Scale, batch: int) -> tuple[float, float | None]:
+def targets(models: Pair, scale: Scale, batch: int) -> tuple[float, float | None]:
     """The least ratio asked of a model at a batch, and the goal beyond it."""
-    if found.name == "stories260k":
+    if models.name == "stories260k":
         return 1.5, None
-    if found.size >= 110e6:
+    if models.size >= 110e6:
         return 1.0, None
-    few = found.ours.config.vocab_size == scale.few_words
+    few = models.ours.config.vocab_size == scale.few_words
     least = (1.25 if few else 1.5) if batch == 1 else (1.1 if few else 1.25)
     return least, GOAL if least < GOAL else None
 
@@ -47,9 +47,9 @@ def targets(found: Pair, scale: Scale, batch: int) -> tuple[float, float | None]
 def decoding(scale: Scale) -> Table:
     """The table of decoding."""
     rows = [] if STORIES.is_dir() else [("stories260k", *[ABSENT] * 6)]
-    for found in pairs(scale):
+    for models in pairs(scale):
         for batch in (1, scale.batch):
-            rows.append(decoding_row(found, scale, batch))
+            rows.append(decoding_row(models, scale, batch))
     text = (
         f"Greedy, float32, {scale.new} new tokens on a prompt of {scale.prompt}, prefill included; tokens per second "
         f"of all rows together, by {clock_name()}, best of {scale.rounds} (of three where five take longer than "
@@ -64,23 +64,23 @@ def decoding(scale: Scale) -> Table:
     return Table("Decoding", text, head, rows)
 
 
-def decoding_row(found: Pair, scale: Scale, batch: int) -> tuple[str, ...]:
+def decoding_row(models: Pair, scale: Scale, batch: int) -> tuple[str, ...]:
     """One model at one batch."""
-    ids = random_ids(found.ours.config, batch, scale.prompt)
-    ways: dict[str, Callable[[], object]] = {"ours": partial(ours_generate, found, ids, scale.new)}
+    ids = random_ids(models.ours.config, batch, scale.prompt)
+    ways: dict[str, Callable[[], object]] = {"ours": partial(ours_generate, models, ids, scale.new)}
     same = ABSENT
     if PEERS:
-        ways["theirs"] = partial(theirs_generate, found, ids, scale.new)
-        mine, other = ours_generate(found, ids, scale.new), theirs_generate(found, ids, scale.new)
+        ways["theirs"] = partial(theirs_generate, models, ids, scale.new)
+        mine, other = ours_generate(models, ids, scale.new), theirs_generate(models, ids, scale.new)
         apart = sum(a != b for a, b in zip(mine, other, strict=True))
         same = "yes" if not apart else f"no: {apart} of {batch} rows differ"
     times = race(ways, scale.rounds, scale.patience, warm=0 if PEERS else 1)
     speed = {name: batch * scale.new / clock(times[name]) for name in ways}
-    name = f"{found.name} ({found.size / 1e6:.3g} M)"
+    name = f"{models.name} ({models.size / 1e6:.3g} M)"
     if not PEERS:
         return name, str(batch), f"{speed['ours']:,.0f}", *[ABSENT] * 4
     ratio = speed["ours"] / speed["theirs"]
-    least, goal = targets(found, scale, batch)
+    least, goal = targets(models, scale, batch)
     return (
         name,
         str(batch),
@@ -95,8 +95,8 @@ def decoding_row(found: Pair, scale: Scale, batch: int) -> tuple[str, ...]:
 def prefill(scale: Scale) -> Table:
     """The table of prefill."""
     rows = [] if STORIES.is_dir() else [("stories260k", *[ABSENT] * 4)]
-    for found in pairs(scale):
-        rows.append(prefill_row(found, scale))
+    for models in pairs(scale):
+        rows.append(prefill_row(models, scale))
     text = (
         f"A prompt of {scale.prefill} tokens, batch 1, with its cache and the logits of the last position, under "
         f"`inference_mode`; milliseconds by {clock_name()}, best of {scale.rounds}, rounds interleaved. "
@@ -105,22 +105,22 @@ def prefill(scale: Scale) -> Table:
     return Table("Prefill", text, ("model", "laconic ms", "transformers ms", "ratio of times", "target"), rows)
 
 
-def prefill_row(found: Pair, scale: Scale) -> tuple[str, ...]:
+def prefill_row(models: Pair, scale: Scale) -> tuple[str, ...]:
     """One model."""
-    ids = random_ids(found.ours.config, 1, scale.prefill)
+    ids = random_ids(models.ours.config, 1, scale.prefill)
 
     def ours() -> None:
         with torch.inference_mode():
-            found.ours.logits(found.ours(found.ours.embed(ids)).hidden_states[:, -1])
+            models.ours.logits(models.ours(models.ours.embed(ids)).hidden_states[:, -1])
 
     def theirs() -> None:
         with torch.inference_mode():
-            _ = found.theirs(ids, use_cache=True, logits_to_keep=1).logits
+            _ = models.theirs(ids, use_cache=True, logits_to_keep=1).logits
 
     ways = {"ours": ours, "theirs": theirs} if PEERS else {"ours": ours}
     times = race(ways, scale.rounds, scale.patience)
     ms = {name: 1e3 * clock(times[name]) for name in ways}
     if not PEERS:
-        return found.name, f"{ms['ours']:.1f}", *[ABSENT] * 3
+        return models.name, f"{ms['ours']:.1f}", *[ABSENT] * 3
     ratio = ms["ours"] / ms["theirs"]
-    return found.name, f"{ms['ours']:.1f}", f"{ms['theirs']:.1f}", f"{ratio:.2f}", verdict(ratio, most=1.05)
+    return models.name, f"{ms['ours']:.1f}", f"{ms['theirs']:.1f}", f"{ratio:.2f}", verdict(ratio, most=1.05)

@@ -47,14 +47,14 @@ def wait(device: torch.device) -> None:
 def seconds(way: Callable[[], object], device: torch.device, rounds: int) -> float:
     """The best of some calls, after one that compiles and warms."""
     way()
-    found = []
+    times = []
     for _ in range(rounds):
         wait(device)
         start = time.perf_counter()
         way()
         wait(device)
-        found.append(time.perf_counter() - start)
-    return min(found)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def bandwidth(device: torch.device, megabytes: int) -> float:
@@ -64,9 +64,9 @@ def bandwidth(device: torch.device, megabytes: int) -> float:
     return 2 * source.numel() / seconds(lambda: goal.copy_(source), device, 5)
 
 
-def weights_read(found: Pair) -> int:
+def weights_read(models: Pair) -> int:
     """Bytes of the weights that one step reads: all but the embedding matrix, whose rows it picks."""
-    return sum(p.nbytes for p in found.ours.parameters()) - found.ours.token_embedding.weight.nbytes
+    return sum(p.nbytes for p in models.ours.parameters()) - models.ours.token_embedding.weight.nbytes
 
 
 @contextmanager
@@ -86,20 +86,20 @@ def row(name: str, took: float, batch: int, new: int, least: float) -> tuple[str
     return name, str(batch), f"{batch * new / took:,.0f}", f"{1e3 * a_step:.2f}", f"{a_step / least:.2f}"
 
 
-def decoding(found: Pair, device: torch.device, asked: argparse.Namespace) -> Table:
+def decoding(models: Pair, device: torch.device, options: argparse.Namespace) -> Table:
     """The table."""
-    speed = bandwidth(device, asked.copy)
-    least = weights_read(found) / speed
+    speed = bandwidth(device, options.copy)
+    least = weights_read(models) / speed
     rows: list[tuple[str, ...]] = []
-    for batch in asked.batch:
-        ids = random_ids(found.ours.config, batch, asked.prompt).to(device)
+    for batch in options.batch:
+        ids = random_ids(models.ours.config, batch, options.prompt).to(device)
 
         def measure(name: str, way: Callable[..., Any], batch: int = batch, **more: Any) -> None:
-            took = seconds(partial(way, found, ids, asked.new, **more), device, asked.rounds)  # noqa: B023
-            rows.append(row(name, took, batch, asked.new, least))
+            took = seconds(partial(way, models, ids, options.new, **more), device, options.rounds)  # noqa: B023
+            rows.append(row(name, took, batch, options.new, least))
 
         measure("laconic, eager", ours_generate)
-        with compiled_steps(asked.backend):
+        with compiled_steps(options.backend):
             measure("laconic, step compiled", ours_generate)
         if not PEERS:
             rows.append(("transformers", str(batch), *[ABSENT] * 3))
@@ -108,9 +108,9 @@ def decoding(found: Pair, device: torch.device, asked: argparse.Namespace) -> Ta
         if device.type == "cuda":  # where a static cache makes transformers compile its step by itself
             measure("transformers, static cache, compiled", theirs_generate, cache="static")
     text = (
-        f"Greedy, {asked.dtype}, {asked.new} new tokens on a prompt of {asked.prompt}, prefill included, random Llama "
-        f"of {found.size / 1e6:,.4g} M parameters, wall seconds, best of {asked.rounds}. The least time of a step is "
-        f"that of reading {weights_read(found) / 1e6:,.4g} MB of weights once at the {speed / 1e9:,.0f} GB/s which a "
+        f"Greedy, {options.dtype}, {options.new} new tokens on a prompt of {options.prompt}, prefill included, random Llama "
+        f"of {models.size / 1e6:,.4g} M parameters, wall seconds, best of {options.rounds}. The least time of a step is "
+        f"that of reading {weights_read(models) / 1e6:,.4g} MB of weights once at the {speed / 1e9:,.0f} GB/s which a "
         f"large copy reached here: {1e3 * least:.3f} ms."
     )
     return Table("Decoding on an accelerator", text, ("what", "batch", "tokens/s", "ms a step", "of the least"), rows)
@@ -128,13 +128,13 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--copy", type=int, default=1024, help="MiB copied to find the bandwidth")
-    given = sys.argv[1:] if arguments is None else arguments
-    asked = parser.parse_args(given)
-    device = torch.device(asked.device)
+    command_line = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(command_line)
+    device = torch.device(options.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    with pair(asked.size, config_of(asked.size), dtype=DTYPES[asked.dtype], device=device) as found:
-        table = decoding(found, device, asked)
-    about = f"`{' '.join(['python benchmarks/gpu.py', *given])}` · {name} · {machine()} · load average {load()}"
+    with pair(options.size, config_of(options.size), dtype=DTYPES[options.dtype], device=device) as models:
+        table = decoding(models, device, options)
+    about = f"`{' '.join(['python benchmarks/gpu.py', *command_line])}` · {name} · {machine()} · load average {load()}"
     page = f"{table.markdown()}\n\n<sub>{about}</sub>"
     print(page)
     return page

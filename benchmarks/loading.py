@@ -18,15 +18,15 @@ LOADS = 3
 def checkpoints(scale: Scale, scratch: Path) -> list[tuple[str, Path]]:
     """What is loaded: one file, four shards, GPT-2's turned maps, and bfloat16 that becomes float32."""
     decoder = Decoder(large(scale))
-    held = sum(p.nbytes for p in decoder.parameters())
-    found = [("llama", scratch / "one"), ("llama", scratch / "four"), ("llama in bfloat16", scratch / "half")]
-    decoder.save_pretrained(found[0][1])
-    decoder.save_pretrained(found[1][1], max_shard_bytes=held / 3.4)
-    decoder.save_pretrained(found[2][1], dtype=torch.bfloat16)
+    num_bytes = sum(p.nbytes for p in decoder.parameters())
+    folders = [("llama", scratch / "one"), ("llama", scratch / "four"), ("llama in bfloat16", scratch / "half")]
+    decoder.save_pretrained(folders[0][1])
+    decoder.save_pretrained(folders[1][1], max_shard_bytes=num_bytes / 3.4)
+    decoder.save_pretrained(folders[2][1], dtype=torch.bfloat16)
     layers, width = scale.large or (scale.layers, scale.width)
     source = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 2, "vocab_size": scale.words}
     Decoder(DecoderConfig.from_dict(source)).save_pretrained(scratch / "gpt2")
-    return [*found, ("gpt2, whose maps are turned", scratch / "gpt2")]
+    return [*folders, ("gpt2, whose maps are turned", scratch / "gpt2")]
 
 
 def loading(scale: Scale) -> Table:
@@ -34,12 +34,12 @@ def loading(scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, folder in checkpoints(scale, Path(scratch))[: scale.checkpoints]:
-            found = {
+            results = {
                 side: child("-m", "benchmarks.loading", side, str(folder)).json()
                 for side in ("ours", *(["theirs"] if PEERS and scale.peers_alone else []))
             }
             files = len(list(folder.glob("*.safetensors")))
-            rows.append(row(f"{name}, {files} file{'s' * (files > 1)}", found["ours"], found.get("theirs")))
+            rows.append(row(f"{name}, {files} file{'s' * (files > 1)}", results["ours"], results.get("theirs")))
     text = (
         "`Decoder.from_pretrained(folder, dtype=torch.float32)` in a child process, files in the page cache. Peak: the "
         "high-water mark of the resident set, mapped files included, above what it was after the imports, "

@@ -50,7 +50,7 @@ class Scale:
     words: int = 32_000
     few_words: int = 1_024
     large: tuple[int, int] | None = (12, 768)  # layers and width of the model of 110 M parameters and more
-    held: tuple[int, ...] = (100, 1_000, 10_000)
+    cache_lengths: tuple[int, ...] = (100, 1_000, 10_000)
     mask: int = 512
     children: int = 5
     parity: str = "all"
@@ -62,7 +62,7 @@ class Scale:
     thoughts: int = 24
     iterations: int = 3
     written: int = 65  # tokens of a chain that thoughts are measured beside
-    made: int = 20_000  # rows generated
+    generated_rows: int = 20_000  # rows generated
     streams: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384)  # tokens read by a memory
 
 
@@ -70,8 +70,8 @@ FULL = Scale()
 QUICK = Scale(rounds=2, large=None, children=2)
 TINY = Scale(
     rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, words=64, few_words=64, large=None,
-    held=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, thinkers=2, question=5, chain=4,
-    thoughts=3, iterations=1, written=4, made=20, streams=(8, 16),
+    cache_lengths=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, thinkers=2, question=5, chain=4,
+    thoughts=3, iterations=1, written=4, generated_rows=20, streams=(8, 16),
 )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def race(ways: Mapping[str, Way], rounds: int, patience: float = 45.0, warm: int
     for _ in range(warm):
         for way in ways.values():
             way()
-    found: dict[str, list[Seconds]] = {name: [] for name in ways}
+    times: dict[str, list[Seconds]] = {name: [] for name in ways}
     start, order = time.perf_counter(), list(ways)
     gc.collect()
     gc.freeze()  # what is there already is not looked through again by every sweep
@@ -112,14 +112,14 @@ def race(ways: Mapping[str, Way], rounds: int, patience: float = 45.0, warm: int
         if n >= 3 and time.perf_counter() - start > patience:
             break
         for name in order if n % 2 == 0 else reversed(order):
-            found[name].append(timed(ways[name]))
+            times[name].append(timed(ways[name]))
     gc.unfreeze()
-    return found
+    return times
 
 
-def clock(found: Sequence[Seconds], of: Callable[[list[float]], float] = min) -> float:
+def clock(times: Sequence[Seconds], of: Callable[[list[float]], float] = min) -> float:
     """One number for several calls: processor seconds with one thread, which neighbours cannot lengthen, else wall."""
-    return of([s.cpu if torch.get_num_threads() == 1 else s.wall for s in found])
+    return of([s.cpu if torch.get_num_threads() == 1 else s.wall for s in times])
 
 
 def clock_name() -> str:
@@ -127,7 +127,7 @@ def clock_name() -> str:
     return "CPU seconds of the process" if torch.get_num_threads() == 1 else "wall seconds"
 
 
-def each(
+def seconds_per_call(
     ways: Mapping[str, Way], rounds: int, least: float = 0.02, of: Callable[[list[float]], float] = median
 ) -> dict[str, float]:
     """Seconds of one call of each way, the median of rounds of as many calls as last `least` seconds."""
@@ -143,8 +143,8 @@ def each(
     for name, way in ways.items():
         way()
         counts[name] = max(1, int(least / max(timed(way).wall, 1e-7)))
-    found = race({name: many(way, counts[name]) for name, way in ways.items()}, rounds)
-    return {name: clock(found[name], of) / counts[name] for name in ways}
+    times = race({name: many(way, counts[name]) for name, way in ways.items()}, rounds)
+    return {name: clock(times[name], of) / counts[name] for name in ways}
 
 
 def peak_allocated(work: Way) -> int:
@@ -158,10 +158,10 @@ def peak_allocated(work: Way) -> int:
         work()
     assert seen.profiler is not None
     events: list[Any] = seen.profiler.kineto_results.events()
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return peak
 
 

@@ -34,37 +34,37 @@ def pairs(scale: Scale) -> dict[str, tuple[Way, Way, int, int]]:
     T, D = min(scale.streams), width(scale)
     few, E = min(T, 2 * CHUNK), D // HEADS
     x = torch.randn(1, T, D)
-    made: dict[str, tuple[Way, Way, int, int]] = {}
+    ways: dict[str, tuple[Way, Way, int, int]] = {}
     S = torch.zeros(1, HEADS, E, E)
     k = torch.nn.functional.normalize(torch.randn(1, HEADS, T, E), dim=-1)
     u, q = torch.randn(1, HEADS, T, E), torch.randn(1, HEADS, T, E)
     gates = Gates(torch.full((1, HEADS, T), 0.99), torch.full((1, HEADS, T), 0.5))
-    made["delta rule"] = (
+    ways["delta rule"] = (
         lambda: recurrence(chunk_gated_delta_rule, S, k, u, q, gates, T),
         lambda: recurrence(recurrent_gated_delta_rule, S, k, u, q, gates, few),
         T,
         few,
     )
     for depth, name in ((1, "Titans, a matrix"), (2, "Titans, two layers")):
-        made[name] = (*titans_ways(x, depth, few), T, few)
+        ways[name] = (*titans_ways(x, depth, few), T, few)
     layer = SelfTitans(D, HEADS)
     heads, q_static, _ = mix_inputs(layer.params, begin(layer.params, 1), x, None)
-    held = begin(layer.params, 1).memory
-    made["self-modifying Titans"] = (
-        lambda: scan_chunks(build_memories(layer.params), held, (heads, q_static), None, FULL),
+    memory = begin(layer.params, 1).memory
+    ways["self-modifying Titans"] = (
+        lambda: scan_chunks(build_memories(layer.params), memory, (heads, q_static), None, FULL),
         lambda: self_modifying(layer.shape, layer.params.weights, heads[:, :, :few], q_static[:, :, :few]),
         T,
         few,
     )
-    return made
+    return ways
 
 
 def recurrence(form: Any, S: Any, k: Any, u: Any, q: Any, gates: Gates, T: int) -> None:
     """The delta rule over T tokens, a chunk a call."""
     for a in range(0, T, CHUNK):
         at = slice(a, min(a + CHUNK, T))
-        given = Gates(gates.decay[..., at], gates.step_size[..., at])
-        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], given, erase=given.step_size).S
+        chunk_gates = Gates(gates.decay[..., at], gates.step_size[..., at])
+        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], chunk_gates, erase=chunk_gates.step_size).S
 
 
 def titans_ways(x: torch.Tensor, depth: Any, few: int) -> tuple[Way, Way]:
@@ -85,8 +85,8 @@ def memories(scale: Scale) -> Table:
     """Tokens per second of the chunk form and of the definition."""
     rows: list[tuple[str, ...]] = []
     for name, (fast, slow, T, few) in pairs(scale).items():
-        found = race({"fast": fast, "slow": slow}, scale.rounds, scale.patience)
-        ours, theirs = T / clock(found["fast"]), few / clock(found["slow"])
+        times = race({"fast": fast, "slow": slow}, scale.rounds, scale.patience)
+        ours, theirs = T / clock(times["fast"]), few / clock(times["slow"])
         rows.append((name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.1f}", verdict(ours / theirs, least=20)))
     D = width(scale)
     text = (
@@ -109,10 +109,10 @@ def streams(scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, layer in layers.items():
         texts = {T: torch.randn(1, T, width(scale)) for T in scale.streams}
-        found = race(
+        times = race(
             {str(T): lambda x=x, layer=layer: layer(x) for T, x in texts.items()}, scale.rounds, scale.patience
         )
-        took = {T: 1e6 * clock(found[str(T)]) / T for T in scale.streams}
+        took = {T: 1e6 * clock(times[str(T)]) / T for T in scale.streams}
         sizes = {values.num_bytes(layer(x)[1]) for x in (texts[min(texts)], texts[max(texts)])}
         spread = max(took.values()) / min(took.values()) - 1
         rows.append((
@@ -139,12 +139,12 @@ def titans(scale: Scale) -> Table:
         ways |= {
             name: lambda layer=layer: layer(x)[0].sum().backward() for name, layer in peers(D, depth, grown).items()
         }
-        found = {name: T / clock(taken) for name, taken in race(ways, min(scale.rounds, 2), scale.patience).items()}
+        speeds = {name: T / clock(taken) for name, taken in race(ways, min(scale.rounds, 2), scale.patience).items()}
         for name in ("each token", "each chunk"):
-            theirs = found.get(name)
-            times = 0.0 if theirs is None else found["ours"] / theirs
+            theirs = speeds.get(name)
+            times = 0.0 if theirs is None else speeds["ours"] / theirs
             rows.append((
-                f"{depth} layer{'s' * (depth > 1)}", name, f"{found['ours']:,.0f}",
+                f"{depth} layer{'s' * (depth > 1)}", name, f"{speeds['ours']:,.0f}",
                 ABSENT if theirs is None else f"{theirs:,.0f}", ABSENT if theirs is None else f"{times:.1f}",
                 ABSENT if theirs is None else verdict(times, least=3),
             ))  # fmt: skip
@@ -168,9 +168,9 @@ def peers(D: int, depth: int, grown: int) -> dict[str, Any]:
     E = D // HEADS
     return {
         name: NeuralMemory(
-            dim=D, heads=HEADS, dim_head=E, model=MemoryMLP(E, depth=depth, expansion_factor=float(grown)), **how
+            dim=D, heads=HEADS, dim_head=E, model=MemoryMLP(E, depth=depth, expansion_factor=float(grown)), **options
         )
-        for name, how in {
+        for name, options in {
             "each token": {"chunk_size": 1, "batch_size": CHUNK}, "each chunk": {"chunk_size": CHUNK},
         }.items()
     }  # fmt: skip

@@ -94,14 +94,14 @@ def pair(
 def pairs(scale: Scale, *, real: bool = True) -> Iterator[Pair]:
     """The models of the speed targets, one after the other; the real one first, where it is."""
     if real and STORIES.is_dir():
-        with pair("stories260k", STORIES) as found:
-            yield found
+        with pair("stories260k", STORIES) as models:
+            yield models
     for words in dict.fromkeys((scale.words, scale.few_words)):
-        with pair(f"random Llama {scale.layers} × {scale.width}, V {words:,}", middling(scale, words)) as found:
-            yield found
+        with pair(f"random Llama {scale.layers} × {scale.width}, V {words:,}", middling(scale, words)) as models:
+            yield models
     if scale.large:
-        with pair(f"random Llama {scale.large[0]} × {scale.large[1]}, V {scale.words:,}", large(scale)) as found:
-            yield found
+        with pair(f"random Llama {scale.large[0]} × {scale.large[1]}, V {scale.words:,}", large(scale)) as models:
+            yield models
 
 
 def random_ids(config: DecoderConfig, batch: int, length: int) -> Tensor:

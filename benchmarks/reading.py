@@ -23,11 +23,13 @@ BLOCKS = 4  # segments of the longest document of a batch
 
 def compressor(config: DecoderConfig, cap: int, **reading: object) -> AutoCompressor:
     """Parallel summaries of `cap` vectors."""
-    decoder, how = (
+    decoder, settings = (
         Decoder(config),
         CompressionConfig.model_validate({"max_vectors": cap, "summary_init": "normal", **reading}),
     )
-    return AutoCompressor(decoder, SummaryParameters(decoder, how, None, eos_token_id=None), how, total_steps=1)
+    return AutoCompressor(
+        decoder, SummaryParameters(decoder, settings, None, eos_token_id=None), settings, total_steps=1
+    )
 
 
 def ids(config: DecoderConfig, *shape: int) -> Tensor:
@@ -69,9 +71,9 @@ def step(method: AutoCompressor, batch: DocumentBatch) -> None:
     """An update without the optimizer's part: window after window, as training runs them."""
     state = None
     for piece in batch.sequential_parts:
-        found = method(piece, state)
-        found.loss.backward()
-        state = None if found.state is None else found.state.detach()
+        output = method(piece, state)
+        output.loss.backward()
+        state = None if output.state is None else output.state.detach()
     method.zero_grad(set_to_none=False)
 
 
@@ -81,8 +83,8 @@ def training(scale: Scale) -> list[tuple[str, ...]]:
     for memory in ("replace", "accumulate"):
         method = compressor(config, max(S // SHARE, 1), memory_policy=memory).train()
         step(method, documents(config, 2, S))  # gradients are there before anything is measured
-        made = {n: documents(config, n, S) for n in SEGMENTS}
-        peaks = {n: peak_allocated(partial(step, method, made[n])) for n in SEGMENTS}
+        batches = {n: documents(config, n, S) for n in SEGMENTS}
+        peaks = {n: peak_allocated(partial(step, method, batches[n])) for n in SEGMENTS}
         first = peaks[SEGMENTS[0]]
         for n, peak in peaks.items():
             target = verdict(peak / first, most=1.05, digits=3) if memory == "replace" else "the prompt grows"
@@ -107,8 +109,8 @@ def ragged(scale: Scale) -> tuple[str, ...]:
     lengths = torch.linspace(S // 2, BLOCKS * S, B).long()
     equal = torch.full_like(lengths, int(lengths.float().mean()))
     ways = {
-        name: partial(read, method, ids(config, B, int(each.max())), each, S)
-        for name, each in (("ragged", lengths), ("equal", equal))
+        name: partial(read, method, ids(config, B, int(row_lengths.max())), row_lengths, S)
+        for name, row_lengths in (("ragged", lengths), ("equal", equal))
     }
     took = race(ways, scale.rounds, scale.patience)
     a, b = int(lengths.sum()) / clock(took["ragged"]), int(equal.sum()) / clock(took["equal"])

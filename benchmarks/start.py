@@ -21,12 +21,12 @@ def start(scale: Scale) -> Table:
     nothing = cpu("-c", "pass")
     rows = [("`python -c pass`", f"{nothing:.2f}", "–", "–")]
     for words in ("--help", "generate --help", "verify parity --help"):
-        took = cpu("-m", "laconic.cli.main", *words.split())
+        took = cpu("-m", "laconic", *words.split())
         rows.append((f"`laconic {words}`", f"{took:.2f}", verdict(took, most=0.35), "–"))
-    took, found = cpu("-c", IMPORTED), json.loads(child("-c", IMPORTED).out)
-    rows.append(("`import laconic`", f"{took:.2f}", verdict(took, most=0.2), none_of(HEAVY, found)))
-    took, found = cpu("-c", PUBLIC), json.loads(child("-c", PUBLIC).out)
-    rows.append(("`laconic.Decoder`", f"{took:.2f}", "–", none_of(HEAVY[1:], found)))
+    took, modules = cpu("-c", IMPORTED), json.loads(child("-c", IMPORTED).out)
+    rows.append(("`import laconic`", f"{took:.2f}", verdict(took, most=0.2), none_of(HEAVY, modules)))
+    took, modules = cpu("-c", PUBLIC), json.loads(child("-c", PUBLIC).out)
+    rows.append(("`laconic.Decoder`", f"{took:.2f}", "–", none_of(HEAVY[1:], modules)))
     if PEERS and scale.peers_alone:
         took = cpu("-c", "from transformers.models.llama.modeling_llama import LlamaForCausalLM")
         rows.append(("beside: `LlamaForCausalLM` imported", f"{took:.2f}", "–", "–"))
@@ -34,9 +34,9 @@ def start(scale: Scale) -> Table:
     return Table("Start", text, ("command", "CPU s", "target", "imports"), rows)
 
 
-def none_of(names: tuple[str, ...], found: list[str]) -> str:
+def none_of(names: tuple[str, ...], modules: list[str]) -> str:
     """Which of the heavy packages were imported."""
-    return f"missed: {', '.join(found)}" if found else f"none of {', '.join(names)}: met"
+    return f"missed: {', '.join(modules)}" if modules else f"none of {', '.join(names)}: met"
 
 
 def parity(scale: Scale) -> Table:

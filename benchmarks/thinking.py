@@ -98,17 +98,17 @@ def thinking(scale: Scale) -> Table:
         "the plain way, fused attention": step(method, plain, "sdpa"),
     }
     times = {name: clock(t) for name, t in race(ways, scale.rounds, 2 * scale.patience).items()}
-    held: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for name, way in ways.items():
         method.zero_grad(set_to_none=True)
-        held[name] = peak_allocated(way) / MEBI
+        peaks[name] = peak_allocated(way) / MEBI
     rows: list[tuple[str, ...]] = []
     for name in ways:
         judged = name == "the plain way"
-        time, memory = times["laconic"] / times[name], held["laconic"] / held[name]
+        time, memory = times["laconic"] / times[name], peaks["laconic"] / peaks[name]
         rows.append((
             name, f"{times[name]:.2f}", f"{time:.2f}", verdict(time, most=0.5) if judged else "–",
-            f"{held[name]:.0f}", f"{memory:.2f}", verdict(memory, most=1.0) if judged else "–",
+            f"{peaks[name]:.0f}", f"{memory:.2f}", verdict(memory, most=1.0) if judged else "–",
         ))  # fmt: skip
     method.double()
     far = apart(method, ours, plain)
@@ -158,8 +158,8 @@ def answering_row(method: Kava, batch: ReasoningBatch, scale: Scale) -> tuple[st
         "chain": lambda: method.answer(batch, written, with_cot=True),
     }
     passes = {name: way().passes[0].total for name, way in ways.items()}
-    found = race(ways, 2 * scale.rounds, scale.patience)
-    took = {name: 1e3 * clock(found[name]) for name in ways}
+    times = race(ways, 2 * scale.rounds, scale.patience)
+    took = {name: 1e3 * clock(times[name]) for name in ways}
     ratio, c = took["chain"] / took["thoughts"], method.decoder.config
     return (
         f"random Llama {c.num_hidden_layers} × {c.hidden_size}, V {c.vocab_size:,}", str(torch.get_num_threads()),

@@ -62,8 +62,8 @@ def training(scale: Scale) -> Table:
     """The table of training steps."""
     rows: list[tuple[str, ...]] = []
     for words in dict.fromkeys((scale.few_words, scale.words)):
-        with pair(f"random Llama {scale.layers} × {scale.width}, V {words:,}", middling(scale, words)) as found:
-            rows += training_rows(found, scale)
+        with pair(f"random Llama {scale.layers} × {scale.width}, V {words:,}", middling(scale, words)) as models:
+            rows += training_rows(models, scale)
     text = (
         f"One step, forward and backward with cross-entropy over all positions, batch {scale.batch} × {scale.length}, "
         f"float32, train mode, SDPA on both sides, transformers with `use_cache=False`; no optimizer. Time: seconds by "
@@ -75,21 +75,21 @@ def training(scale: Scale) -> Table:
     return Table("Training step", text, ("model", "what", "laconic", "transformers", "ratio", "target"), rows)
 
 
-def training_rows(found: Pair, scale: Scale) -> list[tuple[str, ...]]:
+def training_rows(models: Pair, scale: Scale) -> list[tuple[str, ...]]:
     """Time, counted memory and resident memory of one model."""
-    ids, targets = batch_of(found.ours.config, scale)
-    models = {"ours": found.ours.train()} | ({"theirs": found.theirs.train()} if PEERS else {})
+    ids, targets = batch_of(models.ours.config, scale)
+    models = {"ours": models.ours.train()} | ({"theirs": models.theirs.train()} if PEERS else {})
     ways = {side: step(model, ids, targets) for side, model in models.items()}
     times = {side: clock(t) for side, t in race(ways, scale.rounds, 2 * scale.patience).items()}
-    held = {side: memory(models[side], ways[side]) / MEBI for side in ways}
-    folder = str(found.ours.source_folder)
+    memories = {side: memory(models[side], ways[side]) / MEBI for side in ways}
+    folder = str(models.ours.source_folder)
     grown: dict[str, float] = {}
-    alone = [] if found.ours.config.vocab_size != scale.few_words else list(ways) if scale.peers_alone else ["ours"]
+    alone = [] if models.ours.config.vocab_size != scale.few_words else list(ways) if scale.peers_alone else ["ours"]
     for side in alone:
         lines = child("-m", "benchmarks.training", side, folder, str(scale.batch), str(scale.length))
         grown[side] = lines.json() / MEBI
-    rows = (("time, s", times, 2), ("allocated, MiB", held, 3), ("resident, MiB", grown, 2))
-    return [compared(found.name, what, values, digits) for what, values, digits in rows if values]
+    rows = (("time, s", times, 2), ("allocated, MiB", memories, 3), ("resident, MiB", grown, 2))
+    return [compared(models.name, what, values, digits) for what, values, digits in rows if values]
 
 
 def compared(model: str, what: str, values: dict[str, float], digits: int) -> tuple[str, ...]:
@@ -117,14 +117,14 @@ def recompute(scale: Scale) -> Table:
 
     ways = {f"recompute = {k}": with_recompute(k) for k in (0, 1, 2)}
     times = {name: clock(t) for name, t in race(ways, scale.rounds, scale.patience).items()}
-    held = {name: memory(decoder, way) / MEBI for name, way in ways.items()}
+    memories = {name: memory(decoder, way) / MEBI for name, way in ways.items()}
     rows: list[tuple[str, ...]] = []
     for name in ways:
-        time_ratio, held_ratio = (x[name] / x["recompute = 0"] for x in (times, held))
+        time_ratio, held_ratio = (x[name] / x["recompute = 0"] for x in (times, memories))
         judged = name == "recompute = 1"
         rows.append((
             name, f"{times[name]:.2f}", f"{time_ratio:.2f}", verdict(time_ratio, most=1.4) if judged else "–",
-            f"{held[name]:.0f}", f"{held_ratio:.2f}", verdict(held_ratio, most=0.6) if judged else "–",
+            f"{memories[name]:.0f}", f"{held_ratio:.2f}", verdict(held_ratio, most=0.6) if judged else "–",
         ))  # fmt: skip
     text = (
         f"The same step of the random Llama {scale.layers} × {scale.width}, V {scale.few_words:,}, with every k-th "

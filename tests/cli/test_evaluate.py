@@ -76,17 +76,17 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, runs: Path) -> RunCli:
     return lambda *args: run_cli("evaluate", *args)
 
 
-def told(run: RunCli, *args: object) -> dict[str, Any]:
+def evaluate_json(run: RunCli, *args: object) -> dict[str, Any]:
     code, out, err = run(*args, "--format", "json", "--device", "cpu")
     assert (code, out.count("\n")) == (0, 1), err
     return json.loads(out)
 
 
 def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
-    found = told(run, *asked)
-    assert found["protocol"] == "last digit"
-    (test,) = found["datasets"]
+    args = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
+    report = evaluate_json(run, *args)
+    assert report["protocol"] == "last digit"
+    (test,) = report["datasets"]
     assert (test["dataset"], test["questions"]) == ("test", 24)
     ways = {line["condition"]: line for line in test["runs"]}
     assert list(ways) == ["as trained", "with CoT", "0 iterations", "3 iterations"]
@@ -103,7 +103,7 @@ def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: py
     folder = runs / "digits/evaluations/reasoning-test-last-digit-step-4"
     assert (folder / "recipe.toml").read_text() == (runs / "digits/recipe.toml").read_text()
     monkeypatch.setattr(reasoning_run, "answer_questions", None)  # whoever asks again fails
-    assert told(run, *asked)["datasets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
+    assert evaluate_json(run, *args)["datasets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
 
 
 def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> None:
@@ -136,7 +136,7 @@ def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> Non
 def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
-    found = told(
+    report = evaluate_json(
         run,
         "kava",
         "--tasks",
@@ -148,16 +148,16 @@ def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path
         "--jacobi-iterations",
         0,
     )
-    (own,) = found["datasets"]
-    assert (own["dataset"], own["questions"]) == ("own", 2)  # drop_negative is of training
-    assert own["runs"][0]["papers"] == "not known"
-    assert own["runs"][0]["seeds"] == [0, 1, 2]
-    assert own["runs"][0]["accuracy"]["sd"] is not None
-    for line in own["runs"]:  # only two questions are there
+    (dataset,) = report["datasets"]
+    assert (dataset["dataset"], dataset["questions"]) == ("own", 2)  # drop_negative is of training
+    assert dataset["runs"][0]["papers"] == "not known"
+    assert dataset["runs"][0]["seeds"] == [0, 1, 2]
+    assert dataset["runs"][0]["accuracy"]["sd"] is not None
+    for line in dataset["runs"]:  # only two questions are there
         assert (line["milliseconds"]["num_questions"], line["milliseconds"]["median"] > 0) == (2, True)
         assert (line["questions_per_second"] > 0, line["throughput_batch_size"]) == (True, 2)
-    assert ["batches of 2" in found["caveats"][-2], "warm-up" in found["caveats"][-1]] == [True, True]
-    (note,) = [text for text in found["notes"] if "differs from" in text]
+    assert ["batches of 2" in report["caveats"][-2], "warm-up" in report["caveats"][-1]] == [True, True]
+    (note,) = [text for text in report["notes"] if "differs from" in text]
     assert note.startswith("kava differs from kava table 6, 1b aug, in model.family, model.name, ")
     assert "train.steps" in note
     assert "seed" not in note
@@ -168,31 +168,31 @@ def test_decoding_for_takes_prompt_and_budget_of_the_protocol(runs: Path) -> Non
     path = str(REPO / "examples/own.jsonl")
     longest = max(len(row) for row in Path(path).read_text().splitlines())
 
-    def how(run: Any, name: str | None, teacher: bool = False) -> tuple[int, int]:
-        asked = load_question_set(run, path, reasoning_run.choose_protocol(run.recipe, name))
-        assert asked.max_question_tokens < longest
-        first: Any = asked.source.batch(list(asked.order[:1]), 0, 0)
-        assert int(first.question_mask.sum()) == asked.max_question_tokens
-        found = reasoning_run.decoding_for(run, asked, with_cot=teacher)
-        return found.max_tokens, len(found.answer_prompt)
+    def decoding(run: Any, name: str | None, teacher: bool = False) -> tuple[int, int]:
+        question_set = load_question_set(run, path, reasoning_run.choose_protocol(run.recipe, name))
+        assert question_set.max_question_tokens < longest
+        first: Any = question_set.source.batch(list(question_set.order[:1]), 0, 0)
+        assert int(first.question_mask.sum()) == question_set.max_question_tokens
+        decoding = reasoning_run.decoding_for(run, question_set, with_cot=teacher)
+        return decoding.max_tokens, len(decoding.answer_prompt)
 
     assert reasoning_run.choose_protocol(kava.recipe, None).name == "pccot"
-    assert how(kava, None) == how(kava, "decimal") == (10, 5)
-    assert how(kava, "codi") == (256, 0)
-    assert how(kava, "codi", teacher=True) == (256, 5)
-    assert how(plain, "codi") == (256, 0)
-    asked = load_question_set(kava, path, reasoning_run.choose_protocol(kava.recipe, "codi"))
-    long = replace(asked, max_question_tokens=300)
+    assert decoding(kava, None) == decoding(kava, "decimal") == (10, 5)
+    assert decoding(kava, "codi") == (256, 0)
+    assert decoding(kava, "codi", teacher=True) == (256, 5)
+    assert decoding(plain, "codi") == (256, 0)
+    question_set = load_question_set(kava, path, reasoning_run.choose_protocol(kava.recipe, "codi"))
+    long = replace(question_set, max_question_tokens=300)
     assert reasoning_run.decoding_for(kava, long).max_tokens == 400 - 300 - 4
     (warning,) = reasoning_run.budget_warnings(kava, long, "kava")
     assert "cut at 96 tokens, not 256" in warning
-    assert not reasoning_run.budget_warnings(kava, asked, "kava")
+    assert not reasoning_run.budget_warnings(kava, question_set, "kava")
 
 
 def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, given = load_run(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
+    run, decodings = load_run(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
     load = "laconic.evaluation.inspection.inspected_run.load_inspected_run"
-    monkeypatch.setattr(load, lambda *args: given.append(args[3]))
+    monkeypatch.setattr(load, lambda *args: decodings.append(args[3]))
     path = str(REPO / "examples/own.jsonl")
     for name in ("codi", "pccot"):
         protocol = reasoning_run.choose_protocol(run.recipe, name)
@@ -202,11 +202,11 @@ def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.Monkey
         )
         assert alone.examples[0].question == protocol.format_question(" Two  balls?")
         InspectCommand("kava").load_inspected_runs([run, run], [alone, whole], torch.device("cpu"))
-        asked = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
-        assert [(how.max_tokens, how.answer_prompt) for how in given[-2:]] == [
-            (asked.max_tokens, asked.answer_prompt)
+        expected = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
+        assert [(decoding.max_tokens, decoding.answer_prompt) for decoding in decodings[-2:]] == [
+            (expected.max_tokens, expected.answer_prompt)
         ] * 2
-    assert [len(how.answer_prompt) for how in given] == [0, 0, 5, 5]
+    assert [len(decoding.answer_prompt) for decoding in decodings] == [0, 0, 5, 5]
 
 
 def test_evaluate_refuses_two_files_of_one_name(run: RunCli, tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_evaluate_refuses_two_files_of_one_name(run: RunCli, tmp_path: Path) -> 
     code, out, err = run("plain", "--tasks", f"{a},{b}", "--device", "cpu")
     assert (code, out) == (2, "")
     assert err == f"laconic: --tasks: {a} and {b} are both called own; rename one of the files\n"
-    same = told(run, "plain", "--tasks", f"{a},{tmp_path}/b/../a/own.jsonl")
-    assert [each["questions"] for each in same["datasets"]] == [1]
+    same = evaluate_json(run, "plain", "--tasks", f"{a},{tmp_path}/b/../a/own.jsonl")
+    assert [dataset["questions"] for dataset in same["datasets"]] == [1]
     code, _, err = run("plain", "--tasks", b, "--device", "cpu")
     assert code == 73
     assert "remove it to evaluate again, or give your file another name" in err
@@ -232,11 +232,11 @@ def test_evaluate_loads_sets_once_and_times_greedily(
 
     lines = [f'{{"question": "What is {i} + 4?", "answer": "{i + 4}"}}\n' for i in range(70)]
     (tmp_path / "seventy.jsonl").write_text("".join(lines))
-    real, reads, asked = reasoning_run.answer_questions, list[str](), list[tuple[int, float]]()
+    real, reads, requests = reasoning_run.answer_questions, list[str](), list[tuple[int, float]]()
 
-    def answer(method: Any, questions: Any, how: Any, *, with_cot: bool = False) -> AnswerBatch:
-        asked.append((questions.B, how.sampling.temperature))
-        return real(method, questions, replace(how, max_tokens=1), with_cot=with_cot)
+    def answer(method: Any, questions: Any, decoding: Any, *, with_cot: bool = False) -> AnswerBatch:
+        requests.append((questions.B, decoding.sampling.temperature))
+        return real(method, questions, replace(decoding, max_tokens=1), with_cot=with_cot)
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
         reads.append(name)
@@ -245,32 +245,32 @@ def test_evaluate_loads_sets_once_and_times_greedily(
     monkeypatch.setattr(reasoning_run, "answer_questions", answer)
     monkeypatch.setattr(reasoning_cli_runs, "load_question_set", read)
     on = str(tmp_path / "seventy.jsonl")
-    found = told(run, "plain", "--tasks", on, "--protocol", "codi-sampled", "--latency", 5)
+    report = evaluate_json(run, "plain", "--tasks", on, "--protocol", "codi-sampled", "--latency", 5)
     assert reads == [on]
-    assert asked == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15, (64, 0.0), (64, 0.0)]
-    (line,) = found["datasets"][0]["runs"]
+    assert requests == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15, (64, 0.0), (64, 0.0)]
+    (line,) = report["datasets"][0]["runs"]
     assert (line["milliseconds"]["num_questions"], line["throughput_batch_size"]) == (5, 64)
-    assert any("timings are of greedy decoding" in text for text in found["notes"])
+    assert any("timings are of greedy decoding" in text for text in report["notes"])
 
 
 def test_evaluate_resumes_after_a_signal(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = reasoning_run.answer_questions, list[int]()
 
-    def answer(method: Any, questions: Any, told: Any, *, with_cot: bool = False) -> AnswerBatch:
+    def answer(method: Any, questions: Any, decoding: Any, *, with_cot: bool = False) -> AnswerBatch:
         calls.append(questions.B)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(method, questions, told, with_cot=with_cot)
+        return real(method, questions, decoding, with_cot=with_cot)
 
     monkeypatch.setattr(reasoning_run, "answer_questions", answer)
-    asked = ("digits", "--tasks", "valid", "--batch-size", 5, "--limit", 15, "--device", "cpu")
-    code, out, err = run(*asked)
+    args = ("digits", "--tasks", "valid", "--batch-size", 5, "--limit", 15, "--device", "cpu")
+    code, out, err = run(*args)
     assert (code, out) == (75, "")
     assert "SIGTERM: digits, valid: finished items are stored" in err
     part = runs / "digits/evaluations/.partial-reasoning-valid-last-digit-step-4-limit-15/units.jsonl"
     assert len(part.read_text().splitlines()) == 10
-    assert run(*asked)[0] == 0
-    assert calls == [5] * 4  # the third batch was left, and asked again
+    assert run(*args)[0] == 0
+    assert calls == [5] * 4  # the third batch was left, and answered again
     assert not part.parent.exists()
 
 
@@ -315,10 +315,10 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
 )
-def test_evaluate_refuses_in_one_line(run: RunCli, args: tuple[str, ...], code: int, said: str) -> None:
+def test_evaluate_refuses_in_one_line(run: RunCli, args: tuple[str, ...], code: int, message: str) -> None:
     ended, out, err = run(*args, *(("--device", "cpu") if args else ()))
     assert (ended, out) == (code, "")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 

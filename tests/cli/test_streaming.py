@@ -86,8 +86,8 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
     }  # fmt: skip
     monkeypatch.setattr("laconic.evaluation.streams.evaluate.score_tokens", None)  # nothing is read twice
     monkeypatch.setattr("laconic.evaluation.streams.books.evaluate_book", None)
-    told = json.loads(run("evaluate", "hope", "lm", "--tasks", "test,books", "--limit", "5", "--format", "json")[1])
-    ways = {(line["run"], line["task"]): set(line["conditions"]) for line in told["streams"]}
+    report = json.loads(run("evaluate", "hope", "lm", "--tasks", "test,books", "--limit", "5", "--format", "json")[1])
+    ways = {(line["run"], line["task"]): set(line["conditions"]) for line in report["streams"]}
     assert ways[("hope", "test")] == {"learn, carry", "learn, reset", "frozen, carry", "frozen, reset"}
     assert ways[("lm", "test")] == {"lm"}
     assert ways[("lm", "books")] == {"fresh", "after"}, "there is one book only"
@@ -152,13 +152,13 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     ]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     args = ("evaluate", "lm", "--tasks", "banking77", "--data-dir", "rows.jsonl", "--shots", "2", "--limit", "1")
-    whole, made = ClassIncrementalPlan.run_unit, list[int]()
+    run_unit, units = ClassIncrementalPlan.run_unit, list[int]()
 
     def struck(plan: ClassIncrementalPlan, unit: int, metadata: Any, log: Any) -> Any:
-        made.append(unit)
-        if len(made) == 3:
+        units.append(unit)
+        if len(units) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return whole(plan, unit, metadata, log)
+        return run_unit(plan, unit, metadata, log)
 
     monkeypatch.setattr(ClassIncrementalPlan, "run_unit", struck)
     monkeypatch.setattr("laconic.evaluation.class_incremental.run.METHODS", ("ncm", "finetune"))
@@ -167,18 +167,18 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     assert "SIGTERM: lm, banking77: finished items are stored" in err
     code, out, err = run(*args, "--format", "json")
     assert code == 0, err
-    (found,) = json.loads(out)["classes"]
-    assert len(made) == 1 + len(found["methods"]) * len(found["orders"])  # none twice but the one that was cut off
-    assert found["train_examples"] == 44
+    (report,) = json.loads(out)["classes"]
+    assert len(units) == 1 + len(report["methods"]) * len(report["orders"])  # none twice but the one that was cut off
+    assert report["train_examples"] == 44
     again = run(*args, "--format", "json")
     assert (again[0], json.loads(again[1])) == (0, json.loads(out))
-    kept = place / "lm" / "evaluations" / "class_incremental-banking77-step-2-limit-1-shots-2"
-    assert json.loads((kept / "result.json").read_text())["figures"] == {
-        k: v for k, v in found.items() if k not in ("run", "seed")
+    folder = place / "lm" / "evaluations" / "class_incremental-banking77-step-2-limit-1-shots-2"
+    assert json.loads((folder / "result.json").read_text())["figures"] == {
+        k: v for k, v in report.items() if k not in ("run", "seed")
     }
     assert run("report", "lm", "--out", "classes.html")[0] == 0
     assert "Classes banking77: lm, seed 0" in (place / "classes.html").read_text()
-    shutil.rmtree(kept)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

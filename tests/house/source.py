@@ -53,14 +53,14 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
 
 def commands(page: Path) -> list[tuple[int, str]]:
     """`$ laconic ...` lines of the console blocks, lines ended by a backslash joined; number of the line, command."""
-    found: list[tuple[int, str]] = []
+    commands_found: list[tuple[int, str]] = []
     for start, text in blocks(page, "console", "sh", "bash", "shell"):
         number = start
         for line in re.sub(r"\\\n\s*", "\0", text).split("\n"):
             if line.startswith("$ laconic"):
-                found.append((number, line[2:].replace("\0", " ")))
+                commands_found.append((number, line[2:].replace("\0", " ")))
             number += 1 + line.count("\0")
-    return found
+    return commands_found
 
 
 def sandbox(folder: Path, wants_shared: bool) -> Path:

@@ -49,10 +49,10 @@ def is_exception(node: ast.ClassDef, exceptions: set[str]) -> bool:
 
 @pytest.mark.parametrize("directory", ["src", "tests", "tools", "examples", "benchmarks"])
 def test_names_no_vague_identifiers(directory: str) -> None:
-    found = [
+    banned_names = [
         f"{path}:{line} {name}" for path, tree in trees(directory) for line, name in bound_names(tree) if banned(name)
     ]
-    assert not found, "\n".join(found)
+    assert not banned_names, "\n".join(banned_names)
 
 
 def test_names_class_names_are_unique() -> None:

@@ -22,12 +22,12 @@ def test_readme_names_the_two_commands_on_its_first_screen() -> None:
     "page", [pytest.param(page, marks=pytest.mark.slow if "tour" in page else ()) for page in PAGES]
 )
 def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
-    asked = commands(REPO / page)
-    assert asked, f"{page} shows no laconic command in a console block"
-    text = " ".join(command for _, command in asked)
+    page_commands = commands(REPO / page)
+    assert page_commands, f"{page} shows no laconic command in a console block"
+    text = " ".join(command for _, command in page_commands)
     inside = sandbox(tmp_path, wants_shared="shared" in text or "LACONIC_DATA" in text)
     failed: list[str] = []
-    for line, command in asked:
+    for line, command in page_commands:
         done = laconic(command, inside)
         if done.returncode:
             failed.append(
@@ -55,10 +55,10 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
 
 
 def test_the_text_the_readme_shows_is_the_text_that_comes(tmp_path: Path) -> None:
-    shown = next(text for _, text in blocks(REPO / "README.md", "console") if "laconic generate" in text)
-    command, *told = shown.splitlines()
+    example = next(text for _, text in blocks(REPO / "README.md", "console") if "laconic generate" in text)
+    command, *output = example.splitlines()
     done = laconic(command[2:], sandbox(tmp_path, wants_shared=True))
-    assert done.stdout.splitlines() == told
+    assert done.stdout.splitlines() == output
 
 
 def test_the_counts_the_readme_gives_are_those_of_the_pages() -> None:

@@ -16,8 +16,8 @@ def test_the_words_stand_nowhere() -> None:
         REPO / "README.md",
         *sorted(p for p in (REPO / "src").rglob("*") if p.suffix in {".py", ".toml", ".html", ".md"}),
     ]
-    found = {str(page.relative_to(REPO)): claims(page.read_text(encoding="utf-8")) for page in pages}
-    assert not {page: lines for page, lines in found.items() if lines}
+    claims_by_page = {str(page.relative_to(REPO)): claims(page.read_text(encoding="utf-8")) for page in pages}
+    assert not {page: lines for page, lines in claims_by_page.items() if lines}
 
 
 def test_the_search_sees_them_and_lets_exactly_pass() -> None:

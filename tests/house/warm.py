@@ -89,11 +89,11 @@ def called(
     os.chdir(inside)
     sys.argv = arguments
     with (
-        out.open("w", encoding="utf-8") as told,
-        err.open("w", encoding="utf-8") as said,
-        contextlib.redirect_stdout(told),
-        contextlib.redirect_stderr(said),
+        out.open("w", encoding="utf-8") as out_file,
+        err.open("w", encoding="utf-8") as err_file,
+        contextlib.redirect_stdout(out_file),
+        contextlib.redirect_stderr(err_file),
     ):
-        os.dup2(told.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+        os.dup2(out_file.fileno(), 1)
+        os.dup2(err_file.fileno(), 2)
         work()

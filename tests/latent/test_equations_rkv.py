@@ -53,8 +53,8 @@ def test_select_top_m_equation(M: int) -> None:
     S[0, 1] -= 3  # and below 0, so that a pad's 0 would win
 
     def of(S: Tensor, mask: Tensor, M: int) -> tuple[Tensor, ...]:
-        found = [select_top_m(layer, mask, M) for layer in S]
-        return torch.stack([f.index for f in found]), torch.stack([f.valid for f in found])
+        selected = [select_top_m(layer, mask, M) for layer in S]
+        return torch.stack([f.index for f in selected]), torch.stack([f.valid for f in selected])
 
     indistinguishable = {
         1: {"as many slots as the longest chain", "order of score for time"},

@@ -252,12 +252,12 @@ def test_gradients_reach_all_that_was_read_and_nothing_else(num_iterations: int 
 @pytest.mark.parametrize("num_iterations", [2, None])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_recompute_changes_no_gradient(name: str, num_iterations: int | None) -> None:
-    decoder, found = fresh(name).double().train(), []
+    decoder, results = fresh(name).double().train(), []
     for recompute in (0, 1):
         decoder.activation_checkpointing = recompute
         question, mask = noise(1, 2, 4, D).requires_grad_(), torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
         got = rollout_after(name, question, mask, 3, num_iterations, decoder=decoder)
         number = sum((x * noise(i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
         grads = torch.autograd.grad(number, [question, *decoder.layers.parameters()], allow_unused=True)
-        found.append([x for x in (*outcome(got), *grads) if x is not None])
-    assert_all_close(found[1], found[0])
+        results.append([x for x in (*outcome(got), *grads) if x is not None])
+    assert_all_close(results[1], results[0])

@@ -221,8 +221,8 @@ class BundleWriter:
             iterate_stages(self.decoder, case),
             iterate_stages(wide_decoder, case),
         )
-        for recorded, own, wide in zip(*runs, strict=True):
-            comparison.add_layer(recorded, own, wide)
+        for recorded, actual, wide in zip(*runs, strict=True):
+            comparison.add_layer(recorded, actual, wide)
             if recorded.piece < n - 1:
                 continue
             layer = recorded.layer if 0 <= recorded.layer < L else None

@@ -44,24 +44,24 @@ class ErrorRatios:
         local = LocalStages(decoder, case)
         with sharpened_queries(decoder, case.query_scale):
             runs = iterate_stages(decoder, case), iterate_stages(wide_decoder, case), reference.iterate_stages(case)
-            for own, wide, recorded in zip(*runs, strict=True):
-                S, T = case.pieces()[own.piece]
-                valid, layer = case.valid_mask[:, : S + T], own.layer if 0 <= own.layer < L else None
+            for actual, wide, recorded in zip(*runs, strict=True):
+                S, T = case.pieces()[actual.piece]
+                valid, layer = case.valid_mask[:, : S + T], actual.layer if 0 <= actual.layer < L else None
                 for name, x in local.compute(recorded, None, NORM_STAGES).items():
                     row = self.norm_errors.setdefault(stage_key(name, layer), (name, layer, ErrorAccumulator()))
                     mask = valid_mask("B T D", x.shape, valid, S)
                     row[2].add(x, recorded.activations[name], mask, S, "B T D")
-                for stage in stages_at_layer(decoder, own.layer):
+                for stage in stages_at_layer(decoder, actual.layer):
                     y = wide.activations[stage.name]
                     if stage.name in SKIPPED_STAGES or not y.is_floating_point():
                         continue
                     mask, key = valid_mask(stage.shape, y.shape, valid, S), stage_key(stage.name, layer)
                     new = (stage.name, layer, ErrorAccumulator(), ErrorAccumulator())
                     _, _, ours, theirs = self.errors.setdefault(key, new)
-                    ours.add(own.activations[stage.name], y, mask, S, stage.shape)
+                    ours.add(actual.activations[stage.name], y, mask, S, stage.shape)
                     theirs.add(recorded.activations[stage.name], y, mask, S, stage.shape)
                     if stage.name == "logits":
-                        self.own_predictions.add(own.activations["logits"], y, valid[:, S:])
+                        self.own_predictions.add(actual.activations["logits"], y, valid[:, S:])
                         self.reference_predictions.add(recorded.activations["logits"], y, valid[:, S:])
 
     def results(self) -> list[StageResult]:

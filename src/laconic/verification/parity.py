@@ -188,7 +188,7 @@ class CaseComparison:
     def add_layer(
         self,
         reference: LayerActivations,
-        own: LayerActivations,
+        actual: LayerActivations,
         float64_run: LayerActivations | None = None,
         default_backend: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -200,7 +200,7 @@ class CaseComparison:
             float64_run: The run of the float64 copy, for the propagated floors.
             default_backend: Activations of the decoder's default attention backend, by key.
         """
-        if self.layers is not None and 0 <= own.layer < len(self.decoder.layers) and own.layer not in self.layers:
+        if self.layers is not None and 0 <= actual.layer < len(self.decoder.layers) and actual.layer not in self.layers:
             store_past(self.past, reference)
             return
         past = self.past.get(reference.layer)
@@ -208,7 +208,7 @@ class CaseComparison:
         wide = None if self.float64_stages is None else self.float64_stages.compute(reference, past)
         for stage in stages_at_layer(self.decoder, reference.layer):
             name = stage.name
-            x, y = own.activations.get(name), reference.activations.get(name)
+            x, y = actual.activations.get(name), reference.activations.get(name)
             pairs = {"local": (local.get(name), y), "propagated": (x, y)}
             if wide is not None:
                 pairs["local floor"] = (local.get(name), wide.get(name))
@@ -218,10 +218,10 @@ class CaseComparison:
             if default_backend is not None and y is not None and key in default_backend:
                 pairs["backend"] = (default_backend[key], x)
             self.add_stage(stage, reference, pairs)
-        if "logits" in reference.activations and "logits" in own.activations:
+        if "logits" in reference.activations and "logits" in actual.activations:
             S, T = self.case.pieces()[reference.piece]
             valid = self.case.valid_mask[:, S : S + T]
-            self.predictions.add(own.activations["logits"], reference.activations["logits"], valid)
+            self.predictions.add(actual.activations["logits"], reference.activations["logits"], valid)
         store_past(self.past, reference)
 
     def add_stage(
@@ -301,8 +301,8 @@ def measure_floors(decoder: Decoder, case: ParityCase) -> NoiseFloors:
     with sharpened_queries(decoder, case.query_scale):
         wide_decoder = Float64Decoder.from_decoder(decoder)
         comparison = CaseComparison(decoder, case, None, wide_decoder)
-        for own, wide in zip(iterate_stages(decoder, case), iterate_stages(wide_decoder, case), strict=True):
-            comparison.add_layer(own, own, wide)
+        for actual, wide in zip(iterate_stages(decoder, case), iterate_stages(wide_decoder, case), strict=True):
+            comparison.add_layer(actual, actual, wide)
     return comparison.measured_floors()
 
 
@@ -312,8 +312,8 @@ def compare_stages(
     """Compare every stage of a case with a reference's activations by key; `floors` None measures them."""
     comparison = CaseComparison(decoder, case, floors or measure_floors(decoder, case))
     with sharpened_queries(decoder, case.query_scale):
-        for recorded, own in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
-            comparison.add_layer(recorded, own)
+        for recorded, actual in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
+            comparison.add_layer(recorded, actual)
     return comparison.results()
 
 

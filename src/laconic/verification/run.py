@@ -229,8 +229,8 @@ class ParityRun:
         with sharpened_queries(decoder, case.query_scale):
             default = run_default_backend(decoder, case)
             runs = reference_stages, iterate_stages(decoder, case), iterate_stages(wide_decoder, case)
-            for recorded, own, wide in zip(*runs, strict=True):
-                comparison.add_layer(recorded, own, wide, default)
+            for recorded, actual, wide in zip(*runs, strict=True):
+                comparison.add_layer(recorded, actual, wide, default)
         report.results += comparison.results()
 
     def run_bundle(self, report: ParityReport, bundle: golden.GoldenBundle) -> None:
