@@ -108,9 +108,9 @@ def decoding(models: Pair, device: torch.device, options: argparse.Namespace) ->
         if device.type == "cuda":  # where a static cache makes transformers compile its step by itself
             measure("transformers, static cache, compiled", theirs_generate, cache="static")
     text = (
-        f"Greedy, {options.dtype}, {options.new} new tokens on a prompt of {options.prompt}, prefill included, random Llama "
-        f"of {models.size / 1e6:,.4g} M parameters, wall seconds, best of {options.rounds}. The least time of a step is "
-        f"that of reading {weights_read(models) / 1e6:,.4g} MB of weights once at the {speed / 1e9:,.0f} GB/s which a "
+        f"Greedy, {options.dtype}, {options.new} new tokens on a prompt of {options.prompt}, prefill included, random "
+        f"Llama of {models.size / 1e6:,.4g} M parameters, wall seconds, best of {options.rounds}. The least time of a step "
+        f"is that of reading {weights_read(models) / 1e6:,.4g} MB of weights once at the {speed / 1e9:,.0f} GB/s which a "
         f"large copy reached here: {1e3 * least:.3f} ms."
     )
     return Table("Decoding on an accelerator", text, ("what", "batch", "tokens/s", "ms a step", "of the least"), rows)

@@ -70,8 +70,8 @@ FULL = Scale()
 QUICK = Scale(rounds=2, large=None, children=2)
 TINY = Scale(
     rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, words=64, few_words=64, large=None,
-    cache_lengths=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, thinkers=2, question=5, chain=4,
-    thoughts=3, iterations=1, written=4, generated_rows=20, streams=(8, 16),
+    cache_lengths=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, thinkers=2, question=5,
+    chain=4, thoughts=3, iterations=1, written=4, generated_rows=20, streams=(8, 16),
 )  # fmt: skip
 
 

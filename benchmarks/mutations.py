@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(REPO))
 
-from laconic.models.decoder import Decoder
+from laconic.models.decoder import Decoder  # noqa: E402
 from tests.conftest import find_shared  # noqa: E402
 from tests.verification.angles import CHECKS  # noqa: E402
 from tests.verification.caught import find_divergence  # noqa: E402

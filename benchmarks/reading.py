@@ -56,7 +56,8 @@ def compressing(scale: Scale) -> tuple[str, ...]:
 
     took = race({"ours": ours, "plain": plain}, scale.rounds, scale.patience)
     a, b = clock(took["ours"]), clock(took["plain"])
-    what = f"compressing 3 segments of {S} tokens into {method.config.fixed_length} vectors each, beside a plain pass of each"
+    vectors = method.config.fixed_length
+    what = f"compressing 3 segments of {S} tokens into {vectors} vectors each, beside a plain pass of each"
     return what, f"{a:.3f} s", f"{b:.3f} s", f"{a / b:.3f}", verdict(a / b, most=1.1, digits=3)
 
 

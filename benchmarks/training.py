@@ -75,21 +75,21 @@ def training(scale: Scale) -> Table:
     return Table("Training step", text, ("model", "what", "laconic", "transformers", "ratio", "target"), rows)
 
 
-def training_rows(models: Pair, scale: Scale) -> list[tuple[str, ...]]:
+def training_rows(pair: Pair, scale: Scale) -> list[tuple[str, ...]]:
     """Time, counted memory and resident memory of one model."""
-    ids, targets = batch_of(models.ours.config, scale)
-    models = {"ours": models.ours.train()} | ({"theirs": models.theirs.train()} if PEERS else {})
+    ids, targets = batch_of(pair.ours.config, scale)
+    models = {"ours": pair.ours.train()} | ({"theirs": pair.theirs.train()} if PEERS else {})
     ways = {side: step(model, ids, targets) for side, model in models.items()}
     times = {side: clock(t) for side, t in race(ways, scale.rounds, 2 * scale.patience).items()}
     memories = {side: memory(models[side], ways[side]) / MEBI for side in ways}
-    folder = str(models.ours.source_folder)
+    folder = str(pair.ours.source_folder)
     grown: dict[str, float] = {}
-    alone = [] if models.ours.config.vocab_size != scale.few_words else list(ways) if scale.peers_alone else ["ours"]
+    alone = [] if pair.ours.config.vocab_size != scale.few_words else list(ways) if scale.peers_alone else ["ours"]
     for side in alone:
         lines = child("-m", "benchmarks.training", side, folder, str(scale.batch), str(scale.length))
         grown[side] = lines.json() / MEBI
     rows = (("time, s", times, 2), ("allocated, MiB", memories, 3), ("resident, MiB", grown, 2))
-    return [compared(models.name, what, values, digits) for what, values, digits in rows if values]
+    return [compared(pair.name, what, values, digits) for what, values, digits in rows if values]
 
 
 def compared(model: str, what: str, values: dict[str, float], digits: int) -> tuple[str, ...]:

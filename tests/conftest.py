@@ -141,7 +141,7 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", before)
 
 
-class Network(RuntimeError):
+class NetworkError(RuntimeError):
     """A test tried to reach the network."""
 
 
@@ -162,7 +162,9 @@ def block_sockets() -> None:
     def check(host: Any) -> None:
         here = host in (None, "::1", "localhost") or str(host).startswith("127.")
         if not (str(host).startswith("/") or (LOOPBACK["open"] and here)):
-            raise Network(f"tests run without network, asked for {host!r}; mark the test loopback if it stays here")
+            raise NetworkError(
+                f"tests run without network, asked for {host!r}; mark the test loopback if it stays here"
+            )
 
     def host_of(address: Any) -> Any:
         return address[0] if isinstance(address, tuple) else address
@@ -180,7 +182,7 @@ def block_sockets() -> None:
         return getaddrinfo(host, *rest, **named)
 
     def refused(*rest: Any) -> Any:
-        raise Network(f"tests run without network, asked for {rest!r}")
+        raise NetworkError(f"tests run without network, asked for {rest!r}")
 
     socket.socket.connect = guarded_connect
     socket.socket.connect_ex = guarded_connect_ex
@@ -229,9 +231,10 @@ def call_cli(*args: object) -> int:
     """Run `laconic` with arguments in this process; return the exit code."""
     from laconic.cli.main import main
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["laconic", *map(str, args)])
-        main()
+        with pytest.raises(SystemExit) as end:
+            main()
     return int(end.value.code or 0)
 
 

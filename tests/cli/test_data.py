@@ -130,7 +130,7 @@ def test_check_special_token(run, tmp_path, root):
 
 @pytest.fixture
 def few(monkeypatch, root) -> None:
-    """The first 700 training questions in place of 17,204, which take seconds; the held_rows-out ones are GSM8K-Aug's."""
+    """The first 700 training questions in place of 17,204, which take seconds; held-out ones are GSM8K-Aug's."""
     from laconic.data.reasoning import load as reasoning_load
 
     read = reasoning_load.load_examples(

@@ -80,7 +80,8 @@ def test_scheduler_starts_runs_after_their_base(tmp_path: Path, schedule: Any) -
 
 def test_scheduler_runs_two_at_a_time(tmp_path: Path, schedule: Any) -> None:
     """Each program waits for the other, so that one after the other would never end."""
-    wait = "import pathlib, time\npathlib.Path({mine!r}).touch()\nwhile not pathlib.Path({theirs!r}).exists(): time.sleep(.01)"
+    wait = "import pathlib, time\npathlib.Path({mine!r}).touch()\n"
+    wait += "while not pathlib.Path({theirs!r}).exists(): time.sleep(.01)"
     a, b = str(tmp_path / "a.started"), str(tmp_path / "b.started")
     schedule(
         [

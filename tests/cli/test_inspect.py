@@ -182,8 +182,13 @@ def test_inspect_question_without_other_questions(run: RunCli, monkeypatch: pyte
 def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     code, out, _ = run("coconut", QUESTION, "--chain", "< < 7 > >")
     assert code == 0
-    for text_part in ("chain, as given: <<7>>", "sequential", "% of the latents name a token of the chain", "swap in cache:",
-                 "coconut has no teacher"):  # fmt: skip
+    for text_part in (
+        "chain, as given: <<7>>",
+        "sequential",
+        "% of the latents name a token of the chain",
+        "swap in cache:",
+        "coconut has no teacher",
+    ):
         assert text_part in out, text_part
     assert not outside((tmp_path / "inspect.html").read_text(encoding="utf-8"))
     code, out, _ = run("coconut", "--task", "valid", "--limit", 3, "--interventions", "zero,shuffle")

@@ -10,8 +10,11 @@ import pytest
 from tests.house.source import trees
 
 BANNED = frozenset(
-    "told said shown kept held made drawn found asked own there how each given had begun opened looked".split()
-)
+    (
+        "told", "said", "shown", "kept", "held", "made", "drawn", "found", "asked", "own", "there", "how", "each",
+        "given", "had", "begun", "opened", "looked",
+    )
+)  # fmt: skip
 ALLOWED_NAMES = {
     "held_out",  # held-out data
 }

@@ -312,7 +312,8 @@ def compare_stages(
     """Compare every stage of a case with a reference's activations by key; `floors` None measures them."""
     comparison = CaseComparison(decoder, case, floors or measure_floors(decoder, case))
     with sharpened_queries(decoder, case.query_scale):
-        for recorded, actual in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
+        layers = zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True)
+        for recorded, actual in layers:
             comparison.add_layer(recorded, actual)
     return comparison.results()
 
