@@ -70,7 +70,9 @@ def compare(mutant: Mutant, decoder: Decoder, reference: dict[str, Tensor], case
     with patched(mutant), torch.no_grad():
         comparison = CaseComparison(decoder, case, measure_floors(decoder, case))
         default = run_default_backend(decoder, case)
-        for recorded, actual in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
+        for recorded, actual in zip(
+            replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True
+        ):
             comparison.add_layer(recorded, actual, default_backend=default)
         results = comparison.results()
         logits = max(r.error for r in results if r.stage == "logits" and r.kind in ("propagated", "backend"))
