@@ -5,18 +5,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 ProgressFn = Callable[[str, int, int], None]
 LOG_INTERVAL = 10  # seconds between progress lines without a terminal
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a text file atomically and log its path."""
-    from laconic.storage import atomic  # imports torch, and most users of this module only print
-
-    atomic.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
-    log_message(f"wrote {path}")
 
 
 def log_message(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Reading the project's own files: syntax trees, fenced blocks of pages, and a sandbox to run their commands in."""
+"""Read the project's own files: syntax trees, fenced blocks of pages, and a sandbox to run their commands in."""
 
 import ast
 import os
@@ -10,26 +10,27 @@ from pathlib import Path
 
 from tests.conftest import REPO, find_shared, shared_dir
 
+# a shell function for the command line
 LACONIC = f"""laconic() {{ "{sys.executable}" -c 'import sys; sys.argv[0] = "laconic"
 from laconic.cli.main import main; sys.exit(main())' "$@"; }}"""
 
 
 def texts(*folders: str) -> Iterator[tuple[Path, str]]:
-    """Every Python file under the folders, and what is in it; paths relative to the repository."""
+    """Yield every Python file under the folders and its text; paths are relative to the repository."""
     for folder in folders:
         for path in sorted((REPO / folder).rglob("*.py")):
             yield path.relative_to(REPO), path.read_text(encoding="utf-8")
 
 
-def trees(*folders: str, word: str = "") -> Iterator[tuple[Path, ast.Module]]:
-    """The same as syntax trees, of the files in which a regular expression is found."""
+def syntax_trees(*folders: str, pattern: str = "") -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the syntax trees of the files that match a regular expression."""
     for path, text in texts(*folders):
-        if re.search(word, text):
+        if re.search(pattern, text):
             yield path, ast.parse(text)
 
 
-def imported(node: ast.AST) -> list[str]:
-    """The dotted modules an import statement names, `from` imports with what they take."""
+def imported_modules(node: ast.AST) -> list[str]:
+    """Return the dotted names that an import statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and not node.level:
@@ -38,7 +39,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
-    """The fenced blocks of a page in these languages: number of the first line inside (from 1), text."""
+    """Yield the fenced blocks of a page in these languages: number of the first line inside (from 1) and text."""
     lines = page.read_text(encoding="utf-8").splitlines()
     start, language = 0, None
     for number, line in enumerate(lines, 1):
@@ -52,19 +53,19 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
 
 
 def commands(page: Path) -> list[tuple[int, str]]:
-    """`$ laconic ...` lines of the console blocks, lines ended by a backslash joined; number of the line, command."""
-    commands_found: list[tuple[int, str]] = []
+    """Return line number and command of `$ laconic ...` lines in console blocks, joined at backslashes."""
+    lines: list[tuple[int, str]] = []
     for start, text in blocks(page, "console", "sh", "bash", "shell"):
         number = start
         for line in re.sub(r"\\\n\s*", "\0", text).split("\n"):
             if line.startswith("$ laconic"):
-                commands_found.append((number, line[2:].replace("\0", " ")))
+                lines.append((number, line[2:].replace("\0", " ")))
             number += 1 + line.count("\0")
-    return commands_found
+    return lines
 
 
 def sandbox(folder: Path, wants_shared: bool) -> Path:
-    """A folder that looks like the repository from inside, with ../shared beside it if there is one; its path."""
+    """Create a folder with links to the repository's files, with ../shared beside it if it exists; return its path."""
     inside = folder / "repository"
     inside.mkdir()
     for name in ("README.md", "docs", "examples", "tests"):
@@ -77,7 +78,7 @@ def sandbox(folder: Path, wants_shared: bool) -> Path:
 
 
 def run(arguments: list[str], inside: Path, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run in the sandbox as a user would, but from this source tree, offline, on one thread."""
+    """Run a program in the sandbox from this source tree, offline, on one thread."""
     return subprocess.run(
         arguments,
         cwd=inside,
@@ -90,7 +91,7 @@ def run(arguments: list[str], inside: Path, seconds: float = 300) -> subprocess.
 
 
 def settings(inside: Path) -> dict[str, str]:
-    """What the environment of a command in the sandbox has besides."""
+    """Return the environment variables that commands in the sandbox get."""
     path = os.pathsep.join(filter(None, [str(REPO / "src"), os.environ.get("PYTHONPATH")]))
     data = inside.parent / "shared"
     return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"} | (

@@ -1,60 +1,57 @@
-"""The laws of the tree: floors, what core may import, no pickle, no unconditional skip, files that are one room."""
+"""Rules of the source tree: package layers, no hidden imports, no pickle, no unconditional skips."""
 
 import ast
-import re
 import subprocess
 import sys
-import warnings
+from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import imported, texts, trees
+from tests.house.source import imported_modules, syntax_trees
 
-IN_CORE = {"laconic", "torch", "numpy", "safetensors", "jaxtyping"} | set(sys.stdlib_module_names)
-EXCEPTED_IN_CORE = {
-    ("src/laconic/models/weights.py", "huggingface_hub"),  # lazily, when a hub name is given in place of a folder
-    ("src/laconic/storage/lock.py", "filelock"),  # whoever writes to a run holds its lock, and torch brings the library
-}
-# These may import laconic inside functions.
-DOORS = (
-    "src/laconic/__init__.py",
-    "src/laconic/cli/main.py",
-    "src/laconic/verbs/",
-    "src/laconic/console.py",
-    "src/laconic/serving/",
-)
+LAZY_MODULES = ("src/laconic/__init__.py", "src/laconic/cli/")  # commands that only print must not import torch
 
 
-def test_every_import_points_down() -> None:
+def test_layers_import_downward_only() -> None:
     command = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    done = subprocess.run([sys.executable, "-c", command], cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run([sys.executable, "-c", command], cwd=REPO, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_core_imports_only_its_four_libraries() -> None:
-    strangers = [
-        f"{path}:{node.lineno} {name}"
-        for path, tree in trees("src/laconic/core")
-        for node in ast.walk(tree)
-        for name in imported(node)
-        if name.split(".")[0] not in IN_CORE and (str(path), name.split(".")[0]) not in EXCEPTED_IN_CORE
-    ]
-    assert not strangers
+def hidden_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and module of every import of laconic inside a function or under `if TYPE_CHECKING`."""
+    for node in ast.walk(tree):
+        is_type_checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if is_type_checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for statement in ast.walk(node):
+                if isinstance(statement, ast.Import | ast.ImportFrom):
+                    for name in imported_modules(statement):
+                        if name.split(".")[0] == "laconic":
+                            yield statement.lineno, name
 
 
-def test_no_import_of_our_own_inside_a_function_but_at_the_doors() -> None:
+def test_imports_of_laconic_are_at_the_top_of_modules() -> None:
     hidden = [
-        f"{path}:{node.lineno} {name}"
-        for path, tree in trees("src/laconic", word=r"\n[ \t]+(from|import) .*laconic")
-        if not str(path).startswith(DOORS)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        for name in imported(node)
-        if name.split(".")[0] == "laconic"
+        f"{path}:{line} {name}"
+        for path, tree in syntax_trees("src/laconic", pattern=r"\n[ \t]+(from|import) .*laconic")
+        if not str(path).startswith(LAZY_MODULES)
+        for line, name in hidden_imports(tree)
     ]
     assert not hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "is_hidden"),
+    [
+        ("def f():\n    from laconic.errors import UsageError", True),
+        ("if TYPE_CHECKING:\n    import laconic.errors", True),
+        ("from laconic.errors import UsageError", False),
+        ("def f():\n    import torch", False),
+    ],
+)
+def test_hidden_imports(text: str, is_hidden: bool) -> None:
+    assert bool(list(hidden_imports(ast.parse(text)))) is is_hidden
 
 
 UNSAFE_MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"}
@@ -63,24 +60,24 @@ UNSAFE_CALLS = {"eval", "exec"}
 UNSAFE_OPTIONS = {("trust_remote_code", True), ("use_safetensors", False), ("allow_pickle", True)}
 
 
-def unsafe(tree: ast.AST) -> list[str]:
-    """What in a syntax tree could unpickle or run code from data."""
-    found: list[str] = []
+def unsafe_code(tree: ast.AST) -> list[str]:
+    """Return what in a syntax tree could unpickle or run code from data."""
+    names: list[str] = []
     for node in ast.walk(tree):
-        found += [n for n in imported(node) if n.split(".")[0] in UNSAFE_MODULES or n in UNSAFE_NAMES]
+        names += [n for n in imported_modules(node) if n.split(".")[0] in UNSAFE_MODULES or n in UNSAFE_NAMES]
         if isinstance(node, ast.Attribute) and ast.unparse(node) in UNSAFE_NAMES:
-            found.append(ast.unparse(node))
+            names.append(ast.unparse(node))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_CALLS:
-            found.append(node.func.id)
+            names.append(node.func.id)
         if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
-            found += [f"{k}={v}" for k, v in UNSAFE_OPTIONS if (node.arg, node.value.value) == (k, v)]
-    return found
+            names += [f"{k}={v}" for k, v in UNSAFE_OPTIONS if (node.arg, node.value.value) == (k, v)]
+    return names
 
 
 def test_no_pickle() -> None:
-    found = {str(path): unsafe(tree) for path, tree in trees("src", "examples", "benchmarks")}
-    assert found, "no file was read"
-    assert not {path: what for path, what in found.items() if what}
+    unsafe = {str(path): unsafe_code(tree) for path, tree in syntax_trees("src", "examples", "benchmarks", "tools")}
+    assert unsafe, "no file was read"
+    assert not {path: names for path, names in unsafe.items() if names}
 
 
 @pytest.mark.parametrize(
@@ -97,19 +94,19 @@ def test_no_pickle() -> None:
         "Auto.from_pretrained('x', use_safetensors=False)",
     ],
 )
-def test_the_gate_against_pickle_sees(line: str) -> None:
-    assert unsafe(ast.parse(line))
+def test_unsafe_code_finds(line: str) -> None:
+    assert unsafe_code(ast.parse(line))
 
 
-def test_the_gate_against_pickle_lets_modules_evaluate() -> None:
-    assert not unsafe(ast.parse("module.eval(); model.load(); Auto.from_pretrained('x', use_safetensors=True)"))
+def test_unsafe_code_allows_eval_mode() -> None:
+    assert not unsafe_code(ast.parse("module.eval(); model.load(); Auto.from_pretrained('x', use_safetensors=True)"))
 
 
-def given_up(tree: ast.Module) -> list[int]:
-    """Lines where a test is given up without a condition, or by importorskip, which is silent where CI is set."""
+def unconditional_skips(tree: ast.Module) -> list[int]:
+    """Return lines that skip a test without a condition, or by importorskip, which would be silent in CI."""
     lines: list[int] = []
 
-    def look(node: ast.AST, conditional: bool) -> None:
+    def visit(node: ast.AST, conditional: bool) -> None:
         if isinstance(node, ast.Call | ast.Attribute):
             name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
             bare = isinstance(node, ast.Attribute) or not (node.args or {k.arg for k in node.keywords} - {"reason"})
@@ -123,21 +120,21 @@ def given_up(tree: ast.Module) -> list[int]:
         for child in ast.iter_child_nodes(node):
             skips_decorator = isinstance(node, ast.Call) and child is node.func
             if not skips_decorator:
-                look(child, inside)
+                visit(child, inside)
 
-    look(tree, False)
+    visit(tree, False)
     return lines
 
 
-def test_no_test_is_given_up_without_a_condition() -> None:
-    found = {str(path): given_up(tree) for path, tree in trees("tests", word="skip|xfail")}
-    assert not {path: lines for path, lines in found.items() if lines}, (
+def test_no_unconditional_skips() -> None:
+    skips = {str(path): unconditional_skips(tree) for path, tree in syntax_trees("tests", pattern="skip|xfail")}
+    assert not {path: lines for path, lines in skips.items() if lines}, (
         "use shared_dir() or needs() of tests/conftest.py"
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "caught"),
+    ("text", "is_reported"),
     [
         ("@pytest.mark.skip\ndef test(): ...", True),
         ("@pytest.mark.skip(reason='later')\ndef test(): ...", True),
@@ -150,20 +147,5 @@ def test_no_test_is_given_up_without_a_condition() -> None:
         ("@pytest.mark.skipif(cold, reason='cold')\ndef test(): ...", False),
     ],
 )
-def test_the_gate_against_skips_sees(text: str, caught: bool) -> None:
-    assert bool(given_up(ast.parse(text))) is caught
-
-
-def test_file_lengths_are_reported() -> None:
-    long = {str(path): lines for path, text in texts("src") if (lines := len(text.splitlines())) > 300}
-    if long:
-        warnings.warn(f"files over 300 lines, perhaps two rooms: {long}", stacklevel=1)
-
-
-def test_every_file_opens_with_a_sentence() -> None:
-    silent = [
-        str(path)
-        for path, text in texts("src", "tests", "examples", "benchmarks")
-        if not re.match(r'(#.*\n|\s)*r?"""\s*[^\s"]', text)
-    ]
-    assert not silent
+def test_unconditional_skips(text: str, is_reported: bool) -> None:
+    assert bool(unconditional_skips(ast.parse(text))) is is_reported

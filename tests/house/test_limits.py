@@ -2,7 +2,7 @@
 
 import ast
 
-from tests.house.source import texts, trees
+from tests.house.source import syntax_trees, texts
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -24,7 +24,7 @@ def test_limits_file_length() -> None:
 def test_limits_function_length() -> None:
     long = {
         f"{path}:{node.lineno} {node.name}": lines
-        for path, tree in trees("src", "tools")
+        for path, tree in syntax_trees("src", "tools")
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := body_lines(node)) > MAX_FUNCTION_LINES
     }

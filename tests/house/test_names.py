@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import trees
+from tests.house.source import syntax_trees
 
 BANNED = frozenset(
     (
@@ -53,14 +53,17 @@ def is_exception(node: ast.ClassDef, exceptions: set[str]) -> bool:
 @pytest.mark.parametrize("directory", ["src", "tests", "tools", "examples", "benchmarks"])
 def test_names_no_vague_identifiers(directory: str) -> None:
     banned_names = [
-        f"{path}:{line} {name}" for path, tree in trees(directory) for line, name in bound_names(tree) if banned(name)
+        f"{path}:{line} {name}"
+        for path, tree in syntax_trees(directory)
+        for line, name in bound_names(tree)
+        if banned(name)
     ]
     assert not banned_names, "\n".join(banned_names)
 
 
 def test_names_class_names_are_unique() -> None:
     places: defaultdict[str, list[Path]] = defaultdict(list)
-    for path, tree in trees("src"):
+    for path, tree in syntax_trees("src"):
         for node in classes(tree):
             places[node.name].append(path)
     twice = {
@@ -72,7 +75,7 @@ def test_names_class_names_are_unique() -> None:
 def test_names_exceptions_end_in_error() -> None:
     odd = [
         f"{path}:{node.lineno} {node.name}"
-        for path, tree in trees("src")
+        for path, tree in syntax_trees("src")
         for node in classes(tree)
         if is_exception(node, set()) and not node.name.endswith(("Error", "Warning"))
     ]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.arguments import OutputFormat
-from laconic.console import log_message, progress, write_file
+from laconic.cli.files import write_file
+from laconic.console import log_message, progress
 from laconic.errors import LaconicError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import OutputFormat, parse_ints, split_commas, to_utf8
-from laconic.console import progress, status, write_file
+from laconic.cli.files import write_file
+from laconic.console import progress, status
 from laconic.errors import InputError, LaconicError, UsageError
 from laconic.evaluation.run_names import short_run_names
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import to_utf8
-from laconic.console import write_file
+from laconic.cli.files import write_file
 from laconic.errors import UsageError
 
 

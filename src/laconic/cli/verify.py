@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.console import progress, write_file
+from laconic.cli.files import write_file
+from laconic.console import progress
 from laconic.errors import InputError
 
 
