@@ -1,7 +1,7 @@
-"""Decoding of a 1B-sized random Llama in bfloat16 on an accelerator: `python benchmarks/gpu.py [--device] [--size]`.
+"""Decoding speed of a random 1B Llama in bfloat16 on an accelerator: `python benchmarks/gpu.py [--device] [--size]`.
 
-Eager and compiled, beside transformers, and beside the time in which the device can read the weights once, which is
-the least that a token can take.
+Eager and compiled, compared with transformers and with the time the device needs to read the weights once, which is a
+lower bound of the time per token.
 """
 
 import argparse
@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.decoding import ours_generate, theirs_generate
-from benchmarks.measure import ABSENT, PEERS, Table, load, machine
-from benchmarks.models import Pair, llama, pair, random_ids
+from benchmarks.decoding import generate_laconic, generate_transformers
+from benchmarks.measure import ABSENT, PEERS, Table, describe_machine, load_average
+from benchmarks.models import Pair, llama, model_pair, random_ids
 from laconic import DecoderConfig
 from laconic.generation import static_cache
 
@@ -32,46 +32,49 @@ SIZES = {
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def config_of(size: str) -> DecoderConfig:
-    """A random Llama by its size."""
-    layers, width, words, heads, groups, feed = SIZES[size]
-    return llama(layers, width, words, heads=heads, groups=groups, feed=feed)
+def config_of(num_parameters: str) -> DecoderConfig:
+    """Return the configuration of a random Llama by the name of its size."""
+    layers, width, vocab, heads, groups, mlp_size = SIZES[num_parameters]
+    return llama(layers, width, vocab, heads=heads, groups=groups, mlp_size=mlp_size)
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def seconds(way: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The best of some calls, after one that compiles and warms."""
-    way()
-    times = []
+def seconds(workload: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """Return the best time of some calls, after one that compiles and warms up."""
+    workload()
+    pair = []
     for _ in range(rounds):
-        wait(device)
+        synchronize(device)
         start = time.perf_counter()
-        way()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
+        workload()
+        synchronize(device)
+        pair.append(time.perf_counter() - start)
+    return min(pair)
 
 
 def bandwidth(device: torch.device, megabytes: int) -> float:
-    """Bytes per second that the device moves in a large copy, counted once read and once written."""
+    """Return the bandwidth of a large copy in bytes per second, counting reads and writes."""
     source = torch.empty(megabytes * 2**20, dtype=torch.uint8, device=device)
     goal = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: goal.copy_(source), device, 5)
 
 
-def weights_read(models: Pair) -> int:
-    """Bytes of the weights that one step reads: all but the embedding matrix, whose rows it picks."""
-    return sum(p.nbytes for p in models.ours.parameters()) - models.ours.token_embedding.weight.nbytes
+def weights_read(pair: Pair) -> int:
+    """Return the bytes of weights that one step reads: all but the embedding matrix, of which it reads single rows."""
+    return sum(p.nbytes for p in pair.ours.parameters()) - pair.ours.token_embedding.weight.nbytes
 
 
 @contextmanager
 def compiled_steps(backend: str) -> Iterator[None]:
-    """Run the step of `laconic.generate` through torch.compile, one graph for every cache length."""
+    """Compile the decoding step of `laconic.generate`, with one graph for all cache lengths.
+
+    Weights are not packed for oneDNN, which torch.compile cannot trace.
+    """
     eager = static_cache.StaticCacheDecoder.step
     static_cache.StaticCacheDecoder.step = torch.compile(eager, backend=backend, dynamic=True)
     try:
@@ -80,44 +83,57 @@ def compiled_steps(backend: str) -> Iterator[None]:
         static_cache.StaticCacheDecoder.step = eager
 
 
-def row(name: str, took: float, batch: int, new: int, least: float) -> tuple[str, ...]:
-    """One line: tokens per second, time of a step, and that over the least it can take."""
-    a_step = took / new
-    return name, str(batch), f"{batch * new / took:,.0f}", f"{1e3 * a_step:.2f}", f"{a_step / least:.2f}"
+def row(name: str, seconds_: float, batch: int, new: int, min_seconds: float) -> tuple[str, ...]:
+    """Return a row: tokens per second, time per step, and its ratio to the lower bound."""
+    step_seconds = seconds_ / new
+    return (
+        name,
+        str(batch),
+        f"{batch * new / seconds_:,.0f}",
+        f"{1e3 * step_seconds:.2f}",
+        f"{step_seconds / min_seconds:.2f}",
+    )
 
 
-def decoding(models: Pair, device: torch.device, options: argparse.Namespace) -> Table:
-    """The table."""
+def decoding(pair: Pair, device: torch.device, options: argparse.Namespace) -> Table:
+    """Return the table."""
     speed = bandwidth(device, options.copy)
-    least = weights_read(models) / speed
+    min_seconds = weights_read(pair) / speed
     rows: list[tuple[str, ...]] = []
     for batch in options.batch:
-        ids = random_ids(models.ours.config, batch, options.prompt).to(device)
+        ids = random_ids(pair.ours.config, batch, options.prompt).to(device)
 
-        def measure(name: str, way: Callable[..., Any], batch: int = batch, **more: Any) -> None:
-            took = seconds(partial(way, models, ids, options.new, **more), device, options.rounds)  # noqa: B023
-            rows.append(row(name, took, batch, options.new, least))
+        def measure(name: str, workload: Callable[..., Any], batch: int = batch, **kwargs: Any) -> None:
+            seconds_ = seconds(partial(workload, pair, ids, options.new, **kwargs), device, options.rounds)  # noqa: B023
+            rows.append(row(name, seconds_, batch, options.new, min_seconds))
 
-        measure("laconic, eager", ours_generate)
+        measure("laconic, eager", generate_laconic)
         with compiled_steps(options.backend):
-            measure("laconic, step compiled", ours_generate)
+            measure("laconic, step compiled", generate_laconic)
         if not PEERS:
             rows.append(("transformers", str(batch), *[ABSENT] * 3))
             continue
-        measure("transformers, dynamic cache, eager", theirs_generate)
-        if device.type == "cuda":  # where a static cache makes transformers compile its step by itself
-            measure("transformers, static cache, compiled", theirs_generate, cache="static")
+        measure("transformers, dynamic cache, eager", generate_transformers)
+        if device.type == "cuda":  # with a static cache, transformers compiles its own step on CUDA
+            measure("transformers, static cache, compiled", generate_transformers, cache="static")
     text = (
         f"Greedy, {options.dtype}, {options.new} new tokens on a prompt of {options.prompt}, prefill included, random "
-        f"Llama of {models.size / 1e6:,.4g} M parameters, wall seconds, best of {options.rounds}. The least time of a step "
-        f"is that of reading {weights_read(models) / 1e6:,.4g} MB of weights once at the {speed / 1e9:,.0f} GB/s which a "
-        f"large copy reached here: {1e3 * least:.3f} ms."
+        f"Llama "
+        f"of {pair.num_parameters / 1e6:,.4g} M parameters, wall seconds, best of {options.rounds}. The lower bound of "
+        f"a step is the "
+        f"time to read {weights_read(pair) / 1e6:,.4g} MB of weights once at the {speed / 1e9:,.0f} GB/s that a "
+        f"large copy reached: {1e3 * min_seconds:.3f} ms."
     )
-    return Table("Decoding on an accelerator", text, ("what", "batch", "tokens/s", "ms a step", "of the least"), rows)
+    return Table(
+        "Decoding on an accelerator",
+        text,
+        ("implementation", "batch", "tokens/s", "ms per step", "ratio to lower bound"),
+        rows,
+    )
 
 
 def main(arguments: list[str] | None = None) -> str:
-    """Measures, prints and returns the table."""
+    """Measure, print and return the table."""
     parser = argparse.ArgumentParser(description="Decoding on an accelerator.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=SIZES, default="1b")
@@ -126,16 +142,19 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backend", default="inductor", help="of torch.compile")
-    parser.add_argument("--copy", type=int, default=1024, help="MiB copied to find the bandwidth")
-    command_line = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(command_line)
+    parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
+    parser.add_argument("--copy", type=int, default=1024, help="MiB to copy when measuring the bandwidth")
+    command = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(command)
     device = torch.device(options.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    with pair(options.size, config_of(options.size), dtype=DTYPES[options.dtype], device=device) as models:
-        table = decoding(models, device, options)
-    about = f"`{' '.join(['python benchmarks/gpu.py', *command_line])}` · {name} · {machine()} · load average {load()}"
-    page = f"{table.markdown()}\n\n<sub>{about}</sub>"
+    with model_pair(
+        options.num_parameters, config_of(options.num_parameters), dtype=DTYPES[options.dtype], device=device
+    ) as pair:
+        table = decoding(pair, device, options)
+    command_line = " ".join(["python benchmarks/gpu.py", *command])
+    caption = f"`{command_line}` · {name} · {describe_machine()} · load average {load_average()}"
+    page = f"{table.markdown()}\n\n<sub>{caption}</sub>"
     print(page)
     return page
 

@@ -1,4 +1,4 @@
-"""Ways raced side by side in one process, bytes counted, child processes that say what they used, and tables."""
+"""Measure time and memory of workloads in one process or in child processes, and format tables."""
 
 import gc
 import json
@@ -24,11 +24,11 @@ CORPUS = Path(os.environ.get("LACONIC_DATA") or REPO.parent / "shared")
 STORIES = CORPUS / "models" / "stories260k"
 PEERS = find_spec("transformers") is not None
 ABSENT = "not measured"
-Way = Callable[[], object]
+Workload = Callable[[], object]
 
 
-class Seconds(NamedTuple):
-    """What one call took: on the clock of the wall, and on this process's processors."""
+class Elapsed(NamedTuple):
+    """Wall and CPU seconds of one call."""
 
     wall: float
     cpu: float
@@ -36,7 +36,7 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run of the benchmarks is; `rounds` a way, `patience` seconds after which three are enough."""
+    """Sizes of a benchmark run: `rounds` per workload, but only three after `patience` seconds."""
 
     rounds: int = 5
     patience: float = 30.0
@@ -47,176 +47,182 @@ class Scale:
     length: int = 256
     layers: int = 8
     width: int = 512
-    words: int = 32_000
-    few_words: int = 1_024
-    large: tuple[int, int] | None = (12, 768)  # layers and width of the model of 110 M parameters and more
-    cache_lengths: tuple[int, ...] = (100, 1_000, 10_000)
+    vocab: int = 32_000
+    small_vocab: int = 1_024
+    large: tuple[int, int] | None = (12, 768)  # layers and width of the model with at least 110 M parameters
+    cached: tuple[int, ...] = (100, 1_000, 10_000)
     mask: int = 512
     children: int = 5
     parity: str = "all"
-    peers_alone: bool = True  # transformers in child processes too, where its import alone takes seconds
+    peers_alone: bool = True  # also run transformers in child processes, where its import takes seconds
     checkpoints: int = 4
-    thinkers: int = 16  # rows of a KaVa step
+    kava_rows: int = 16  # batch size of a KaVa step
     question: int = 64
     chain: int = 32
-    thoughts: int = 24
+    latents: int = 24
     iterations: int = 3
-    written: int = 65  # tokens of a chain that thoughts are measured beside
-    generated_rows: int = 20_000  # rows generated
-    streams: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384)  # tokens read by a memory
+    chain_tokens: int = 65  # length of the written chain that latents are compared with
+    num_generated: int = 20_000  # number of generated rows
+    streams: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384)  # lengths of texts that a memory reads
 
 
 FULL = Scale()
 QUICK = Scale(rounds=2, large=None, children=2)
 TINY = Scale(
-    rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, words=64, few_words=64, large=None,
-    cache_lengths=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, thinkers=2, question=5,
-    chain=4, thoughts=3, iterations=1, written=4, generated_rows=20, streams=(8, 16),
+    rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, vocab=64, small_vocab=64, large=None,
+    cached=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, kava_rows=2, question=5, chain=4,
+    latents=3, iterations=1, chain_tokens=4, num_generated=20, streams=(8, 16),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Table:
-    """One section of the page."""
+    """One section of docs/benchmarks.md."""
 
     title: str
     text: str
-    head: tuple[str, ...]
+    header: tuple[str, ...]
     rows: list[tuple[str, ...]] = field(default_factory=list)
-    after: str = ""
+    footnote: str = ""
 
     def markdown(self) -> str:
-        lines = [self.head, tuple("---" for _ in self.head), *self.rows]
+        lines = [self.header, tuple("---" for _ in self.header), *self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join(part for part in (f"## {self.title}", self.text, table, self.after) if part)
+        return "\n\n".join(part for part in (f"## {self.title}", self.text, table, self.footnote) if part)
 
 
-def timed(way: Way) -> Seconds:
-    """One call, the garbage of earlier ones swept up before."""
+def timed(workload: Workload) -> Elapsed:
+    """Time one call, after collecting the garbage of earlier ones."""
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
-    way()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+    workload()
+    return Elapsed(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def race(ways: Mapping[str, Way], rounds: int, patience: float = 45.0, warm: int = 1) -> dict[str, list[Seconds]]:
-    """Each way once a round, in an order that turns; after `patience` seconds three rounds are enough."""
+def time_interleaved(
+    workloads: Mapping[str, Workload], rounds: int, patience: float = 45.0, warm: int = 1
+) -> dict[str, list[Elapsed]]:
+    """Time every workload once per round, in alternating order; after `patience` seconds three rounds are enough."""
     for _ in range(warm):
-        for way in ways.values():
-            way()
-    times: dict[str, list[Seconds]] = {name: [] for name in ways}
-    start, order = time.perf_counter(), list(ways)
+        for workload in workloads.values():
+            workload()
+    times: dict[str, list[Elapsed]] = {name: [] for name in workloads}
+    start, order = time.perf_counter(), list(workloads)
     gc.collect()
-    gc.freeze()  # what is there already is not looked through again by every sweep
+    gc.freeze()  # exclude existing objects from later collections
     for n in range(rounds):
         if n >= 3 and time.perf_counter() - start > patience:
             break
         for name in order if n % 2 == 0 else reversed(order):
-            times[name].append(timed(ways[name]))
+            times[name].append(timed(workloads[name]))
     gc.unfreeze()
     return times
 
 
-def clock(times: Sequence[Seconds], of: Callable[[list[float]], float] = min) -> float:
-    """One number for several calls: processor seconds with one thread, which neighbours cannot lengthen, else wall."""
-    return of([s.cpu if torch.get_num_threads() == 1 else s.wall for s in times])
+def clock(times: Sequence[Elapsed], statistic: Callable[[list[float]], float] = min) -> float:
+    """Reduce timings to one number: CPU seconds with one thread, which other processes affect little, else wall."""
+    return statistic([s.cpu if torch.get_num_threads() == 1 else s.wall for s in times])
 
 
 def clock_name() -> str:
-    """What `clock` looks at now."""
+    """Return which clock `clock` uses now."""
     return "CPU seconds of the process" if torch.get_num_threads() == 1 else "wall seconds"
 
 
-def seconds_per_call(
-    ways: Mapping[str, Way], rounds: int, least: float = 0.02, of: Callable[[list[float]], float] = median
+def time_per_call(
+    workloads: Mapping[str, Workload],
+    rounds: int,
+    least: float = 0.02,
+    statistic: Callable[[list[float]], float] = median,
 ) -> dict[str, float]:
-    """Seconds of one call of each way, the median of rounds of as many calls as last `least` seconds."""
+    """Return the median seconds per call of each workload, over rounds that last at least `least` seconds."""
 
-    def many(way: Way, n: int) -> Way:
+    def many(workload: Workload, n: int) -> Workload:
         def run() -> None:
             for _ in range(n):
-                way()
+                workload()
 
         return run
 
     counts = {}
-    for name, way in ways.items():
-        way()
-        counts[name] = max(1, int(least / max(timed(way).wall, 1e-7)))
-    times = race({name: many(way, counts[name]) for name, way in ways.items()}, rounds)
-    return {name: clock(times[name], of) / counts[name] for name in ways}
+    for name, workload in workloads.items():
+        workload()
+        counts[name] = max(1, int(least / max(timed(workload).wall, 1e-7)))
+    times = time_interleaved({name: many(workload, counts[name]) for name, workload in workloads.items()}, rounds)
+    return {name: clock(times[name], statistic) / counts[name] for name in workloads}
 
 
-def peak_allocated(work: Way) -> int:
-    """The most bytes of tensors that `work` held at once above what was held before, by torch's own allocator."""
+def peak_allocated(work: Workload) -> int:
+    """Return the peak bytes of tensors during `work`, above those before it, as counted by torch's allocator."""
     if torch.cuda.is_available():
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()
         return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    assert seen.profiler is not None
-    events: list[Any] = seen.profiler.kineto_results.events()
-    allocated = peak = 0
+    assert profiler.profiler is not None
+    events: list[Any] = profiler.profiler.kineto_results.events()
+    cached = peak = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        allocated += event.nbytes()
-        peak = max(peak, allocated)
+        cached += event.nbytes()
+        peak = max(peak, cached)
     return peak
 
 
-def resident() -> int:
-    """Bytes of this process in memory now, mapped files included; the high-water mark starts anew from here."""
+def reset_resident_peak() -> int:
+    """Return the resident bytes of this process, mapped files included, and reset the peak."""
     status, marks = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if os.access(marks, os.W_OK):
         marks.write_text("5")
-    return kibibytes("VmRSS")
+    return read_status_bytes("VmRSS")
 
 
-def resident_peak() -> int:
-    """The high-water mark since `resident`."""
+def read_resident_peak() -> int:
+    """Return the peak resident bytes since `reset_resident_peak`."""
     if Path("/proc/self/status").exists():
-        return kibibytes("VmHWM")
+        return read_status_bytes("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def kibibytes(key: str) -> int:
+def read_status_bytes(key: str) -> int:
+    """Return an entry of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-class Child(NamedTuple):
-    """What a child process printed, its exit code, and what it used."""
+class ProcessResult(NamedTuple):
+    """Output, exit code and time of a child process."""
 
     out: str
     code: int
-    took: Seconds
+    elapsed: Elapsed
 
     def json(self) -> Any:
-        """The last line it printed."""
+        """Return the last line of the output, parsed."""
         return json.loads(self.out.strip().splitlines()[-1])
 
 
-def child(*arguments: str, threads: int | None = None) -> Child:
-    """`python ARGUMENTS` from the repository's root, without network."""
+def run_python(*arguments: str, threads: int | None = None) -> ProcessResult:
+    """Run `python ARGUMENTS` from the root of the repository, without network."""
     path = os.pathsep.join([str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")])
     threads = threads or torch.get_num_threads()
     env = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "NO_COLOR": "1"}
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=env, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if done.returncode and not done.stdout:
-        raise RuntimeError(f"python {' '.join(arguments)}: exit {done.returncode}\n{done.stderr}")
-    return Child(done.stdout, done.returncode, Seconds(time.perf_counter() - start, cpu))
+    process = subprocess.run([sys.executable, *arguments], cwd=REPO, env=env, capture_output=True, text=True)
+    footnote = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = footnote.ru_utime + footnote.ru_stime - before.ru_utime - before.ru_stime
+    if process.returncode and not process.stdout:
+        raise RuntimeError(f"python {' '.join(arguments)}: exit {process.returncode}\n{process.stderr}")
+    return ProcessResult(process.stdout, process.returncode, Elapsed(time.perf_counter() - start, cpu))
 
 
 def verdict(
     value: float, least: float | None = None, most: float | None = None, goal: float | None = None, digits: int = 2
 ) -> str:
-    """The target and whether it was met, in words, at the precision that is printed; `goal` is a further wish."""
+    """Return the target and whether the value, rounded as printed, meets it; `goal` is a second, harder target."""
     value = round(value, digits)
     met = value >= least if least is not None else value <= (most if most is not None else value)
     text = f"{'≥' if least is not None else '≤'} {least if least is not None else most:g}: {'met' if met else 'missed'}"
@@ -226,13 +232,13 @@ def verdict(
     return text
 
 
-def load() -> str:
-    """How many processes wanted a processor in the last minute."""
+def load_average() -> str:
+    """Return the load average of the last minute."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
-def machine() -> str:
-    """Processor, cores and versions, in one line."""
+def describe_machine() -> str:
+    """Return processor, cores and versions in one line."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

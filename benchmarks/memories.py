@@ -1,4 +1,4 @@
-"""Memories that are written while they are read: by chunks against token by token, by length, beside titans-pytorch."""
+"""Fast-weight memories: chunked against recurrent form, time by length, and comparison with titans-pytorch."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import ABSENT, Scale, Table, Way, clock, clock_name, race, verdict
+from benchmarks.measure import ABSENT, Scale, Table, Workload, clock, clock_name, time_interleaved, verdict
 from laconic.config.nested import TitansOptions
 from laconic.nested import state as values
 from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
-from laconic.nested.hope.layer import initial_state as begin
+from laconic.nested.hope.layer import initial_state as initial_hope_state
 from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
 from laconic.nested.recurrence.packing import pack_left
@@ -25,82 +25,85 @@ FULL = ScanOptions("full", None, {}, False)
 
 
 def width(scale: Scale) -> int:
-    """Of the layers: heads of 64 where there is room."""
+    """Return the width of the layers: heads of 64 if the scale allows it."""
     return min(scale.width, 64 * HEADS)
 
 
-def pairs(scale: Scale) -> dict[str, tuple[Way, Way, int, int]]:
-    """Chunk form, definition, and how many tokens each reads; both from the same vectors, without projections."""
+def pairs(scale: Scale) -> dict[str, tuple[Workload, Workload, int, int]]:
+    """Return the chunked form, the recurrent form and their numbers of tokens; both read the same projected inputs."""
     T, D = min(scale.streams), width(scale)
-    few, E = min(T, 2 * CHUNK), D // HEADS
+    num_recurrent, E = min(T, 2 * CHUNK), D // HEADS
     x = torch.randn(1, T, D)
-    ways: dict[str, tuple[Way, Way, int, int]] = {}
+    workloads: dict[str, tuple[Workload, Workload, int, int]] = {}
     S = torch.zeros(1, HEADS, E, E)
     k = torch.nn.functional.normalize(torch.randn(1, HEADS, T, E), dim=-1)
     u, q = torch.randn(1, HEADS, T, E), torch.randn(1, HEADS, T, E)
     gates = Gates(torch.full((1, HEADS, T), 0.99), torch.full((1, HEADS, T), 0.5))
-    ways["delta rule"] = (
+    workloads["delta rule"] = (
         lambda: recurrence(chunk_gated_delta_rule, S, k, u, q, gates, T),
-        lambda: recurrence(recurrent_gated_delta_rule, S, k, u, q, gates, few),
+        lambda: recurrence(recurrent_gated_delta_rule, S, k, u, q, gates, num_recurrent),
         T,
-        few,
+        num_recurrent,
     )
     for depth, name in ((1, "Titans, a matrix"), (2, "Titans, two layers")):
-        ways[name] = (*titans_ways(x, depth, few), T, few)
+        workloads[name] = (*titans_workloads(x, depth, num_recurrent), T, num_recurrent)
     layer = SelfTitans(D, HEADS)
-    heads, q_static, _ = mix_inputs(layer.params, begin(layer.params, 1), x, None)
-    memory = begin(layer.params, 1).memory
-    ways["self-modifying Titans"] = (
-        lambda: scan_chunks(build_memories(layer.params), memory, (heads, q_static), None, FULL),
-        lambda: self_modifying(layer.shape, layer.params.weights, heads[:, :, :few], q_static[:, :, :few]),
+    heads, q_static, _ = mix_inputs(layer.params, initial_hope_state(layer.params, 1), x, None)
+    state = initial_hope_state(layer.params, 1).memory
+    workloads["self-modifying Titans"] = (
+        lambda: scan_chunks(build_memories(layer.params), state, (heads, q_static), None, FULL),
+        lambda: self_modifying(
+            layer.shape, layer.params.weights, heads[:, :, :num_recurrent], q_static[:, :, :num_recurrent]
+        ),
         T,
-        few,
+        num_recurrent,
     )
-    return ways
+    return workloads
 
 
 def recurrence(form: Any, S: Any, k: Any, u: Any, q: Any, gates: Gates, T: int) -> None:
-    """The delta rule over T tokens, a chunk a call."""
+    """Run the delta rule over T tokens, one chunk per call."""
     for a in range(0, T, CHUNK):
         at = slice(a, min(a + CHUNK, T))
-        chunk_gates = Gates(gates.decay[..., at], gates.step_size[..., at])
-        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], chunk_gates, erase=chunk_gates.step_size).S
+        gates_ = Gates(gates.decay[..., at], gates.step_size[..., at])
+        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], gates_, erase=gates_.step_size).S
 
 
-def titans_ways(x: torch.Tensor, depth: Any, few: int) -> tuple[Way, Way]:
-    """One memory of Titans, by chunks and by its definition."""
-    params = Titans(x.shape[2], HEADS, CHUNK, TitansOptions(memory_depth=depth)).params
+def titans_workloads(x: torch.Tensor, depth: Any, num_recurrent: int) -> tuple[Workload, Workload]:
+    """Return the chunked and the recurrent form of a Titans memory."""
+    layer = Titans(x.shape[2], HEADS, CHUNK, TitansOptions(memory_depth=depth))
+    params = layer.params
     state, w = initial_state(params, 1), params.weights
-    qkv = definition.project_qkv(x, w, state.conv_tails, HEADS, None)
+    projected = definition.project_qkv(x, w, state.conv_tails, HEADS, None)
     gates = compute_gates(params, pack_left(x, None))
-    k, v, q, *few_gates = (part[:, :, :few] for part in (qkv.k, qkv.v, qkv.q, *gates))
+    k, v, q, *gates_ = (part[:, :, :num_recurrent] for part in (projected.k, projected.v, projected.q, *gates))
     return (
-        lambda: scan_all_memories(params, state.memory, (*qkv[:3], *gates), None, FULL),
-        lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*few_gates), CHUNK),
+        lambda: scan_all_memories(params, state.memory, (*projected[:3], *gates), None, FULL),
+        lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*gates_), CHUNK),
     )
 
 
 @torch.no_grad()
 def memories(scale: Scale) -> Table:
-    """Tokens per second of the chunk form and of the definition."""
+    """Return the table of the chunked and the recurrent forms."""
     rows: list[tuple[str, ...]] = []
-    for name, (fast, slow, T, few) in pairs(scale).items():
-        times = race({"fast": fast, "slow": slow}, scale.rounds, scale.patience)
-        ours, theirs = T / clock(times["fast"]), few / clock(times["slow"])
+    for name, (chunked, recurrent, T, num_recurrent) in pairs(scale).items():
+        times = time_interleaved({"fast": chunked, "slow": recurrent}, scale.rounds, scale.patience)
+        ours, theirs = T / clock(times["fast"]), num_recurrent / clock(times["slow"])
         rows.append((name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.1f}", verdict(ours / theirs, least=20)))
     D = width(scale)
     text = (
         f"Tokens per second by {clock_name()}, the best of {scale.rounds}: one row, {HEADS} heads of {D // HEADS}, "
-        f"float32, no gradient, the memory alone, chunks of {CHUNK}. Beside it the definition, every matrix token by "
-        "token."
+        f"float32, no gradient, the memory alone, chunks of {CHUNK}, compared with the recurrent form, "
+        "token by token."
     )
-    head = ("memory", "by chunks", "token by token", "times", "target")
-    return Table("Memories by chunks", text, head, rows)
+    head = ("memory", "chunked", "token by token", "ratio", "target")
+    return Table("Chunked memories", text, head, rows)
 
 
 @torch.no_grad()
 def streams(scale: Scale) -> Table:
-    """Time per token and bytes of the state by length."""
+    """Return the table of time per token and bytes of the state by length."""
     layers: Mapping[str, Any] = {
         "Titans, a matrix": Titans(width(scale), HEADS, CHUNK, TitansOptions(memory_depth=1)),
         "Titans, two layers": Titans(width(scale), HEADS, CHUNK),
@@ -109,58 +112,68 @@ def streams(scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, layer in layers.items():
         texts = {T: torch.randn(1, T, width(scale)) for T in scale.streams}
-        times = race(
+        times = time_interleaved(
             {str(T): lambda x=x, layer=layer: layer(x) for T, x in texts.items()}, scale.rounds, scale.patience
         )
-        took = {T: 1e6 * clock(times[str(T)]) / T for T in scale.streams}
+        microseconds = {T: 1e6 * clock(times[str(T)]) / T for T in scale.streams}
         sizes = {values.num_bytes(layer(x)[1]) for x in (texts[min(texts)], texts[max(texts)])}
-        spread = max(took.values()) / min(took.values()) - 1
+        spread = max(microseconds.values()) / min(microseconds.values()) - 1
         rows.append((
-            name, *(f"{took[T]:.1f}" for T in scale.streams), f"{100 * spread:.0f} %",
+            name, *(f"{microseconds[T]:.1f}" for T in scale.streams), f"{100 * spread:.0f} %",
             verdict(100 * spread, most=10, digits=0), " and ".join(f"{n:,}" for n in sorted(sizes)),
         ))  # fmt: skip
     text = (
         f"Microseconds per token of the whole layer by {clock_name()}, the best of {scale.rounds}: one row, width "
         f"{width(scale)}, {HEADS} heads, chunks of {CHUNK}, float32, no gradient; bytes of the state after the "
-        "shortest and the longest, one number where they are equal."
+        "shortest and the longest text; one number if they are equal."
     )
     lengths = tuple(f"{T:,}" for T in scale.streams)
-    return Table("Memories by length", text, ("layer", *lengths, "spread", "target, %", "bytes held"), rows)
+    return Table("Memories by length", text, ("layer", *lengths, "spread", "target, %", "state bytes"), rows)
 
 
 def titans(scale: Scale) -> Table:
-    """A memory of the same width in titans-pytorch, forward and backward."""
+    """Return the table of forward and backward against titans-pytorch with the same width."""
     rows: list[tuple[str, ...]] = []
-    T, D = min(*scale.streams, 4 * CHUNK), width(scale)  # theirs holds a gradient of every weight for each token
+    T, D = (
+        min(*scale.streams, 4 * CHUNK),
+        width(scale),
+    )  # titans-pytorch stores a gradient of every weight for each token
     x = torch.randn(1, T, D)
-    for depth, grown in ((1, 1), (2, 4)):
-        ours = Titans(D, HEADS, CHUNK, TitansOptions(memory_depth=1 if depth == 1 else 2, mlp_width=grown * D // HEADS))
-        ways: dict[str, Way] = {"ours": lambda layer=ours: layer(x)[0].sum().backward()}
-        ways |= {
-            name: lambda layer=layer: layer(x)[0].sum().backward() for name, layer in peers(D, depth, grown).items()
+    for depth, expansion in ((1, 1), (2, 4)):
+        ours = Titans(
+            D, HEADS, CHUNK, TitansOptions(memory_depth=1 if depth == 1 else 2, mlp_width=expansion * D // HEADS)
+        )
+        workloads: dict[str, Workload] = {"ours": lambda layer=ours: layer(x)[0].sum().backward()}
+        workloads |= {
+            name: lambda layer=layer: layer(x)[0].sum().backward() for name, layer in peers(D, depth, expansion).items()
         }
-        speeds = {name: T / clock(taken) for name, taken in race(ways, min(scale.rounds, 2), scale.patience).items()}
+        timings = time_interleaved(workloads, min(scale.rounds, 2), scale.patience)
+        speed = {name: T / clock(times) for name, times in timings.items()}
         for name in ("each token", "each chunk"):
-            theirs = speeds.get(name)
-            times = 0.0 if theirs is None else speeds["ours"] / theirs
+            theirs = speed.get(name)
+            ratio = 0.0 if theirs is None else speed["ours"] / theirs
             rows.append((
-                f"{depth} layer{'s' * (depth > 1)}", name, f"{speeds['ours']:,.0f}",
-                ABSENT if theirs is None else f"{theirs:,.0f}", ABSENT if theirs is None else f"{times:.1f}",
-                ABSENT if theirs is None else verdict(times, least=3),
+                f"{depth} layer{'s' * (depth > 1)}", name, f"{speed['ours']:,.0f}",
+                ABSENT if theirs is None else f"{theirs:,.0f}", ABSENT if theirs is None else f"{ratio:.1f}",
+                ABSENT if theirs is None else verdict(ratio, least=3),
             ))  # fmt: skip
     text = (
         f"Tokens per second by {clock_name()}, forward and backward of a whole layer: one row of {T:,} tokens, width "
-        f"{D}, {HEADS} heads, float32. Ours writes at each token and takes gradients at the start of each {CHUNK}. "
+        f"{D}, {HEADS} heads, float32. laconic writes at every token and takes gradients at the start of each chunk of "
+        f"{CHUNK}. "
         "`NeuralMemory` of titans-pytorch does the same with `chunk_size=1, batch_size=64`; with `chunk_size=64` it "
-        "writes once a chunk, so that no token reads what its own chunk wrote, which is less work and another function."
+        "writes once per chunk, so no token reads what its own chunk wrote: less work, and another function."
     )
     return Table(
-        "Titans beside titans-pytorch", text, ("memory", "theirs writes", "ours", "theirs", "times", "target"), rows
+        "Titans against titans-pytorch",
+        text,
+        ("memory", "titans-pytorch writes", "laconic", "titans-pytorch", "ratio", "target"),
+        rows,
     )
 
 
-def peers(D: int, depth: int, grown: int) -> dict[str, Any]:
-    """The same memory as titans-pytorch has it, where it is installed."""
+def peers(D: int, depth: int, expansion: int) -> dict[str, Any]:
+    """Return the same memory in titans-pytorch; nothing if it is not installed."""
     if find_spec("titans_pytorch") is None:
         return {}
     from titans_pytorch import MemoryMLP, NeuralMemory  # type: ignore[import-not-found]
@@ -168,7 +181,11 @@ def peers(D: int, depth: int, grown: int) -> dict[str, Any]:
     E = D // HEADS
     return {
         name: NeuralMemory(
-            dim=D, heads=HEADS, dim_head=E, model=MemoryMLP(E, depth=depth, expansion_factor=float(grown)), **options
+            dim=D,
+            heads=HEADS,
+            dim_head=E,
+            model=MemoryMLP(E, depth=depth, expansion_factor=float(expansion)),
+            **options,
         )
         for name, options in {
             "each token": {"chunk_size": 1, "batch_size": CHUNK}, "each chunk": {"chunk_size": CHUNK},

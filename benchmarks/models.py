@@ -1,4 +1,4 @@
-"""The models that are measured: the small real one, and random Llamas that both sides read from one folder."""
+"""The benchmark models: stories260k, and random Llamas that both libraries load from the same folder."""
 
 import tempfile
 from collections.abc import Iterator
@@ -14,25 +14,25 @@ from laconic import Decoder, DecoderConfig
 
 
 class Pair(NamedTuple):
-    """One checkpoint, read by us and, where transformers is installed, by transformers."""
+    """One checkpoint, loaded by laconic and, if installed, by transformers."""
 
     name: str
     ours: Decoder
     theirs: Any
-    size: int
+    num_parameters: int
 
 
-def llama(layers: int, width: int, words: int, *, heads: int, groups: int, feed: int, **more: Any) -> DecoderConfig:
-    """A Llama's configuration, untied, with 4,096 positions."""
+def llama(layers: int, width: int, vocab: int, *, heads: int, groups: int, mlp_size: int, **more: Any) -> DecoderConfig:
+    """Return the configuration of a Llama with untied embeddings and 4,096 positions."""
     source = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": width,
-        "intermediate_size": feed,
+        "intermediate_size": mlp_size,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
-        "vocab_size": words,
+        "vocab_size": vocab,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -42,27 +42,27 @@ def llama(layers: int, width: int, words: int, *, heads: int, groups: int, feed:
     return DecoderConfig.from_dict(source | more)
 
 
-def middling(scale: Scale, words: int) -> DecoderConfig:
-    """The random Llama of the targets: 8 layers of width 512, F 1,376, 8 heads in 4 groups."""
-    feed = 1_376 if scale.width == 512 else 2 * scale.width
-    return llama(scale.layers, scale.width, words, heads=8 if scale.width == 512 else 2, groups=4 if scale.width == 512
-                 else 1, feed=feed)  # fmt: skip
+def medium_llama(scale: Scale, vocab: int) -> DecoderConfig:
+    """Return the random Llama that most targets refer to: 8 layers of width 512, F 1,376, 8 heads in 4 groups."""
+    mlp_size = 1_376 if scale.width == 512 else 2 * scale.width
+    return llama(scale.layers, scale.width, vocab, heads=8 if scale.width == 512 else 2, groups=4 if scale.width == 512
+                 else 1, mlp_size=mlp_size)  # fmt: skip
 
 
-def large(scale: Scale) -> DecoderConfig:
-    """A random Llama of 134 M parameters: 12 layers of width 768, F 2,048, 12 heads, V 32,000."""
+def large_llama(scale: Scale) -> DecoderConfig:
+    """Return a random Llama with 134 M parameters: 12 layers of width 768, F 2,048, 12 heads, V 32,000."""
     layers, width = scale.large or (scale.layers, scale.width)
     heads = 12 if width == 768 else 2
-    return llama(layers, width, scale.words, heads=heads, groups=heads, feed=width * 8 // 3)
+    return llama(layers, width, scale.vocab, heads=heads, groups=heads, mlp_size=width * 8 // 3)
 
 
-def size(module: nn.Module) -> int:
-    """Parameters."""
+def num_parameters(module: nn.Module) -> int:
+    """Return the number of parameters."""
     return sum(p.numel() for p in module.parameters())
 
 
-def peer(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
-    """The same folder by transformers, with SDPA, for evaluation; None where it is not installed."""
+def load_with_transformers(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
+    """Load a folder with transformers, with SDPA in eval mode; None if it is not installed."""
     if not PEERS:
         return None
     from transformers import AutoModelForCausalLM, logging
@@ -76,35 +76,39 @@ def peer(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device 
 
 
 @contextmanager
-def pair(
+def model_pair(
     name: str,
     config: DecoderConfig | Path,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Iterator[Pair]:
-    """Both sides of a random model, or of the checkpoint in a folder."""
+    """Load a random model or the checkpoint of a folder with both libraries."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = config if isinstance(config, Path) else Path(scratch) / "model"
         if isinstance(config, DecoderConfig):
             Decoder(config).save_pretrained(folder)
         ours = Decoder.from_pretrained(folder, dtype=dtype, device=device)
-        yield Pair(name, ours, peer(folder, dtype, device), size(ours))
+        yield Pair(name, ours, load_with_transformers(folder, dtype, device), num_parameters(ours))
 
 
-def pairs(scale: Scale, *, real: bool = True) -> Iterator[Pair]:
-    """The models of the speed targets, one after the other; the real one first, where it is."""
+def model_pairs(scale: Scale, *, real: bool = True) -> Iterator[Pair]:
+    """Yield the models of the speed targets, first the real one if it is available."""
     if real and STORIES.is_dir():
-        with pair("stories260k", STORIES) as models:
-            yield models
-    for words in dict.fromkeys((scale.words, scale.few_words)):
-        with pair(f"random Llama {scale.layers} × {scale.width}, V {words:,}", middling(scale, words)) as models:
-            yield models
+        with model_pair("stories260k", STORIES) as pair:
+            yield pair
+    for vocab in dict.fromkeys((scale.vocab, scale.small_vocab)):
+        with model_pair(
+            f"random Llama {scale.layers} × {scale.width}, V {vocab:,}", medium_llama(scale, vocab)
+        ) as pair:
+            yield pair
     if scale.large:
-        with pair(f"random Llama {scale.large[0]} × {scale.large[1]}, V {scale.words:,}", large(scale)) as models:
-            yield models
+        with model_pair(
+            f"random Llama {scale.large[0]} × {scale.large[1]}, V {scale.vocab:,}", large_llama(scale)
+        ) as pair:
+            yield pair
 
 
 def random_ids(config: DecoderConfig, batch: int, length: int) -> Tensor:
-    """Ids, the same in every run."""
+    """Return random ids, the same in every run."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(3, config.vocab_size, (batch, length), generator=generator)
