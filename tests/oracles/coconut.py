@@ -1,4 +1,4 @@
-"""Oracle of Coconut 1: latents and loss of whole rows, each read anew token by token, and misreadings of it."""
+"""Oracle of Coconut 1: latents and loss of whole rows, recomputed for every latent, and misreadings of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -43,12 +43,12 @@ def loss(
     by_row: bool = False,
     bot_again: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The mean over all tokens after `end`, and the last latent of each row."""
+    """Return the mean loss over all tokens after `end`, and the last latent of each row."""
     rows, latents = [], []
-    for asked, steps, answer in case.rows:
-        vectors = [*(case.words[i] for i in asked), case.bot]
+    for target_id, steps, answer in case.rows:
+        vectors = [*(case.words[i] for i in target_id), case.bot]
         for _ in range(n(case.n)):
-            z = (case.raw if raw else case.read)(vectors[: len(asked) + 1] if bot_again else vectors)[-1]
+            z = (case.raw if raw else case.read)(vectors[: len(target_id) + 1] if bot_again else vectors)[-1]
             vectors.append(z.detach() if detach else z)
         latents.append(vectors[-1])
         left = steps[: max(len(steps) - k(case.k), 0)] if from_right else steps[k(case.k) :]
@@ -57,7 +57,7 @@ def loss(
         h = case.read([*vectors, case.end, *(case.words[i] for i in rest)])
         scored = [nll(h[start + j], case.head, i) for j, i in enumerate(rest) if first or j]
         if question:
-            scored += [nll(h[j], case.head, i) for j, i in enumerate(asked[1:])]
+            scored += [nll(h[j], case.head, i) for j, i in enumerate(target_id[1:])]
         rows.append(scored)
     means = [sum(row) / len(row) for row in rows]
     flat = [x for row in rows for x in row]
@@ -65,7 +65,7 @@ def loss(
 
 
 def differentiated(function: Callable[[Case], tuple[Tensor, Tensor]]) -> Callable[[Case], tuple[Tensor, ...]]:
-    """Loss and latents with the gradient of the loss to the words, bot and end."""
+    """Return loss, latents and the gradients of the loss to the token embeddings, bot and end."""
 
     def run(case: Case) -> tuple[Tensor, ...]:
         number, latents = function(case)

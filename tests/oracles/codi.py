@@ -20,7 +20,7 @@ DISTANCES = {"smooth_l1": smooth_l1, "l1": torch.abs, "mse": torch.square}
 
 
 def std(values: list[Tensor]) -> Tensor:
-    """n - 1; at least 1e-6; 1 of fewer than two."""
+    """Return the standard deviation with divisor n - 1: at least 1e-6, and 1 for fewer than two entries."""
     if len(values) < 2:
         return torch.ones((), dtype=torch.float64)
     mean = sum(values) / len(values)
@@ -29,7 +29,7 @@ def std(values: list[Tensor]) -> Tensor:
 
 
 def picked(h_t: Tensor, h_s: Tensor, at: Places, t_at: Any, s_at: Any) -> list[list[tuple[Tensor, Tensor]]]:
-    """Pairs (teacher, student) of vectors by layer and row."""
+    """Return pairs (teacher, student) of vectors by layer and row."""
     column, has, Nc = at
     rows = [b for b in range(h_t.shape[1]) if has[b]]
     pick = lambda b: (t_at(int(column[b]), Nc), s_at(int(column[b]), Nc))  # noqa: E731
@@ -55,19 +55,19 @@ def hidden_loss(
     for pairs in layers:
         sigma = spread(pairs) if norm == "layer" else spread([p for all in layers for p in all])
         sigma = torch.ones((), dtype=torch.float64) if norm == "none" else sigma
-        each = [DISTANCES[loss](s - t).sum() / len(t) for t, s in pairs]
-        total = total + sum(each) / max(len(each), 1) / sigma**power
+        losses = [DISTANCES[loss](s - t).sum() / len(t) for t, s in pairs]
+        total = total + sum(losses) / max(len(losses), 1) / sigma**power
     return total / len(layers)
 
 
 def differentiated(function: Any) -> Any:
-    """The loss with its gradients to teacher and student; nothing flowing is 0."""
+    """Return the loss and its gradients to teacher and student; an unused input has gradient 0."""
 
     def run(h_t: Tensor, h_s: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         h_t, h_s = (h.detach().requires_grad_() for h in (h_t, h_s))
         loss = function(h_t, h_s, *rest)
-        found = torch.autograd.grad(loss, (h_t, h_s), allow_unused=True)
-        return loss, *(torch.zeros_like(h) if g is None else g for h, g in zip((h_t, h_s), found, strict=True))
+        grads = torch.autograd.grad(loss, (h_t, h_s), allow_unused=True)
+        return loss, *(torch.zeros_like(h) if g is None else g for h, g in zip((h_t, h_s), grads, strict=True))
 
     return run
 
@@ -77,17 +77,17 @@ def misread(**changes: Any) -> Any:
 
 
 def from_the_end(h_t: Tensor, h_s: Tensor, at: Places, *rest: Any) -> Tensor:
-    """The token before a number of one token and eos, counted from the right end of the grid."""
+    """Take the token before a one-token number and eos, counted from the right end, padding included."""
     return hidden_loss(h_t, h_s, at, *rest, t_at=lambda c, Nc: h_t.shape[2] - 3, s_at=lambda c, Nc: h_s.shape[2] - 3)
 
 
 def raw_last(h_t: Tensor, h_s: Tensor, at: Places, *rest: Any) -> Tensor:
-    """The last layer without the final norm, here one that doubles."""
+    """Take the last layer before the final norm, which here is a doubling."""
     return hidden_loss(*(torch.cat([h[:-1], h[-1:] / 2]) for h in (h_t, h_s)), at, *rest)
 
 
 def per_width(h_t: Tensor, h_s: Tensor, at: Places, *rest: Any) -> Tensor:
-    """One sigma for each entry of the width, over rows."""
+    """Use a standard deviation per entry of the hidden state, over rows."""
     layers = picked(h_t.detach(), h_s, at, lambda c, Nc: Nc + c, lambda c, Nc: 1 + c)
     total = torch.zeros((), dtype=torch.float64)
     for pairs in layers:
@@ -97,20 +97,20 @@ def per_width(h_t: Tensor, h_s: Tensor, at: Places, *rest: Any) -> Tensor:
 
 
 def total(
-    student: Tensor, teacher: Tensor, codi: Tensor, how: Any, *, weights: tuple[float, float, float] | None = None
+    student: Tensor, teacher: Tensor, codi: Tensor, config: Any, *, weights: tuple[float, float, float] | None = None
 ) -> Tensor:
-    by = weights or (how.student_ce_weight, how.teacher_ce_weight, how.hidden_weight)
+    by = weights or (config.student_ce_weight, config.teacher_ce_weight, config.hidden_weight)
     return by[0] * student + by[1] * teacher + by[2] * codi
 
 
 def with_gradient(function: Any) -> Any:
-    """The sum and what flows into each of its terms."""
+    """Return the sum and its gradient to each term."""
 
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         terms = [x.detach().requires_grad_() for x in arguments if isinstance(x, Tensor)]
         loss = function(*terms, *(x for x in arguments if not isinstance(x, Tensor)))
-        found = torch.autograd.grad(loss, terms, allow_unused=True)
-        return loss, *(torch.zeros_like(x) if g is None else g for x, g in zip(terms, found, strict=True))
+        grads = torch.autograd.grad(loss, terms, allow_unused=True)
+        return loss, *(torch.zeros_like(x) if g is None else g for x, g in zip(terms, grads, strict=True))
 
     return run
 
@@ -143,13 +143,15 @@ MISREAD = {
     },
     "3": {
         "no cross-entropy of the teacher": with_gradient(
-            lambda s, t, c, how: how.student_ce_weight * s + how.hidden_weight * c
+            lambda s, t, c, config: config.student_ce_weight * s + config.hidden_weight * c
         ),
-        "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
-        "weights of student and teacher exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
+        "teacher under no_grad": with_gradient(lambda s, t, c, config: total(s, t.detach(), c, config)),
+        "weights of student and teacher exchanged": with_gradient(lambda s, t, c, config: total(t, s, c, config)),
         "gamma 1": with_gradient(
-            lambda s, t, c, how: total(s, t, c, how, weights=(how.student_ce_weight, how.teacher_ce_weight, 1.0))
+            lambda s, t, c, config: total(
+                s, t, c, config, weights=(config.student_ce_weight, config.teacher_ce_weight, 1.0)
+            )
         ),
-        "mean of the terms": with_gradient(lambda s, t, c, how: total(s, t, c, how) / 3),
+        "mean of the terms": with_gradient(lambda s, t, c, config: total(s, t, c, config) / 3),
     },
 }

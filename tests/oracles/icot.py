@@ -1,4 +1,4 @@
-"""Oracle of iCoT 1: tokens removed, by walking the cumulative probabilities, and misreadings of it."""
+"""Oracle of iCoT 1: the number of removed tokens from cumulative probabilities, and misreadings of it."""
 
 import math
 from collections.abc import Callable
@@ -10,13 +10,13 @@ MOST = 100
 
 
 def chances(smoothing: float, rest: bool = True) -> list[float]:
-    """P(0) … P(99), the rest on the last."""
+    """Return P(0) … P(99), with the tail mass on the last."""
     p = [(1 - math.exp(-smoothing)) * math.exp(-smoothing * o) for o in range(MOST)]
     p[-1] += 1 - sum(p) if rest else 0.0
     return p
 
 
-def drawn(u: float, p: list[float]) -> int:
+def offset(u: float, p: list[float]) -> int:
     total = 0.0
     for o, chance in enumerate(p):
         total += chance
@@ -31,7 +31,7 @@ def removed(
     count: Tensor,
     smoothing: float,
     *,
-    extra: Callable[[float, float], float] = lambda u, smoothing: drawn(u, chances(smoothing)),
+    extra: Callable[[float, float], float] = lambda u, smoothing: offset(u, chances(smoothing)),
     join: Callable[[float, float, int], float] = lambda s, o, n: min(s + o, n),
 ) -> Tensor:
     rows = [join(s, extra(x, smoothing), n) for x, n in zip(u.tolist(), count.tolist(), strict=True)]
@@ -47,9 +47,9 @@ ORACLE = {"1": removed}
 MISREAD = {
     "1": {
         "nothing drawn": misread(extra=lambda u, smoothing: 0),
-        "one more always": misread(extra=lambda u, smoothing: 1 + drawn(u, chances(smoothing))),
-        "P(o) of 1/o": misread(extra=lambda u, smoothing: drawn(u, [1 / (o * (o + 1)) for o in range(1, MOST)])),
-        "smoothing taken for its inverse": misread(extra=lambda u, smoothing: drawn(u, chances(1 / smoothing))),
+        "one more always": misread(extra=lambda u, smoothing: 1 + offset(u, chances(smoothing))),
+        "P(o) of 1/o": misread(extra=lambda u, smoothing: offset(u, [1 / (o * (o + 1)) for o in range(1, MOST)])),
+        "smoothing taken for its inverse": misread(extra=lambda u, smoothing: offset(u, chances(1 / smoothing))),
         "a mean of the draw": misread(extra=lambda u, smoothing: round(u / smoothing * 4)),
         "what is left for what is removed": misread(join=lambda s, o, n: max(n - s - o, 0)),
         "the larger of both": misread(join=lambda s, o, n: min(max(s, o), n)),

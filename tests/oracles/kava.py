@@ -20,11 +20,11 @@ def zero() -> Tensor:
     return torch.zeros((), dtype=torch.float64)
 
 
-def side(target: list[Tensor], student: list[Tensor], live: Tensor, how: dict[str, Any]) -> Tensor:
-    """Keys or values: the sum by the reduction asked for."""
+def side(target: list[Tensor], student: list[Tensor], live: Tensor, config: dict[str, Any]) -> Tensor:
+    """Return the loss on keys or on values with the given reduction."""
     B, G, M, E = target[0].shape
     L, slots = len(target), [(b, g, m) for b in range(B) for g in range(G) for m in range(M) if live[b, g, m]]
-    norm, power = how.get("scale", "none"), how.get("scale_power", 1)
+    norm, power = config.get("scale", "none"), config.get("scale_power", 1)
     spread = lambda x: std([value for at in slots for value in x[at]])  # noqa: E731
     everything = std([value for x in target for at in slots for value in x[at]])
     rows = [zero() for _ in range(B)]
@@ -32,42 +32,49 @@ def side(target: list[Tensor], student: list[Tensor], live: Tensor, how: dict[st
         sigma = {
             "none": lambda: 1.0,
             "each_side": lambda: 1.0,
-            "layer": lambda: spread(t),
+            "layer": lambda: spread(t),  # noqa: B023
             "global": lambda: everything,
-        }  # noqa: B023
+        }
         by = sigma[norm]() ** power
         by_t, by_s = (spread(t) ** power, spread(s) ** power) if norm == "each_side" else (1.0, 1.0)
         for b, g, m in slots:
-            each = DISTANCES[how.get("distance", "smooth_l1")](s[b, g, m] / by_s - t[b, g, m] / by_t)
-            rows[b] = rows[b] + each.sum() / by
-    reduction = how.get("reduction", "mean")
+            losses = DISTANCES[config.get("distance", "smooth_l1")](s[b, g, m] / by_s - t[b, g, m] / by_t)
+            rows[b] = rows[b] + losses.sum() / by
+    reduction = config.get("reduction", "mean")
     if reduction == "mean":
         return sum(rows) / (max(len(slots), 1) * L * E)
     if reduction == "paper_sum":
         return sum(rows) / (B * M)
-    own = [sum(at[0] == b for at in slots) for b in range(B)]
-    return sum(row / (max(n, 1) * L * E) for row, n in zip(rows, own, strict=True)) / B
+    num_slots = [sum(at[0] == b for at in slots) for b in range(B)]
+    return sum(row / (max(n, 1) * L * E) for row, n in zip(rows, num_slots, strict=True)) / B
 
 
 def kv_loss(
-    kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any], *, first: int = 1, detach: bool = True
+    selected: Sides,
+    state: Sides,
+    earlier: Sides,
+    live: Tensor,
+    config: dict[str, Any],
+    *,
+    first: int = 1,
+    detach: bool = True,
 ) -> Tensor:
-    M, sums = kept[0][0].shape[2], []
-    for target, student in zip(kept, state, strict=True):
+    M, sums = selected[0][0].shape[2], []
+    for target, student in zip(selected, state, strict=True):
         slots = [x[:, :, first : first + M] for x in student]
-        sums.append(side([x.detach() if detach else x for x in target], slots, live, how))
+        sums.append(side([x.detach() if detach else x for x in target], slots, live, config))
     return 0.5 * (sums[0] + sums[1])
 
 
 def differentiated(function: Any) -> Any:
-    """The loss with its gradients to targets and student; nothing flowing is 0."""
+    """Return the loss and its gradients to targets and student; an unused input has gradient 0."""
 
-    def run(kept: Sides, state: Sides, earlier: Sides, *rest: Any) -> tuple[Tensor, ...]:
-        sides = [tuple([x.detach().requires_grad_() for x in xs] for xs in side) for side in (kept, state, earlier)]
+    def run(selected: Sides, state: Sides, earlier: Sides, *rest: Any) -> tuple[Tensor, ...]:
+        sides = [tuple([x.detach().requires_grad_() for x in xs] for xs in side) for side in (selected, state, earlier)]
         leaves = [x for side in sides for xs in side for x in xs]
         loss = function(*sides, *rest)
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        return loss, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return loss, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))
 
     return run
 
@@ -76,32 +83,37 @@ def misread(**changes: Any) -> Any:
     return differentiated(lambda *arguments: kv_loss(*arguments, **changes))
 
 
-def normed(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any], norm: str) -> Tensor:
-    return kv_loss(kept, state, earlier, live, {**how, "scale": norm})
+def normed(selected: Sides, state: Sides, earlier: Sides, live: Tensor, config: dict[str, Any], norm: str) -> Tensor:
+    return kv_loss(selected, state, earlier, live, {**config, "scale": norm})
 
 
-def over_width(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
-    """Sigma of each vector, over its own entries."""
-    by = [[x.std(-1, keepdim=True) for x in xs] for xs in kept]
+def over_width(selected: Sides, state: Sides, earlier: Sides, live: Tensor, config: dict[str, Any]) -> Tensor:
+    """Use a standard deviation per vector, over its entries."""
+    by = [[x.std(-1, keepdim=True) for x in xs] for xs in selected]
     scaled = lambda side: tuple([x / s for x, s in zip(xs, ss, strict=True)] for xs, ss in zip(side, by, strict=True))  # noqa: E731
-    M = kept[0][0].shape[2]
+    M = selected[0][0].shape[2]
     slots: Any = tuple([x[:, :, 1 : 1 + M] for x in xs] for xs in state)
-    return kv_loss(scaled(kept), scaled(slots), earlier, live, {**how, "scale": "none"}, first=0)
+    return kv_loss(scaled(selected), scaled(slots), earlier, live, {**config, "scale": "none"}, first=0)
 
 
-def keys_alone(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
-    M = kept[0][0].shape[2]
-    return side([x.detach() for x in kept[0]], [x[:, :, 1 : 1 + M] for x in state[0]], live, how)
+def keys_alone(selected: Sides, state: Sides, earlier: Sides, live: Tensor, config: dict[str, Any]) -> Tensor:
+    M = selected[0][0].shape[2]
+    return side([x.detach() for x in selected[0]], [x[:, :, 1 : 1 + M] for x in state[0]], live, config)
 
 
-def repeated(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
-    """Two query heads a group, whose copies are summed while the mean counts key heads."""
+def repeated(selected: Sides, state: Sides, earlier: Sides, live: Tensor, config: dict[str, Any]) -> Tensor:
+    """Sum over the two query heads of a group, but divide by the number of key heads."""
     twice = lambda sides: tuple([x.repeat_interleave(2, 1) for x in xs] for xs in sides)  # noqa: E731
-    return 2 * kv_loss(twice(kept), twice(state), earlier, live.repeat_interleave(2, 1), how)
+    return 2 * kv_loss(twice(selected), twice(state), earlier, live.repeat_interleave(2, 1), config)
 
 
-def total(student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, how: Any, alpha2: float) -> Tensor:
-    return how.student_ce_weight * student + how.teacher_ce_weight * teacher + how.hidden_weight * kd + alpha2 * kv
+def total(student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, config: Any, alpha2: float) -> Tensor:
+    return (
+        config.student_ce_weight * student
+        + config.teacher_ce_weight * teacher
+        + config.hidden_weight * kd
+        + alpha2 * kv
+    )
 
 
 Grid = tuple[Tensor, Tensor]  # ids and which are live
@@ -110,7 +122,7 @@ Grid = tuple[Tensor, Tensor]  # ids and which are live
 def nll(
     logits: Tensor, question: Grid, chain: Grid, answer: Grid, reduction: str = "token", *, first: str = "chain"
 ) -> Tensor:
-    """-log p of the chain's and the answer's tokens, each predicted at the live token before it, over their number.
+    """Return the mean -log p of chain and answer tokens, each predicted at the unpadded token before it.
 
     `logits` [B, Nq + Nc + Na, V]; with an empty chain this is the student's (`question` then ends with eot).
     """
@@ -134,33 +146,33 @@ def tokens(question: Grid, chain: Grid, answer: Grid, *rest: Any) -> int:
 
 
 def by_column(logits: Tensor, question: Grid, chain: Grid, answer: Grid, reduction: str = "token") -> Tensor:
-    """Every live column predicts the next column's id where that is live."""
+    """Let every unpadded column predict the id of the next column if that is unpadded."""
     ids, live = (torch.cat([part[i] for part in (question, chain, answer)], 1) for i in (0, 1))
     begin = question[0].shape[1]
-    each = [
+    losses = [
         -logits[b, t - 1].log_softmax(-1)[ids[b, t]]
         for b in range(len(logits))
         for t in range(begin, ids.shape[1])
         if live[b, t]
     ]
-    return sum(each) / len(each)
+    return sum(losses) / len(losses)
 
 
 def pads_masked(logits: Tensor, question: Grid, chain: Grid, answer: Grid, reduction: str = "token") -> Tensor:
-    """Targets equal to the pad id, which is eos, are not scored: each row loses its eos."""
+    """Skip targets equal to the pad id, which is eos, so that each row loses its eos."""
     pad = int(answer[0][0, -1])
-    kept = (answer[0], answer[1] & (answer[0] != pad))
-    return nll(logits, question, chain, kept, reduction)
+    selected = (answer[0], answer[1] & (answer[0] != pad))
+    return nll(logits, question, chain, selected, reduction)
 
 
 def flowing(function: Any) -> Any:
-    """The loss and what flows into the logits."""
+    """Return the loss and its gradient to the logits."""
 
     def run(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         leaf = logits.detach().requires_grad_()
         loss = function(leaf, *rest)
-        (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
-        return loss, torch.zeros_like(leaf) if found is None else found
+        (grads,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
+        return loss, torch.zeros_like(leaf) if grads is None else grads
 
     return run
 
@@ -184,19 +196,23 @@ MISREAD = {
         "divided by sigma where none is asked": differentiated(lambda *a: normed(*a, "layer")),
         "sigma over the head width": differentiated(over_width),
         "K and V of another pass": differentiated(
-            lambda kept, state, earlier, *rest: kv_loss(kept, earlier, earlier, *rest)
+            lambda selected, state, earlier, *rest: kv_loss(selected, earlier, earlier, *rest)
         ),
         "bot in, last slot out": misread(first=0),
         "first slot out, eot in": misread(first=2),
         "zero targets in empty slots": differentiated(
-            lambda kept, state, earlier, live, how: kv_loss(
-                tuple([x * live[..., None] for x in xs] for xs in kept), state, earlier, torch.ones_like(live), how
+            lambda selected, state, earlier, live, config: kv_loss(
+                tuple([x * live[..., None] for x in xs] for xs in selected),
+                state,
+                earlier,
+                torch.ones_like(live),
+                config,
             )
         ),
         "keys alone": differentiated(keys_alone),
         "not halved": differentiated(lambda *a: 2 * kv_loss(*a)),
         "every vector for each query head": differentiated(repeated),
-        "keys drawn to values": differentiated(lambda kept, *rest: kv_loss((kept[1], kept[0]), *rest)),
+        "keys drawn to values": differentiated(lambda selected, *rest: kv_loss((selected[1], selected[0]), *rest)),
     },
     "5a,5b": {
         "the question scored too": flowing(lambda *a: nll(*a, first="question")),

@@ -1,4 +1,4 @@
-"""Oracles of PCCoT 3 and 4, which are CODI's over the blocks alone with one sigma where the flag is off."""
+"""Oracles of PCCoT 3 and 4: those of CODI over the blocks only, with one sigma for all layers if the flag is off."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.oracles.codi import differentiated, hidden_loss, total, with_gradient
 
 
 def kd_loss(h_t: Tensor, h_s: Tensor, at: codi.Places, sigma: bool) -> Tensor:
-    """Over l = 1 … L of states that begin with l = 0."""
+    """Return the loss over l = 1 … L, given states from l = 0 on."""
     return hidden_loss(h_t[1:], h_s[1:], at, norm="layer" if sigma else "global")
 
 
@@ -36,10 +36,12 @@ MISREAD = {
         "the same absolute column for both": misread(s_at=lambda c, Nc: c),
     },
     "4": {
-        "alpha and beta exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
-        "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
+        "alpha and beta exchanged": with_gradient(lambda s, t, c, config: total(t, s, c, config)),
+        "teacher under no_grad": with_gradient(lambda s, t, c, config: total(s, t.detach(), c, config)),
         "gamma 1": with_gradient(
-            lambda s, t, c, how: total(s, t, c, how, weights=(how.student_ce_weight, how.teacher_ce_weight, 1.0))
+            lambda s, t, c, config: total(
+                s, t, c, config, weights=(config.student_ce_weight, config.teacher_ce_weight, 1.0)
+            )
         ),
     },
 }

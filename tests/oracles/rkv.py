@@ -1,4 +1,4 @@
-"""Oracles of KaVa 1a to 3a, which tokens of a chain are kept, as loops in float64, and misreadings of them."""
+"""Oracles of KaVa 1a to 3a, the selection of chain tokens, as loops in float64, and misreadings of them."""
 
 import math
 from typing import Any
@@ -20,9 +20,9 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def over_live(values: list[float], live: list[bool]) -> list[float]:
-    """Softmax of the live entries in their places, 0 in the others."""
-    found = iter(softmax([value for value, alive in zip(values, live, strict=True) if alive]))
-    return [next(found) if alive else 0.0 for alive in live]
+    """Return the softmax over the unpadded entries, and 0 elsewhere."""
+    weights = iter(softmax([value for value, alive in zip(values, live, strict=True) if alive]))
+    return [next(weights) if alive else 0.0 for alive in live]
 
 
 def dot(x: Tensor, y: Tensor) -> float:
@@ -48,7 +48,7 @@ def answer_logits(q: Tensor, k: Tensor, scale: float) -> Tensor:
 
 
 def importance_of(a: Tensor, live: Tensor, rows: Tensor, divide: bool = True) -> Tensor:
-    """From pooled logits."""
+    """Return the importance from pooled logits."""
     B, G, _, Nc = a.shape
     out = torch.zeros(B, G, Nc, dtype=torch.float64)
     for b in range(B):
@@ -70,7 +70,7 @@ def chain(k: Tensor, start: int, live: Tensor) -> Tensor:
 
 
 def whole_row(q: Tensor, k: Tensor, scale: float, start: int, live: Tensor, rows: Tensor) -> Tensor:
-    """Softmax over all keys, the chain's share of it as it is."""
+    """Take the softmax over all keys, without renormalising over the chain."""
     B, Nc, rest = len(q), live.shape[1], k.shape[2] - start - live.shape[1]
     seen = torch.cat([torch.ones(B, start).bool(), live, torch.ones(B, rest).bool()], 1)
     return importance_of(answer_logits(q, k, scale), seen, rows)[:, :, start : start + Nc]
@@ -82,7 +82,7 @@ def maximum_after(q: Tensor, k: Tensor, scale: float, start: int, live: Tensor, 
 
 
 def shifted(by: int) -> Any:
-    """The chain's columns begin `by` columns off."""
+    """Shift the first chain column by `by`."""
     return lambda q, k, scale, start, live, rows: importance(q, k, scale, start + by, live, rows)
 
 
@@ -91,7 +91,7 @@ def pooled_by_mean(q: Tensor, k: Tensor, scale: float, start: int, live: Tensor,
 
 
 def over_rows(q: Tensor, k: Tensor, scale: float, start: int, live: Tensor, rows: Tensor) -> Tensor:
-    """Softmax over the answer's rows in place of the chain's columns."""
+    """Take the softmax over answer rows instead of chain columns."""
     return answer_logits(q, chain(k, start, live), scale).softmax(2).mean(2) * live[:, None]
 
 
@@ -105,7 +105,7 @@ def similarity(k: Tensor, b: int, g: int, i: int, j: int, normed: bool = True) -
 def redundancy(
     k: Tensor, live: Tensor, v: Tensor, *, sign: float = -1.0, others: int = 0, normed: bool = True, pads: bool = False
 ) -> Tensor:
-    """`v` is not read; with `pads` the softmax runs over them too."""
+    """Return the redundancy; `v` is unused, and with `pads` the softmax includes padding."""
     B, G, Nc, _ = k.shape
     out = torch.zeros(B, G, Nc, dtype=torch.float64)
     for b in range(B):
@@ -121,7 +121,7 @@ def redundancy(
 
 
 def even(k: Tensor, live: Tensor, v: Tensor) -> Tensor:
-    """What an inverted mask leaves: no live column is like another, all are equal."""
+    """Use an inverted mask, so that all unpadded columns are equal."""
     return (live / live.sum(1, keepdim=True).clamp(min=1)).double()[:, None].expand(k.shape[:3])
 
 
@@ -130,12 +130,12 @@ def score(I: Tensor, R: Tensor, lam: float) -> Tensor:
     return tensor(out).reshape(I.shape)
 
 
-Kept = tuple[Tensor, Tensor]
+Selected = tuple[Tensor, Tensor]
 
 
 def keep(
     S: Tensor, live: Tensor, M: int, *, by_time: bool = True, last: bool = False, pads: bool = False, fill: int = 0
-) -> Kept:
+) -> Selected:
     """`S` [L, B, G, Nc], each layer for itself; columns and which of the M slots hold one, slots without one at 0."""
     L, B, G, Nc = S.shape
     index, alive = torch.full((L, B, G, M), fill), torch.zeros(L, B, G, M).bool()
@@ -149,8 +149,8 @@ def keep(
     return index, alive
 
 
-def exchanged(S: Tensor, live: Tensor, M: int) -> Kept:
-    """The lowest scores."""
+def exchanged(S: Tensor, live: Tensor, M: int) -> Selected:
+    """Select the lowest scores."""
     return keep(-S, live, M)
 
 

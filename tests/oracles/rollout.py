@@ -1,4 +1,4 @@
-"""Thoughts as loops, for the oracles of PCCoT 1 and 2, CODI 1 and Coconut 1: every pass reads its row anew.
+"""Latent rollouts as loops, for the oracles of PCCoT 1 and 2, CODI 1 and Coconut 1, without a KV cache.
 
 `read(vectors, positions)` gives the hidden states of a row that is read from its beginning, nothing held, no padding.
 """
@@ -31,7 +31,7 @@ def prj(h: Tensor, w: Weights, norm: bool = True) -> Tensor:
 
 
 class Case(NamedTuple):
-    """What is thought about, and how; a row's question is its live vectors."""
+    """Inputs of a rollout; the question of a row is its unpadded vectors."""
 
     read: Read
     question: Tensor
@@ -44,14 +44,14 @@ class Case(NamedTuple):
 
 
 def before(case: Case, b: int, *, pads: bool = False, columns: bool = False) -> tuple[list[Tensor], list[int]]:
-    """Question and bot of a row with their positions, or with the padding read, or counted."""
-    there = [t for t in range(case.question.shape[1]) if case.live[b, t] or pads]
-    vectors = [*(case.question[b, t] for t in there), case.bot]
-    return vectors, [*there, case.question.shape[1]] if columns else list(range(len(vectors)))
+    """Return question and bot of a row with their positions, or with padding included or counted."""
+    valid = [t for t in range(case.question.shape[1]) if case.live[b, t] or pads]
+    vectors = [*(case.question[b, t] for t in valid), case.bot]
+    return vectors, [*valid, case.question.shape[1]] if columns else list(range(len(vectors)))
 
 
 def read_on(case: Case, start: tuple[list[Tensor], list[int]], z: list[Tensor]) -> list[Tensor]:
-    """Hidden states from bot on."""
+    """Return the hidden states from bot on."""
     vectors, positions = start
     last = positions[-1] + 1
     return case.read([*vectors, *z], [*positions, *range(last, last + len(z))])[len(vectors) - 1 :]
@@ -69,17 +69,17 @@ def jacobi(
     fewer: int = 0,
     **padding: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Thoughts as read in the last round, and what came out; entry 0 of the hidden states is at bot."""
+    """Return the latents read in the last iteration and the hidden states, whose entry 0 is at bot."""
     rows = []
     for b in range(len(case.question)):
         first, z = before(case, b, **padding), [case.slot] * case.M
         h = read_on(case, first, z)
         for t in range(1, case.rounds + 1 - fewer):
-            made = [prj(h[(start if t == 1 else source)(m)], case.weights, norm) for m in range(case.M)]
-            made = [x + y for x, y in zip(z, made, strict=True)] if residual else made
+            latents = [prj(h[(start if t == 1 else source)(m)], case.weights, norm) for m in range(case.M)]
+            latents = [x + y for x, y in zip(z, latents, strict=True)] if residual else latents
             if t > 1:
-                made[0] = z[0] if keep else prj(h[1], case.weights, norm)
-            z = [x.detach() for x in made] if detach and t > 1 else made
+                latents[0] = z[0] if keep else prj(h[1], case.weights, norm)
+            z = [x.detach() for x in latents] if detach and t > 1 else latents
             h = read_on(case, first, z)
         rows.append((torch.stack(z), torch.stack(h[1:])))
     return torch.stack([z for z, _ in rows]), torch.stack([h for _, h in rows])
@@ -88,7 +88,7 @@ def jacobi(
 def sequential(
     case: Case, *, residual: bool = False, detach: bool = False, norm: bool = True, back: int = 0, **padding: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same, one thought after the other."""
+    """Return the same for the sequential schedule."""
     rows = []
     for b in range(len(case.question)):
         first, z = before(case, b, **padding), []
@@ -98,14 +98,14 @@ def sequential(
                 h = case.read(vectors, positions)[-1 - back]
             else:
                 h = read_on(case, first, z)[-1]
-            made = prj(h.detach() if detach else h, case.weights, norm)
-            z.append(made + (z[-1] if z else case.bot) if residual else made)
+            latents = prj(h.detach() if detach else h, case.weights, norm)
+            z.append(latents + (z[-1] if z else case.bot) if residual else latents)
         rows.append((torch.stack(z), torch.stack(read_on(case, first, z)[1:])))
     return torch.stack([z for z, _ in rows]), torch.stack([h for _, h in rows])
 
 
 def differentiated(function: Callable[[Case], tuple[Tensor, Tensor]]) -> Callable[[Case], tuple[Tensor, ...]]:
-    """Thoughts, hidden states, and the gradient of a weighted sum of both to all that is learned or was read."""
+    """Return latents, hidden states, and the gradients of a weighted sum of both to all parameters and inputs."""
 
     def run(case: Case) -> tuple[Tensor, ...]:
         z, h = function(case)

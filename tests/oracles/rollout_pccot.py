@@ -13,9 +13,9 @@ def first(case: Case, **changes: object) -> tuple[Tensor, Tensor]:
     return jacobi(once(case), **changes)  # type: ignore[arg-type]
 
 
-begun, rounds = differentiated(first), differentiated(jacobi)
+initial, rounds = differentiated(first), differentiated(jacobi)
 
-ORACLE = {"1": begun, "2": rounds}
+ORACLE = {"1": initial, "2": rounds}
 
 MISREAD = {
     "1": {
