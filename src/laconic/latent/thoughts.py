@@ -180,7 +180,7 @@ def init_control_vectors(
 
 
 class Projection(nn.Module):
-    """LayerNorm(W_2 GELU(W_1 x)) with the exact GELU: PCCoT's for P = D; CODI's has dropout before it."""
+    """LayerNorm(W_2 GELU(W_1 x)) with GELU (erf): PCCoT's for P = D; CODI's has dropout before it."""
 
     def __init__(self, D: int, P: int, dropout: float, generator: torch.Generator) -> None:
         super().__init__()

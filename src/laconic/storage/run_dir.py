@@ -36,7 +36,7 @@ def check_name(name: str) -> str:
 
 
 class StepFolder(NamedTuple):
-    """A committed step whose files were verified against its manifest."""
+    """A committed step whose files match its manifest."""
 
     step: int
     path: Path
