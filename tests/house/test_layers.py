@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import imported, texts, trees
+from tests.house.source import imported_modules, syntax_trees, texts
 
 NUMERIC_PACKAGES = ("models", "generation", "latent", "compression", "nested", "training", "storage")
 NUMERIC_LIBRARIES = {"laconic", "torch", "numpy", "safetensors", "jaxtyping", "pydantic"} | set(sys.stdlib_module_names)
@@ -33,10 +33,10 @@ def test_layers_numeric_packages_use_few_libraries() -> None:
     others = [
         f"{path}:{node.lineno} {name}"
         for package in NUMERIC_PACKAGES
-        for path, tree in trees(f"src/laconic/{package}")
+        for path, tree in syntax_trees(f"src/laconic/{package}")
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in imported(node)
+        for name in imported_modules(node)
         if name.split(".")[0] not in NUMERIC_LIBRARIES and (str(path), name.split(".")[0]) not in OPTIONAL_IMPORTS
     ]
     assert not others
@@ -46,12 +46,12 @@ def test_layers_no_hidden_imports() -> None:
     """No import of laconic inside a function or under TYPE_CHECKING, except at entry points."""
     hidden = [
         f"{path}:{node.lineno} {name}"
-        for path, tree in trees("src/laconic", word=r"\n[ \t]+(from|import) .*laconic")
+        for path, tree in syntax_trees("src/laconic", pattern=r"\n[ \t]+(from|import) .*laconic")
         if not str(path).startswith(ENTRY_POINTS)
         for outer in ast.walk(tree)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
         for node in ast.walk(outer)
-        for name in imported(node)
+        for name in imported_modules(node)
         if name.split(".")[0] == "laconic"
     ]
     assert not hidden
@@ -67,7 +67,7 @@ def find_unsafe(tree: ast.AST) -> list[str]:
     """Return what in a syntax tree could unpickle or run code from data."""
     uses: list[str] = []
     for node in ast.walk(tree):
-        uses += [n for n in imported(node) if n.split(".")[0] in UNSAFE_MODULES or n in UNSAFE_NAMES]
+        uses += [n for n in imported_modules(node) if n.split(".")[0] in UNSAFE_MODULES or n in UNSAFE_NAMES]
         if isinstance(node, ast.Attribute) and ast.unparse(node) in UNSAFE_NAMES:
             uses.append(ast.unparse(node))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_CALLS:
@@ -78,7 +78,7 @@ def find_unsafe(tree: ast.AST) -> list[str]:
 
 
 def test_no_pickle() -> None:
-    uses = {str(path): find_unsafe(tree) for path, tree in trees("src", "examples", "benchmarks")}
+    uses = {str(path): find_unsafe(tree) for path, tree in syntax_trees("src", "examples", "benchmarks")}
     assert uses, "no file was read"
     assert not {path: names for path, names in uses.items() if names}
 
@@ -130,7 +130,7 @@ def unconditional_skips(tree: ast.Module) -> list[int]:
 
 
 def test_no_unconditional_skip() -> None:
-    skips = {str(path): unconditional_skips(tree) for path, tree in trees("tests", word="skip|xfail")}
+    skips = {str(path): unconditional_skips(tree) for path, tree in syntax_trees("tests", pattern="skip|xfail")}
     assert not {path: lines for path, lines in skips.items() if lines}, (
         "use shared_dir() or needs() of tests/conftest.py"
     )
