@@ -95,11 +95,11 @@ def greedy(run: TextCompressor, memory: SummaryMemory, ids: list[int], n: int) -
 def test_generate_broadcasts_one_memory_or_one_prompt() -> None:
     run = reader(length_policy="stop_head", summary_positions="reserved")
     memory, prompts = run.compress(TEXTS), ["Why", "And what then?", "."]
-    each = run.generate(prompts, memory, config=GenerationConfig(max_tokens=3))
+    outputs = run.generate(prompts, memory, config=GenerationConfig(max_tokens=3))
     assert [
         run.generate([p], memory.select_rows([i]), config=GenerationConfig(max_tokens=3))[0].token_ids
         for i, p in enumerate(prompts)
-    ] == [g.token_ids for g in each]
+    ] == [g.token_ids for g in outputs]
     shared = run.generate(prompts, memory.select_rows([1]), config=GenerationConfig(max_tokens=3))
     assert [
         g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), config=GenerationConfig(max_tokens=3))

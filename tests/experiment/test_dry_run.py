@@ -194,8 +194,8 @@ def test_find_row_lengths_counts_local_files_and_tokenizes_the_first_rows(tmp_pa
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl"])
     config, tokenizer = load_config_and_tokenizer(recipe)
-    found = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
-    assert (found.num_rows, len(found.lengths), found.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
+    lengths = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+    assert (lengths.num_rows, len(lengths.lengths), lengths.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
 
 
 def test_find_row_lengths_of_documents_counts_rows_or_assumes_the_steps(tmp_path: Path) -> None:

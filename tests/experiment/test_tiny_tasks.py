@@ -11,10 +11,10 @@ from laconic.cli import main as cli
 
 def right(folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> float:
     """The share of targets told right in the last validation of a run."""
-    return said("right", folder, monkeypatch, *keys)
+    return train_metric("right", folder, monkeypatch, *keys)
 
 
-def said(number: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> float:
+def train_metric(number: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> float:
     """A number of the last validation of a run."""
     monkeypatch.setattr(sys, "argv", ["laconic", "train", *keys, "--out", str(folder)])
     with pytest.raises(SystemExit) as end:
@@ -43,14 +43,14 @@ def test_pairs_are_not_guessed_by_what_stands_still(tmp_path: Path, monkeypatch:
 
 def few_books(folder: Path, shared: Path) -> Path:
     """The first sections of books, some held out."""
-    found: dict[str, list[str]] = {}
+    books: dict[str, list[str]] = {}
     with (shared / "data/text/standard-ebooks.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
-            part = found.setdefault(json.loads(line)["split"], [])
+            part = books.setdefault(json.loads(line)["split"], [])
             part += [line] if len(part) < 8 else []
-    made = folder / "books.jsonl"
-    made.write_text("".join(line for part in found.values() for line in part), encoding="utf-8")
-    return made
+    path = folder / "books.jsonl"
+    path.write_text("".join(line for part in books.values() for line in part), encoding="utf-8")
+    return path
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def few_books(folder: Path, shared: Path) -> Path:
 def test_levels_learn_what_symbols_mean_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
     steps = ("train.steps=12", "train.save_every=12", "train.validate_every=12", "validation.max_rows=8")
     short = (f"data.path={few_books(tmp_path, shared)}", *steps)
-    still = said("nats", tmp_path / "still", monkeypatch, "cms-tiny-drift", *short, "cms.inner_lr=0")
-    assert said("nats", tmp_path / "learns", monkeypatch, "cms-tiny-drift", *short) <= still - 0.5
+    still = train_metric("nats", tmp_path / "still", monkeypatch, "cms-tiny-drift", *short, "cms.inner_lr=0")
+    assert train_metric("nats", tmp_path / "learns", monkeypatch, "cms-tiny-drift", *short) <= still - 0.5
 
 
 @pytest.mark.slow
@@ -75,10 +75,14 @@ def test_a_real_model_reads_a_book_no_worse_for_learning(
         "train.learning_rate=1e-9",
         "train.batch_size=1",
     )
-    own = (f"data.path={few_books(tmp_path, shared)}", f"model.name={shared / 'models/stories260k'}")
-    donor = said("nats", tmp_path / "donor", monkeypatch, "hope-attention-tiny", *own, *steps, "cms.inner_lr=0")
+    overrides = (f"data.path={few_books(tmp_path, shared)}", f"model.name={shared / 'models/stories260k'}")
+    donor = train_metric(
+        "nats", tmp_path / "donor", monkeypatch, "hope-attention-tiny", *overrides, *steps, "cms.inner_lr=0"
+    )
     assert (
-        said("nats", tmp_path / "learns", monkeypatch, "hope-attention-tiny", *own, *steps, "cms.inner_lr=0.1")
+        train_metric(
+            "nats", tmp_path / "learns", monkeypatch, "hope-attention-tiny", *overrides, *steps, "cms.inner_lr=0.1"
+        )
         <= donor - 0.1
     )
 
@@ -86,8 +90,14 @@ def test_a_real_model_reads_a_book_no_worse_for_learning(
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_decoder_is_trained_by_m3_as_by_adamw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
-    own = f"data.path={few_books(tmp_path, shared)}"
-    adamw = said(
-        "nats", tmp_path / "adamw", monkeypatch, "m3-tiny", own, "train.optimizer=adamw", "train.learning_rate=1e-2"
+    overrides = f"data.path={few_books(tmp_path, shared)}"
+    adamw = train_metric(
+        "nats",
+        tmp_path / "adamw",
+        monkeypatch,
+        "m3-tiny",
+        overrides,
+        "train.optimizer=adamw",
+        "train.learning_rate=1e-2",
     )
-    assert said("nats", tmp_path / "m3", monkeypatch, "m3-tiny", own) <= adamw + 0.05
+    assert train_metric("nats", tmp_path / "m3", monkeypatch, "m3-tiny", overrides) <= adamw + 0.05

@@ -24,11 +24,11 @@ def map_of(
     for x in z:
         square = (x * x).sum()
         size = {"rms": torch.sqrt(square / len(x)), "l2": torch.sqrt(square), "none": 1.0}[norm]
-        made = c * (r if scaled else 1.0) * x / size
-        inner = made if fed == "scaled" else x
+        scaled_state = c * (r if scaled else 1.0) * x / size
+        inner = scaled_state if fed == "scaled" else x
         more = torch.stack([W2[i] @ gelu(torch.stack([W1[j] @ inner + b1[j] for j in range(len(W1))])) + b2[i]
                             for i in range(len(W2))])  # fmt: skip
-        result.append(made + more if rest else made)
+        result.append(scaled_state + more if rest else scaled_state)
     return torch.stack(result)
 
 
@@ -55,9 +55,9 @@ def loop(
             z = decoder(vectors[None], position_ids=torch.tensor([position_list])).hidden_states[0, -1]
             states.append(z)
             size = torch.sqrt((z * z).sum() / len(z))
-            made = z if raw else c * r * z / size
+            scaled_state = z if raw else c * r * z / size
             step = steps[(t + shifted) % K] if t < K and not stepless else torch.zeros_like(z)
-            fed.append(gated * made + step)
+            fed.append(gated * scaled_state + step)
         result.append(torch.stack(states[:K] if written else states[1:]))
     return torch.stack(result)
 

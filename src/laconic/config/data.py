@@ -82,9 +82,9 @@ class TextConfig(ConfigModel):
                 f'segment_tokens {list(lengths)} with segment_lengths "{self.segment_lengths}": give {expected}'
             )
         if self.segment_lengths == "fixed":
-            given = next((key for key in ("min_segment_tokens", "max_segment_tokens") if getattr(self, key)), None)
-            if given:
-                raise ValueError(f'{given}: only for segment_lengths "random"; remove the key')
+            set_key = next((key for key in ("min_segment_tokens", "max_segment_tokens") if getattr(self, key)), None)
+            if set_key:
+                raise ValueError(f'{set_key}: only for segment_lengths "random"; remove the key')
         elif self.row_tokens % self.mean_segment_tokens:
             raise ValueError(
                 f"row_tokens {self.row_tokens}: must be a multiple of segment_tokens {self.mean_segment_tokens}"
@@ -250,14 +250,16 @@ class DataConfig(ConfigModel):
     def _check_source_keys(self) -> None:
         """Check the keys that name files or data sets against the source."""
         unused = {"digits": ("path",), **dict.fromkeys(SYNTHETIC_DOCUMENTS, ("path", "name", "valid", "test"))}
-        given = next((key for key in unused.get(self.source, ()) if getattr(self, key)), None)
-        if given:
-            raise ValueError(f'{given}: source "{self.source}" reads no file; remove the key')
+        set_key = next((key for key in unused.get(self.source, ()) if getattr(self, key)), None)
+        if set_key:
+            raise ValueError(f'{set_key}: source "{self.source}" reads no file; remove the key')
         users = {"name": ("catalog", "text"), "data_dir": ("catalog",), "revision": ("catalog", "text")}
-        given = next((key for key, sources in users.items() if getattr(self, key) and self.source not in sources), None)
-        if given:
-            sources = " or ".join(f'"{source}"' for source in users[given])
-            raise ValueError(f'{given}: only for source {sources}, not "{self.source}"; set data.source')
+        set_key = next(
+            (key for key, sources in users.items() if getattr(self, key) and self.source not in sources), None
+        )
+        if set_key:
+            sources = " or ".join(f'"{source}"' for source in users[set_key])
+            raise ValueError(f'{set_key}: only for source {sources}, not "{self.source}"; set data.source')
         if self.source == "catalog" and not self.name:
             raise ValueError('name: missing; source "catalog" needs training sets, see laconic data list')
         if self.source == "file" and self.path is None:

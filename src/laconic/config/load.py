@@ -160,14 +160,14 @@ def replace_origin(draft: RecipeDraft) -> None:
     """Remove the file's source of model or documents if an override names another one."""
     for keys in ORIGIN_KEYS:
         table_name = keys[0].partition(".")[0]
-        table, given = draft.content.get(table_name), [key for key in keys if key in draft.overrides]
-        if not isinstance(table, dict) or len(given) != 1:
+        table, overridden = draft.content.get(table_name), [key for key in keys if key in draft.overrides]
+        if not isinstance(table, dict) or len(overridden) != 1:
             continue
         if table_name == "data" and table.get("source") != "text":
             continue
-        old = [key for key in keys if key != given[0] and table.pop(key.partition(".")[2], None) is not None]
-        draft.notes.extend(f"{given[0]} replaces {key}" for key in old)
-        if old and given[0] in ("model.name", "model.init_from_run") and "model.tokenizer" not in draft.overrides:
+        old = [key for key in keys if key != overridden[0] and table.pop(key.partition(".")[2], None) is not None]
+        draft.notes.extend(f"{overridden[0]} replaces {key}" for key in old)
+        if old and overridden[0] in ("model.name", "model.init_from_run") and "model.tokenizer" not in draft.overrides:
             table.pop("tokenizer", None)
 
 

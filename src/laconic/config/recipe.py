@@ -95,9 +95,11 @@ class ModelConfig(ConfigModel):
 
     @model_validator(mode="after")
     def check_origin(self) -> "ModelConfig":
-        given = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise ValueError(f"set exactly one of name, init_from_run and family, not {' and '.join(given) or 'none'}")
+        sources = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
+        if len(sources) != 1:
+            raise ValueError(
+                f"set exactly one of name, init_from_run and family, not {' and '.join(sources) or 'none'}"
+            )
         if self.init_from_run and self.tokenizer:
             raise ValueError(f'tokenizer "{self.tokenizer}": the run of init_from_run has its own; remove the key')
         if self.family and not self.tokenizer:

@@ -124,17 +124,17 @@ def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
 
 def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:
     """Return whether a recipe has the levels of a model (equal in every layer) and slower ones after them."""
-    there = shape.chunk_sizes[0]
-    alike, more = set(shape.chunk_sizes) == {there}, len(levels.chunk_sizes) > len(there)
-    return levels != CMSConfig() and alike and more and levels.chunk_sizes[: len(there)] == there
+    base_chunk_sizes = shape.chunk_sizes[0]
+    alike, more = set(shape.chunk_sizes) == {base_chunk_sizes}, len(levels.chunk_sizes) > len(base_chunk_sizes)
+    return levels != CMSConfig() and alike and more and levels.chunk_sizes[: len(base_chunk_sizes)] == base_chunk_sizes
 
 
 def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
     """Raise UsageError if the recipe's tables differ from the options of the given model."""
     memory, levels = nested_options(recipe)
     L = shape.decoder.num_hidden_layers
-    found = (shape.memory, shape.num_heads, shape.head_dim, shape.memory_chunk_size)
-    if memory != MixerConfig() and (memory.options, memory.num_heads, memory.head_dim, memory.chunk_size) != found:
+    actual = (shape.memory, shape.num_heads, shape.head_dim, shape.memory_chunk_size)
+    if memory != MixerConfig() and (memory.options, memory.num_heads, memory.head_dim, memory.chunk_size) != actual:
         raise UsageError("[mixer] differs from the given model; remove the table, or start from another model")
     placed = tuple(
         one.chunk_sizes for one in place_levels(L, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
@@ -160,8 +160,8 @@ def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Load a nested or plain checkpoint into memory that may be trained, not a memory-mapped file."""
     shape = read_saved_config(folder)
-    made = Decoder if shape is None else model_class(shape)
-    decoder = made.from_pretrained(folder, dtype, device)
+    decoder_class = Decoder if shape is None else model_class(shape)
+    decoder = decoder_class.from_pretrained(folder, dtype, device)
     for p in decoder.parameters():
         p.data = p.data.clone()
     return decoder

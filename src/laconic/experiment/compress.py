@@ -61,10 +61,10 @@ def resolve_length_rule(
         "quantile": quantile,
         "threshold": threshold,
     }
-    given = [name for name, value in options.items() if value is not None]
+    set_options = [name for name, value in options.items() if value is not None]
     parameter = [name for name in ("quantile", "threshold") if name == stop_rule]
-    if len(given) > 1 and given != ["stop_rule", *parameter]:
-        raise UsageError(f"{' and '.join(given)}: give only one of them, to choose the number of vectors")
+    if len(set_options) > 1 and set_options != ["stop_rule", *parameter]:
+        raise UsageError(f"{' and '.join(set_options)}: give only one of them, to choose the number of vectors")
     default = default_rule(method.segment_model)
     if num_vectors is not None:
         return LengthRule("fixed", num_vectors=num_vectors)
@@ -123,11 +123,11 @@ class CompressionJob(ResumableReading[SummaryMemory]):
             else none + (self.length_rule.num_vectors or reading.fixed_length) * (reading.summary == "parallel")
         )
         trigger = int(loop and reading.trigger_placement == "insert")
-        found = before_text + behind + trigger
+        positions = before_text + behind + trigger
         if reading.memory_policy == "budgeted" and reading.max_memory_vectors is not None:
             condensed = (before.num_vectors > 0) & (before.num_vectors + N > reading.max_memory_vectors)
-            found = found + condensed * (before_text + reading.fixed_length + trigger)
-        return found
+            positions = positions + condensed * (before_text + reading.fixed_length + trigger)
+        return positions
 
     def length_decision(self, B: int) -> StopRule:
         """Return the rule of the next segment, with random numbers if it samples."""

@@ -99,7 +99,7 @@ def measure_on_meta(
     Layers that are recomputed in the backward pass need `has_backward=False`, since a function mode is off there.
     """
     method = cast(Any, build_meta_method(recipe, config, tokenizer))
-    own = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
+    model_storages = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
     whole: Any = replace(cast(Any, batch), loss_denominators=method.loss_denominators(batch))
     most, state = 0, None
     with FlopCounterMode(display=False) as counter, MetaMode():
@@ -107,7 +107,7 @@ def measure_on_meta(
             saved: dict[int, Any] = {}
 
             def pack(x: Tensor, saved: dict[int, Any] = saved) -> Tensor:
-                if x.is_floating_point() and x.is_meta and id(x.untyped_storage()) not in own:
+                if x.is_floating_point() and x.is_meta and id(x.untyped_storage()) not in model_storages:
                     saved[id(x.untyped_storage())] = x.untyped_storage()
                 return x
 
@@ -127,8 +127,10 @@ def estimate_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer,
     parts = count_checkpointed_parts(recipe, config, batch)
     if parts is None:
         return plain
-    kept = _extrapolate(recipe, config, tokenizer, batch, has_backward=False)
-    return UpdateCost(min(plain.saved_bytes, kept.saved_bytes + plain.saved_bytes / parts), plain.flops * 4 / 3)
+    inference_peak = _extrapolate(recipe, config, tokenizer, batch, has_backward=False)
+    return UpdateCost(
+        min(plain.saved_bytes, inference_peak.saved_bytes + plain.saved_bytes / parts), plain.flops * 4 / 3
+    )
 
 
 def _extrapolate(

@@ -81,12 +81,12 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     from peft import get_peft_model, set_peft_model_state_dict
 
     settings = read_adapter_config(Path(folder))
-    found = read_adapter_shapes(Path(folder))
-    check_base_model(decoder, found, family_only=True)  # adapters of some layers only look like a smaller model
+    shapes = read_adapter_shapes(Path(folder))
+    check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model
     settings = adapt_config_to_decoder(decoder, settings)
     settings.init_lora_weights = True  # replaced below
-    check_adapter_shapes(decoder, found, expected_tensors(decoder, settings))
-    tensors = load_finite_tensors(Path(folder), found)
+    check_adapter_shapes(decoder, shapes, expected_tensors(decoder, settings))
+    tensors = load_finite_tensors(Path(folder), shapes)
     settings.inference_mode = not trainable
     model = cast("PeftModel", get_peft_model(decoder, settings))
     set_peft_model_state_dict(model, tensors)
@@ -98,9 +98,9 @@ def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    decoder, found = cast(Decoder, model.get_base_model()), read_adapter_shapes(Path(folder))
-    check_adapter_shapes(decoder, found, {name: tuple(tensor.shape) for name, tensor in state.items()})
-    set_peft_model_state_dict(model, load_finite_tensors(Path(folder), found))
+    decoder, shapes = cast(Decoder, model.get_base_model()), read_adapter_shapes(Path(folder))
+    check_adapter_shapes(decoder, shapes, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    set_peft_model_state_dict(model, load_finite_tensors(Path(folder), shapes))
 
 
 def read_adapter_shapes(folder: Path) -> TensorShapes:
@@ -125,9 +125,9 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
     }
 
 
-def load_finite_tensors(folder: Path, found: TensorShapes) -> dict[str, torch.Tensor]:
+def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
     """Load an adapter's tensors and check that they are finite."""
-    tensors = atomic.open_tensors(strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), found)
+    tensors = atomic.open_tensors(strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), shapes)
     for name, tensor in tensors.items():
         atomic.check_finite(name, tensor)
     return tensors
@@ -183,23 +183,23 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     return settings
 
 
-def target_module_names(decoder: Decoder, asked: list[str] | set[str] | str | None) -> list[str] | str:
+def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str | None) -> list[str] | str:
     """Return the layers to wrap; a text other than "all-linear" is a pattern over whole names."""
     maps = {name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     inside = {name.rsplit(".", 1)[-1] for name in maps if name.startswith(decoder.weight_names.layers)}
-    if asked == "all-linear":
+    if requested == "all-linear":
         return sorted(inside)
-    if not asked:
+    if not requested:
         raise InputError(f"target_modules is empty; all-linear, or some of {', '.join(sorted(inside))}")
-    if isinstance(asked, str):
-        if not any(re.fullmatch(asked, name) for name in maps):
-            raise InputError(f"target_modules {asked!r} fits no module; the first is {min(maps)}")
-        return asked
-    for name in sorted(asked):
+    if isinstance(requested, str):
+        if not any(re.fullmatch(requested, name) for name in maps):
+            raise InputError(f"target_modules {requested!r} fits no module; the first is {min(maps)}")
+        return requested
+    for name in sorted(requested):
         if not any(f".{known}".endswith(f".{name}") for known in maps):
             near = difflib.get_close_matches(name, sorted(inside), 1, 0.0)[0]
             raise InputError(f"target {name}: no such module; did you mean {near}?")
-    return sorted(asked)
+    return sorted(requested)
 
 
 def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
@@ -212,33 +212,33 @@ def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def check_base_model(decoder: Decoder, found: TensorShapes, *, family_only: bool = False) -> None:
+def check_base_model(decoder: Decoder, shapes: TensorShapes, *, family_only: bool = False) -> None:
     """Raise InputError if the tensors belong to another family or model size."""
-    config, theirs = decoder.config, infer_base_model(found, decoder)
+    config, theirs = decoder.config, infer_base_model(shapes, decoder)
     ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
     if theirs not in (None, ours) and not (family_only and theirs.startswith(f"{config.family} ")):
         raise InputError(f"adapter is for {theirs}, this is {ours}")
 
 
-def check_adapter_shapes(decoder: Decoder, found: TensorShapes, asked: TensorShapes) -> None:
+def check_adapter_shapes(decoder: Decoder, shapes: TensorShapes, expected: TensorShapes) -> None:
     """Raise InputError unless the file has exactly the tensors that its settings create here."""
-    if found == asked:
+    if shapes == expected:
         return
-    check_base_model(decoder, found)
-    odd = sorted(name for name in found.keys() | asked.keys() if found.get(name) != asked.get(name))
-    have, need = (list(shapes[odd[0]]) if odd[0] in shapes else "nothing" for shapes in (found, asked))
+    check_base_model(decoder, shapes)
+    odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+    have, need = (list(table[odd[0]]) if odd[0] in table else "nothing" for table in (shapes, expected))
     raise InputError(
         f"{ADAPTER_WEIGHTS_FILE} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, expected {need}"
     )
 
 
-def infer_base_model(found: TensorShapes, decoder: Decoder) -> str | None:
+def infer_base_model(shapes: TensorShapes, decoder: Decoder) -> str | None:
     """Return family, width and layers of an adapter's base model, as far as its tensors show."""
     families = sorted(WEIGHT_NAMES, key=lambda family: family != decoder.config.family)
     for family in families:
         names = WEIGHT_NAMES[family]
         inside = re.compile(rf"{re.escape(PEFT_PREFIX + names.layers)}\.(\d+)\.(.+)\.(lora_[AB])\.weight")
-        parts = [(match, shape) for name, shape in found.items() if (match := inside.fullmatch(name))]
+        parts = [(match, shape) for name, shape in shapes.items() if (match := inside.fullmatch(name))]
         readers = (names.q, names.k, names.v, names.qkv, names.gate, names.up)
         width = {shape[1] for match, shape in parts if match[3] == "lora_A" and match[2] in readers}
         width |= {shape[0] for match, shape in parts if match[3] == "lora_B" and match[2] in (names.o, names.down)}

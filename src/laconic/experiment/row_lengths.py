@@ -151,8 +151,8 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
     """Return the rows of documents: synthetic, of local files, or as many full rows as the run needs."""
     data, train, row_tokens = recipe.data, recipe.train, recipe.data.text.row_tokens
     if data.source != "text":
-        made = cast(SyntheticData, load_training_rows(recipe, tokenizer, context).source)
-        return RowLengths(len(made), np.full((len(made), 1), made.max_length), synthetic=made)
+        source = cast(SyntheticData, load_training_rows(recipe, tokenizer, context).source)
+        return RowLengths(len(source), np.full((len(source), 1), source.max_length), synthetic=source)
     if train.steps is not None and (data.path is None or not Path(data.path).is_file()):
         name = Path(data.path).name if data.path else (data.name or ("",))[0]
         note = f"{name} is not local: full rows, as many as the steps need; data.path=FILE counts yours"

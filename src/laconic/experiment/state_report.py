@@ -34,21 +34,21 @@ class MemoryReport(NamedTuple):
 
 def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[LevelReport]:
     """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer."""
-    found: dict[int, list[tuple[float, Tensor]]] = {}
+    by_chunk: dict[int, list[tuple[float, Tensor]]] = {}
     for layer, sizes in zip(state.layers, chunks, strict=True):
         for level, chunk in zip(layer.cms.levels if layer.cms else (), sizes, strict=True):
             squares = [frobenius_norm(change).double().square() for change in level.change.values()]
             total = torch.stack([x.cpu() for x in squares]).sum(0)
-            found.setdefault(chunk, []).append((float(level.num_updates.double().mean()), total))
+            by_chunk.setdefault(chunk, []).append((float(level.num_updates.double().mean()), total))
     return [
-        LevelReport(chunk, len(each), sum(n for n, _ in each) / len(each), mean_norm([x for _, x in each]))
-        for chunk, each in sorted(found.items())
+        LevelReport(chunk, len(rows), sum(n for n, _ in rows) / len(rows), mean_norm([x for _, x in rows]))
+        for chunk, rows in sorted(by_chunk.items())
     ]
 
 
 def memory_reports(state: FastWeightState) -> list[MemoryReport]:
     """Return the memories of the mixers by name."""
-    found: dict[str, list[tuple[float, Tensor]]] = {}
+    by_name: dict[str, list[tuple[float, Tensor]]] = {}
     for layer in state.layers:
         for name, memory in layer.memory.items():
             parts = (
@@ -57,12 +57,12 @@ def memory_reports(state: FastWeightState) -> list[MemoryReport]:
                 else {name: memory}
             )
             for part, matrix in parts.items():
-                found.setdefault(part, []).append(
+                by_name.setdefault(part, []).append(
                     (float(matrix.num_tokens.double().mean()), squared_change_norm(matrix))
                 )
     return [
-        MemoryReport(name, len(each), sum(n for n, _ in each) / len(each), mean_norm([x for _, x in each]))
-        for name, each in found.items()
+        MemoryReport(name, len(rows), sum(n for n, _ in rows) / len(rows), mean_norm([x for _, x in rows]))
+        for name, rows in by_name.items()
     ]
 
 
@@ -78,12 +78,12 @@ def mean_norm(squares: Sequence[Tensor]) -> float:
 
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
     """Return levels and memories as lines of text."""
-    found = [
+    lines = [
         f"level      chunk {r.chunk_size:,} in {format_count(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} updates, "
         f"moved by {format_norm(r.update_norm)}"
         for r in level_reports(state, chunks)
     ]
-    return found + [
+    return lines + [
         f"memory     {m.name} in {format_count(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, moved by {format_norm(m.update_norm)}"
         for m in memory_reports(state)
     ]
@@ -112,9 +112,9 @@ class StateCost:
 
     def to_lines(self) -> list[str]:
         """Return tokens and bytes as lines of text."""
-        each = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
+        of_texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
         return [
-            f"read       {self.num_tokens:,} tokens{each}",
+            f"read       {self.num_tokens:,} tokens{of_texts}",
             f"bytes      {format_bytes(self.state_bytes)} of state instead of {format_bytes(self.text_cache_bytes)} of keys and values",
         ]
 
