@@ -2,16 +2,25 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
 
 from laconic.errors import UsageError
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
 OutputFormat = Literal["human", "json"]
+# Options that default to None: the help shows neither None nor a second default after the one in the text.
+OptionalInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
+OptionalStr = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+OptionalDtype = Annotated[DtypeName | None, arg(metavar="{float32,float64,bfloat16,float16}", help_behavior_hint="")]
 
 
 def parse_dtype(name: DtypeName | None) -> Any:
-    """Return the torch dtype of a name; None for None."""
+    """Return the torch dtype with this name, or None if there is no name."""
     import torch
 
     return None if name is None else getattr(torch, name)

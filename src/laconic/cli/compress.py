@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OutputFormat, parse_dtype, to_utf8
+from laconic.cli.arguments import OptionalFloat, OptionalInt, OutputFormat, parse_dtype, to_utf8
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -65,25 +65,31 @@ class CompressCommand:
     """UTF-8 text of any length; - reads standard input; each line of a .jsonl is a separate text (field "text")"""
     out: Path
     """file to write"""
-    stop_rule: Literal["quantile", "threshold", "sample"] | None = None
+    stop_rule: Annotated[
+        Literal["quantile", "threshold", "sample"] | None,
+        arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),
+    ] = None
     """how the stop head chooses the number of vectors of a segment (default: as in the recipe)"""
-    quantile: float | None = None
-    """rule quantile: stop at this cumulative probability"""
-    threshold: float | None = None
-    """rule threshold: stop at the first stop probability this large"""
-    vectors: int | None = None
+    quantile: OptionalFloat = None
+    """with --stop-rule quantile: stop at this cumulative probability"""
+    threshold: OptionalFloat = None
+    """with --stop-rule threshold: stop at the first stop probability this large"""
+    vectors: OptionalInt = None
     """fixed number of vectors per segment"""
-    total_vectors: int | None = None
+    total_vectors: OptionalInt = None
     """number of vectors per text, distributed over its segments by the stop head"""
-    segment_tokens: int | None = None
+    segment_tokens: OptionalInt = None
     """tokens per segment (default: as in training)"""
     batch_size: int = 8
     """rows of a .jsonl to process at once"""
-    save_every: int | None = None
-    """save progress to OUT.part every this many segments, for --resume"""
+    save_every: OptionalInt = None
+    """number of segments after which progress is saved to OUT.part, for --resume"""
     resume: bool = False
     """continue from OUT.part; the result equals that of an uninterrupted command"""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        arg(metavar="{float32,bfloat16,float16}", help_behavior_hint=""),
+    ] = None
     """dtype of the vectors in the file (default: the model's)"""
     seed: int = 0
     """random seed of --stop-rule sample"""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OutputFormat
+from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
@@ -87,14 +87,13 @@ class DataCheckCommand:
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
     """file of rows (.jsonl, .parquet, iCoT's .txt), or a data set by name such as gsm8k-aug:valid"""
-    tokenizer: str | None = None
-    """folder or hub name of the tokenizer that counts tokens"""
-    max_length: int | None = None
-    """tokens of question, chain and answer together above which a row would be truncated; with --documents, tokens per
-    row"""
+    tokenizer: OptionalStr = None
+    """tokenizer to count tokens with: folder or hub name"""
+    max_length: OptionalInt = None
+    """tokens of question, chain and answer above which rows are reported; with --documents, tokens per row"""
     documents: bool = False
-    """the file contains documents: a text, or rows (.jsonl, .parquet) with a field text"""
-    data_dir: Path | None = None
+    """the file contains documents: plain text, or rows (.jsonl, .parquet) with a field named text"""
+    data_dir: OptionalPath = None
     """folder of the data sets' files, for a data set by name (default: the hub)"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OutputFormat
+from laconic.cli.arguments import OptionalPath, OutputFormat
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError
 
@@ -41,14 +41,13 @@ class DataMakeCommand:
     """
 
     generator: Annotated[Positional[str], arg(metavar="GENERATOR")]
-    """gsm-variants: questions of GSM8K with other numbers; mult-4, mult-5, mult-7, mult-9: products as in iCoT; prosqa:
-    graphs"""
+    """gsm-variants: GSM8K with other numbers; mult-4, -5, -7, -9: multiplication; prosqa: paths in graphs"""
     rows: int
     """number of rows to write"""
     out: Path
-    """file to write; an existing file must be equal"""
-    data_dir: Path | None = None
-    """folder of the data sets' files, whose validation and test rows are excluded (gsm-variants default: the hub)"""
+    """file to write; an existing file with other rows is refused"""
+    data_dir: OptionalPath = None
+    """folder of the data sets' files, whose validation and test rows are excluded (gsm-variants: default the hub)"""
     seed: int = 0
     """random seed; it does not change which templates are held out"""
     held_out_fraction: float = 0.05
@@ -56,7 +55,7 @@ class DataMakeCommand:
     include_originals: bool = False
     """gsm-variants: begin with the original questions, which count towards --rows"""
     allow_ambiguous: bool = False
-    """gsm-variants: include templates with numbers that a word may also mean (2, twice); some chains are wrong"""
+    """gsm-variants: include templates where a word may mean the same number (2, twice); some chains are then wrong"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 

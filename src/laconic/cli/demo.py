@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.arguments import OutputFormat
+from laconic.cli.arguments import OptionalPath, OutputFormat
 from laconic.cli.files import write_file
 from laconic.console import log_message, progress
 from laconic.errors import LaconicError, UsageError
@@ -102,11 +102,11 @@ class DemoCommand:
     """
 
     fast: bool = False
-    """two minutes: fewer methods, no controls"""
+    """finish in about two minutes: fewer methods, no control runs"""
     num_seeds: int = 1
     """number of runs of each method; three or more give a mean with its standard deviation"""
-    out: Path | None = None
-    """directory of the runs and of report.html (default: runs/demo, or runs/demo-fast)"""
+    out: OptionalPath = None
+    """directory to write the runs and report.html to (default: runs/demo, or runs/demo-fast)"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 

@@ -39,11 +39,11 @@ def build_demo_report(
     command: str,
     notes: Sequence[str] = (),
 ) -> ComparisonReport:
-    """Return the report of the runs in `out`; measures their latency, one run after the other."""
+    """Build the report of the runs in `out`, and measure the latency of each method on the CPU."""
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
     results = [build_result(entry, folders[entry.name]) for entry in entries]
-    timed = [answer_function(load_run(run_folders[0], CPU)) for run_folders in folders.values()]
+    timed = [load_timed_method(load_run(run_folders[0], CPU)) for run_folders in folders.values()]
     latencies = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
     focus = next((entry for entry in entries if entry.name == "kava"), entries[0])
     run = load_run(out / focus.name / f"seed-{seeds[0]}", CPU)
@@ -62,7 +62,7 @@ def build_demo_report(
         recipe_differences=[
             (key, str(get_recipe_value(run.recipe, key)), why) for key, why in run.recipe.deviations.items()
         ],
-        facts=run_facts(run, seconds),
+        facts=collect_run_facts(run, seconds),
         runs=[describe_run(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in entries for seed in seeds],
         command=command,
         inspection=inspect_first_question(run),
@@ -71,7 +71,7 @@ def build_demo_report(
 
 
 def build_result(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
-    """Return one row of the table."""
+    """Collect the results of one method over its seeds: one row of the report's table."""
     run = load_run(folders[0], CPU)
     results = [result for folder in folders if (result := reasoning_run.load_result(folder, "test"))]
     latents = run.recipe.latents
@@ -98,14 +98,14 @@ def build_result(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
     )
 
 
-def answer_function(run: LoadedRun) -> tuple[Any, Any]:
-    """Return the function that answers with a run, and the questions."""
+def load_timed_method(run: LoadedRun) -> tuple[Any, Any]:
+    """Return the function that answers questions with a run, and the questions."""
     questions = load_question_set(run, "test", DIGIT)
     return reasoning_run.answer_function(run, reasoning_run.decoding_for(run, questions)), questions.source
 
 
 def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, list[float]]:
-    """Return the accuracy of each seed by the number of Jacobi iterations, where all seeds were evaluated."""
+    """Map numbers of Jacobi iterations to the accuracy of each seed, where all seeds were evaluated."""
     sweep: dict[int, list[float]] = {}
     for iterations in range(max_iterations + 1):
         results = [reasoning_run.load_result(folder, "test", iterations=iterations) for folder in folders]
@@ -126,12 +126,12 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def validation_curve(folder: Path) -> list[tuple[int, float]]:
-    """Return the validation accuracy by step."""
+    """Return (step, validation accuracy) pairs."""
     return [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
 
 
 def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
-    """Inspect the first test problem."""
+    """Inspect the latents on the first test problem; None for a run without latents."""
     if run.parts.latents is None:
         return None
     questions = load_question_set(run, "test", DIGIT, limit=1)
@@ -148,12 +148,12 @@ def describe_task(run: LoadedRun) -> str:
     return (
         f"A Llama with {config.num_hidden_layers} layers and {size:,} parameters learns to apply {task.num_operations} "
         f"operations to digits from left to right, keeping the last digit of every result: {example.question} "
-        f"{example.answer}, with the chain {' '.join(example.steps)}. Each row is one way from question to answer."
+        f"{example.answer}, with the chain {' '.join(example.steps)}. Each row of the table is one method."
     )
 
 
-def describe_caveats(run: LoadedRun, chain: Path) -> list[str]:
-    """Return what the demo does not show; `chain` is the run that the others start from."""
+def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
+    """List what the results do not show; `chain_folder` is the run whose weights the others start from."""
     caveats = ["Results of a model of this size on digits need not hold for language models on text."]
     batch: Any = load_held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
     M, N = run.recipe.latents.num_latents if run.recipe.latents else 0, int(batch.chain_mask.sum())
@@ -163,14 +163,14 @@ def describe_caveats(run: LoadedRun, chain: Path) -> list[str]:
     if digits.chain_style == "bracket_tokens":
         caveats.append("The chain is redundant by construction: four of the five tokens of a step are brackets.")
     if run.recipe.kv_selection and not run.recipe.kv_selection.importance_weight:
-        caveats.append("R-KV uses redundancy alone (λ = 0; the paper has 0.1).")
+        caveats.append("R-KV selects by redundancy alone (λ = 0; the paper uses λ = 0.1).")
     if run.recipe.kv_distillation and run.recipe.kv_distillation.layers is not None:
         layers, L = len(run.recipe.kv_distillation.layers), run.parts.decoder.config.num_hidden_layers
         caveats.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
-    if load_recipe(chain / "recipe.toml")[0].data.digits.results_only_fraction:
+    if load_recipe(chain_folder / "recipe.toml")[0].data.digits.results_only_fraction:
         caveats.append(
-            "The model that the runs start from was also trained on chains of results alone, which is what the latents "
-            "have to learn."
+            "The model that the runs start from was also trained on chains that contain only results, which is what "
+            "the latents have to learn."
         )
     if run.recipe.data.chain_steps == "all":
         caveats.append(
@@ -179,7 +179,7 @@ def describe_caveats(run: LoadedRun, chain: Path) -> list[str]:
     return caveats
 
 
-def run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
+def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
     """Return wall time, data, device and versions."""
     environment = json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
     manifest = RunDirectory(run.folder).get_step(run.step).manifest
@@ -199,7 +199,7 @@ def run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
 
 
 def describe_run(name: str, seed: int, folder: Path) -> tuple[str, str]:
-    """Return a run's name, and its steps, time and hashes."""
+    """Return a label of a run, and a text with its steps, time and hashes."""
     committed = RunDirectory(folder).latest_valid_step()
     assert committed is not None
     weights = committed.manifest.files["model.safetensors"].sha256

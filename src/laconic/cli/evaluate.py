@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OutputFormat, parse_ints, refuse_flags, split_commas, to_utf8
+from laconic.cli.arguments import (
+    OptionalInt,
+    OptionalStr,
+    OutputFormat,
+    parse_ints,
+    refuse_flags,
+    split_commas,
+    to_utf8,
+)
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,40 +31,43 @@ CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 class EvaluateCommand:
     """Evaluate runs on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
 
-    Results are stored in RUN/evaluations; re-run the same command to resume. laconic tasks list names the tasks.
+    Results are stored in RUN/evaluations; re-run the same command to resume. laconic tasks list shows the tasks.
 
     Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
     """run of laconic train, or a directory of runs seed-0, seed-1, …, which are averaged"""
     tasks: str = "test"
     """comma-separated tasks; see laconic tasks list"""
-    protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
-    """how answers are prompted and matched (default: that of the recipe's format)"""
-    tolerance: str | None = None
-    """protocol decimal: largest difference from the correct number (default: 0.001)"""
-    data_dir: str | None = None
+    protocol: Annotated[
+        Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None,
+        arg(metavar="{codi,codi-sampled,pccot,coconut,decimal,text}", help_behavior_hint=""),
+    ] = None
+    """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
+    tolerance: OptionalStr = None
+    """with --protocol decimal: largest difference from the correct number (default: 0.001)"""
+    data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
-    limit: int | None = None
-    """evaluate the first questions, documents, or examples per class only"""
-    shots: int | None = None
+    limit: OptionalInt = None
+    """evaluate only the first questions or documents, or the first examples of each class"""
+    shots: OptionalInt = None
     """clinc150, banking77, dbpedia14: training examples per class"""
     with_cot: bool = False
     """also answer with a generated chain of thought, with the same weights"""
-    jacobi_iterations: str | None = None
+    jacobi_iterations: OptionalStr = None
     """also answer with these numbers of Jacobi iterations, comma-separated"""
-    baseline: str | None = None
+    baseline: OptionalStr = None
     """run to compare the others with, question by question"""
     checkpoint: str = "latest"
-    """latest, best (by the run's validation), or the number of a step"""
+    """latest, best (by validation during training), or the number of a step"""
     batch_size: int = 64
-    """questions per batch and process"""
+    """questions per batch, in each process"""
     latency: int = 0
     """measure latency on this many questions, one at a time, and throughput in batches of 64"""
     query_aware: bool = False
-    """context QA: put the question before its context when it is compressed"""
-    device: str | None = None
+    """context QA: put the question in front of the context before compressing it"""
+    device: OptionalStr = None
     """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import DtypeName, parse_dtype
+from laconic.cli.arguments import OptionalDtype, OptionalPath, parse_dtype
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
@@ -24,16 +24,16 @@ class ExportCommand:
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """checkpoint (folder or hub name), run of laconic train, or llama2.c file (.bin)"""
     out: Path
-    """folder to write; must not exist, or be empty"""
-    adapter: Path | None = None
+    """folder to write; must be new or empty"""
+    adapter: OptionalPath = None
     """folder of a peft adapter to merge into the weights"""
-    dtype: DtypeName | None = None
+    dtype: OptionalDtype = None
     """dtype of the weights (default: as stored)"""
-    max_shard_bytes: float = 5e9
-    """largest size of a file"""
+    max_shard_bytes: int = 5_000_000_000
+    """largest size of a safetensors file, in bytes"""
 
     def run(self) -> int:
-        """Load, merge and write."""
+        """Load the model, merge the adapter and write the folder."""
         from laconic.experiment import build_nested, lora
         from laconic.experiment.load_run import is_run_dir
         from laconic.models import weights
@@ -51,7 +51,9 @@ class ExportCommand:
             if self.adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
         with status(f"writing {self.out}"):
-            decoder.save_pretrained(self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=self.max_shard_bytes)
+            decoder.save_pretrained(
+                self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=float(self.max_shard_bytes)
+            )
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
         return 0
 
@@ -62,7 +64,7 @@ class ExportCommand:
         from laconic.experiment.load_run import load_run
 
         if self.adapter is not None:
-            raise UsageError(f"--adapter: the run {self.model} has its own adapter; leave it out")
+            raise UsageError(f"--adapter: {self.model} is a run, which is exported as trained; leave it out")
         run = load_run(self.model, torch.device("cpu"))
         if run.parts.latents is not None:
             log_message("laconic: the latent-token parameters are not exported; they stay in the run")

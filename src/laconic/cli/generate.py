@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import DtypeName, OutputFormat, parse_dtype, refuse_flags, to_utf8
+from laconic.cli.arguments import (
+    OptionalDtype,
+    OptionalPath,
+    OptionalStr,
+    OutputFormat,
+    parse_dtype,
+    refuse_flags,
+    to_utf8,
+)
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
@@ -29,19 +37,19 @@ class GenerateCommand:
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """checkpoint in Hugging Face layout (folder or hub name), or a run of laconic train"""
-    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT")]
+    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT", help_behavior_hint="")]
     """prompts to continue or questions to answer; several are one batch"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
     """file(s) written by laconic compress, prepended to the prompt in order; for a model with fast weights, one file
     with its state"""
     learn: bool = False
     """for models with fast weights: let prompt and answer update them; see --save-state"""
-    save_state: Path | None = None
-    """with --learn: file to write the state after prompt and answer to"""
+    save_state: OptionalPath = None
+    """with --learn: file for the state after prompt and answer"""
     max_tokens: int = 128
     """largest number of new tokens"""
     min_tokens: int = 0
-    """smallest number of new tokens before an end-of-sequence token"""
+    """number of new tokens before which no end-of-sequence token is generated"""
     temperature: float = 0.0
     """0: take the most likely token; otherwise sample"""
     top_k: int = 0
@@ -53,18 +61,18 @@ class GenerateCommand:
     repetition_penalty: float = 1.0
     """values above 1 make tokens that occurred before less likely"""
     stop_string: UseAppendAction[tuple[str, ...]] = ()
-    """stop before this text; may be given several times"""
+    """end the output before this text"""
     seed: int = 0
     """random seed for sampling"""
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
     chat: bool = False
     """wrap each prompt in the model's chat template, as a user message"""
-    dtype: DtypeName | None = None
+    dtype: OptionalDtype = None
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
-    revision: str | None = None
+    revision: OptionalStr = None
     """commit, tag or branch on the hub"""
     allow_missing: UseAppendAction[tuple[str, ...]] = ()
     """tensor that may be missing from the checkpoint; it is then initialised at random"""

@@ -41,7 +41,7 @@ EXTRA_OF_PACKAGE = {
 
 VerifyGroup = Annotated[
     Annotated[VerifyAllCommand, subcommand("all")] | Annotated[VerifyParityCommand, subcommand("parity")],
-    subcommand("verify", description="Compare models with a reference; without a subcommand, all tiny models."),
+    subcommand("verify", description="Compare models with a reference; laconic verify alone runs verify all."),
 ]
 DataGroup = Annotated[
     Annotated[DataListCommand, subcommand("list")]

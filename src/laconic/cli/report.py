@@ -18,7 +18,7 @@ class ReportCommand:
     Example: laconic report runs/stop runs/fixed --out report.html
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
     """run of laconic train, or a directory of runs seed-0, seed-1, …; evaluate them with laconic evaluate first"""
     out: Path = Path("report.html")
     """page to write"""

@@ -15,20 +15,24 @@ class TaskInfo(NamedTuple):
     description: str
 
 
-ANY, REASONING, COMPRESSION, NESTED = "any", "latent", "compression", "nested"
+ANY, LATENT, COMPRESSION, NESTED = "any", "latent", "compression", "nested"  # kinds of runs
 TASKS = (
     TaskInfo("test, valid", ANY, "the recipe's own test or validation rows"),
-    TaskInfo("FILE.jsonl", REASONING, "questions with answers (question, answer); also .parquet"),
-    TaskInfo("USER/NAME:SPLIT", REASONING, "a data set on the Hugging Face hub"),
+    TaskInfo("FILE.jsonl", LATENT, "rows (question, answer); also .parquet"),
+    TaskInfo("USER/NAME:SPLIT", LATENT, "a data set on the Hugging Face hub"),
     TaskInfo("excerpt", COMPRESSION, "documents whose end is copied from an earlier part"),
-    TaskInfo("FILE.jsonl", COMPRESSION, "context QA (context, question, answer) or in-context labels (text, label)"),
+    TaskInfo(
+        "FILE.jsonl",
+        COMPRESSION,
+        "context QA (context, question, answer) or in-context classification (text, label)",
+    ),
     TaskInfo("mqar", NESTED, "multi-query associative recall"),
     TaskInfo("copying", NESTED, "selective copying"),
     TaskInfo("formal_languages", NESTED, "formal languages"),
     TaskInfo("needle", NESTED, "facts inserted into long texts"),
-    TaskInfo("ppl", NESTED, "nats per token on held-out texts, with weight updates on and off"),
-    TaskInfo("books", NESTED, "nats per token when the state is carried through a book, and when it is reset"),
-    TaskInfo("levels", NESTED, "ablations: the loss without each level, momentum, decay, …"),
+    TaskInfo("ppl", NESTED, "loss on held-out texts in nats per token, with weight updates on and off"),
+    TaskInfo("books", NESTED, "loss in nats per token when the state is carried through a book, and when it is reset"),
+    TaskInfo("levels", NESTED, "ablations: the loss when a level, the momentum, the decay or another part is off"),
     TaskInfo(
         "clinc150, banking77, dbpedia14", NESTED, "class-incremental learning; slow: limit with --limit and --shots"
     ),
@@ -38,6 +42,8 @@ TASKS = (
 @dataclass(frozen=True)
 class TasksListCommand:
     """List the tasks of laconic evaluate, and the runs that each one evaluates.
+
+    laconic tasks prints the same list.
 
     Example: laconic tasks list
     """
@@ -49,7 +55,7 @@ class TasksListCommand:
         """Print the table."""
         from laconic.data.reasoning.catalog import DATASETS
 
-        catalog = [TaskInfo(info.name, REASONING, info.description) for info in DATASETS.values()]
+        catalog = [TaskInfo(info.name, LATENT, info.description) for info in DATASETS.values()]
         tasks = [*TASKS[:1], *catalog, *TASKS[1:]]
         if self.format == "json":
             print(json.dumps({"schema": 1, "tasks": [task._asdict() for task in tasks]}, ensure_ascii=False))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OutputFormat, to_utf8
+from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, to_utf8
 from laconic.console import log_message, progress
 from laconic.errors import UsageError
 
@@ -38,26 +38,25 @@ class TrainCommand:
     Example: laconic train demo-kava --out runs/kava seed=1
     """
 
-    recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None
-    """file, or name of a shipped recipe"""
-    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE")] = ()
+    recipe: Annotated[Positional[str | None], arg(metavar="RECIPE", help_behavior_hint="")] = None
+    """TOML file, or name of a recipe that comes with laconic"""
+    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
     """recipe keys to override"""
-    out: Path | None = None
+    out: OptionalPath = None
     """run directory (default: runs/NAME of the recipe's file)"""
     resume: str = "auto"
-    """auto: resume from the latest valid step, or start; never: refuse a directory with steps; step-N: use that step"""
-    num_seeds: int | None = None
+    """auto: resume from the latest valid step, if any; never: refuse a directory with steps; step-N: resume from it"""
+    num_seeds: OptionalInt = None
     """train seeds 0 … N-1, each in OUT/seed-N"""
-    plan: Literal["estimate", "step"] | None = None
-    """print tokens, memory and time of the run instead of training, without reading weights; --plan=step also runs and
-    measures one update"""
+    plan: Annotated[Literal["estimate", "step"] | None, arg(metavar="{estimate,step}", help_behavior_hint="")] = None
+    """print tokens, memory and time of the run and exit; --plan=step runs and measures one update for it"""
     schema: bool = False
     """print the JSON Schema of recipes"""
-    replay: Path | None = None
+    replay: OptionalPath = None
     """re-run the update saved in RUN/incidents/step-N for debugging"""
-    track: str | None = None
+    track: OptionalStr = None
     """trackio project to copy the metrics to"""
-    device: str | None = None
+    device: OptionalStr = None
     """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""

@@ -4,11 +4,11 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from laconic.cli.arguments import OptionalPath, OptionalStr
 from laconic.cli.files import write_file
 from laconic.console import progress
 from laconic.errors import InputError
@@ -23,20 +23,19 @@ class VerifyParityCommand:
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """checkpoint (folder or hub name), or tiny:FAMILY for the small random model of a family"""
-    reference: str | None = None
-    """transformers; golden, the stored activations that are shipped for these weights; or the folder of such a bundle
-    (default: transformers if it is installed, else golden). transformers reads the same config.json, so only a bundle
-    shows that it was changed"""
+    reference: OptionalStr = None
+    """transformers (default if installed), golden (activations that come with laconic), or a folder of --write-golden;
+    only the latter two detect a changed config.json, since transformers reads the same file"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """below float32, errors are compared with the reference's own error in that dtype"""
+    """dtype to run in; for bfloat16 and float16, errors are compared with those of the reference in that dtype"""
     inputs: str = "all"
-    """inputs to compare on: all, or a comma-separated list such as I1,I7"""
+    """test inputs: all, or a comma-separated list of I1 to I17"""
     layers: str = "all"
     """layers to compare: all, or a comma-separated list such as 0,5,last"""
-    json: Path | None = None
+    json: OptionalPath = None
     """file to write all results to as JSON"""
-    write_golden: Path | None = None
-    """folder to write a new golden bundle with the activations of transformers to"""
+    write_golden: OptionalPath = None
+    """folder for a new bundle with the activations of transformers"""
 
     def run(self) -> int:
         """Return 0 if every requested comparison ran and passed, else 1."""
