@@ -72,7 +72,7 @@ def test_draw_lengths_sum_and_respect_limits(w: int, mean: int, X: int, seed: in
 )
 def test_fixed_ends(options: dict[str, Any], ends: tuple[int, ...]) -> None:
     cuts = SegmentBoundaries(TextConfig.model_validate({**options, "segment_lengths": "fixed"}), 0, 100)
-    assert cuts.fixed_ends() == cuts.random_ends(7) == ends
+    assert cuts.fixed_ends() == cuts.draw_ends(7) == ends
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_fixed_ends(options: dict[str, Any], ends: tuple[int, ...]) -> None:
         {"row_tokens": 800, "segment_tokens": 100, "segments_per_window": 8, "max_segment_tokens": 300},
     ],
 )
-def test_random_ends(options: dict[str, Any]) -> None:
+def test_draw_ends(options: dict[str, Any]) -> None:
     config = TextConfig.model_validate(options)
     cuts = SegmentBoundaries(config, 3, 400)
-    results = [cuts.random_ends(step) for step in range(20)]
-    assert results == [cuts.random_ends(step) for step in range(20)]
+    results = [cuts.draw_ends(step) for step in range(20)]
+    assert results == [cuts.draw_ends(step) for step in range(20)]
     assert len(set(results)) == 20
-    assert results != [SegmentBoundaries(config, 4, 400).random_ends(step) for step in range(20)]
+    assert results != [SegmentBoundaries(config, 4, 400).draw_ends(step) for step in range(20)]
     for ends in results:
         lengths = np.diff([0, *ends])
         assert len(ends) == config.row_tokens // 100
@@ -114,7 +114,7 @@ def test_random_ends(options: dict[str, Any]) -> None:
 
 def test_draw_lengths_respect_positions_of_the_model() -> None:
     config = TextConfig(row_tokens=600, segment_tokens=100)
-    lengths = [np.diff([0, *SegmentBoundaries(config, 0, 120).random_ends(step)]) for step in range(20)]
+    lengths = [np.diff([0, *SegmentBoundaries(config, 0, 120).draw_ends(step)]) for step in range(20)]
     assert min(map(min, lengths)) >= min_segment_length(300, 3, 120) == 90
     assert max(map(max, lengths)) <= 120
 
@@ -143,4 +143,4 @@ def test_draw_lengths_gives_up() -> None:
     )
     cuts.max_length = 99
     with pytest.raises(UsageError, match="exceeded by all of 10,000 draws"):
-        cuts.random_ends(0)
+        cuts.draw_ends(0)

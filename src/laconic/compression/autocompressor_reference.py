@@ -1,11 +1,11 @@
 """One training step of a variable-length AutoCompressor, written the slow and obvious way.
 
-Covers the default of the recipes with a learned length: parallel summary tokens, accumulated memory, and the "ponder"
-estimator, which trains the decoder with random lengths first and then only the stop head. Rows are read one by one,
-without padding, cache or gate; a test holds loss and gradients of `AutoCompressor` equal to these.
+Covers the default of recipes with a learned number of vectors: parallel summary tokens, accumulated memory, and the
+"ponder" estimator, which trains the decoder with random lengths first and then only the stop head. Rows are processed
+one by one, without padding or KV cache; a test checks that `AutoCompressor` has the same loss and gradients.
 
-Symbols: S_i segment i; M_i the memory after it; sigma^i its vectors, N_i of them; e_1..e_K summary tokens; CE_i the
-loss of segment i in nats; beta the price of a vector; a_t, lam_t, P(N) as in `halting.stop_distribution`.
+Symbols: S_i segment i; M_i the memory after it; sigma^i its vectors, N_i of them; e_1..e_K summary tokens; z_1..z_K
+their outputs; a_t, lam_t, s_t, P(N) as in `halting.stop_distribution`. AC and VL equations: docs/ledger.md.
 """
 
 import math
@@ -31,15 +31,15 @@ def training_step(
     total_steps: int,
     seed: int = 0,
 ) -> Float[Tensor, ""]:
-    """Compute the loss of one optimizer step, per scored token.
+    """Compute the loss of one optimizer step in nats per target token.
 
     Args:
-        decoder: Reads and compresses segments.
+        decoder: Model that reads and compresses segments.
         summaries: Summary tokens e and the stop head u, b.
-        config: Price and phases.
+        config: Length cost and training phases.
         batch: Documents of several windows.
         total_steps: Number of updates of the run.
-        seed: Seed of random lengths.
+        seed: Seed of the random lengths.
     """
     head_only = batch.step >= math.ceil(config.head_only_after * total_steps)
     loss = torch.zeros((), dtype=torch.float64)
@@ -47,7 +47,7 @@ def training_step(
         memory = decoder.token_embedding.weight.new_zeros(0, summaries.width)
         for window in batch.select_rows([row]).sequential_parts:
             window_loss, carried = read_window(decoder, summaries, config, window, memory, head_only, seed)
-            loss, memory = loss + window_loss, carried.detach()  # AC6: no gradient crosses the edge of a window
+            loss, memory = loss + window_loss, carried.detach()  # AC6: gradients stop at the end of a window
     num_scored = sum(int((window.targets != IGNORE_INDEX).sum()) for window in batch.sequential_parts)
     return loss / num_scored
 
@@ -61,10 +61,10 @@ def read_window(
     head_only: bool,
     seed: int,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "m D"]]:
-    """Return the loss of a window of one row, and the memory for the next one."""
+    """Return the loss of one row's window, and the memory that the next window starts with."""
     K, last = summaries.K, len(window.segment_ends) - 1
     loss, carried = torch.zeros((), dtype=torch.float64), memory
-    previous = None  # M_{i-2}, z and P(N) of the segment before
+    previous = None  # M before the previous segment, and that segment's z and P(N)
     for i, columns in enumerate(window.segment_slices):
         is_token = window.attention_mask[0, columns]
         ids, targets = window.input_ids[0, columns][is_token], window.targets[0, columns][is_token]
@@ -74,19 +74,21 @@ def read_window(
             nats, z = read_segment(decoder, summaries, memory, ids, targets)
         if previous is None:
             loss = loss + nats
-        else:  # VL22: the expected loss of this segment over the length of the one before
+        else:  # VL22: the loss of this segment, in expectation over the previous one's length
             older, z_before, p = previous
             with torch.no_grad():
                 prompts = [torch.cat([older, z_before[:n]]) for n in range(1, K + 1)]
-                trials = [read_segment(decoder, summaries, prompt, ids, targets)[0] for prompt in prompts]
-            loss = loss + (p * torch.stack(trials)).sum()
+                losses = [read_segment(decoder, summaries, prompt, ids, targets)[0] for prompt in prompts]
+            loss = loss + (p * torch.stack(losses)).sum()
         stream, previous, number = "length" if head_only else "nested", None, window.first_segment + i
         u = draw_uniforms(stream, seed, window.epoch, window.row_index, number, 1)[0, 0]
         length = 1 + int(u * K)  # VL23: uniform
         if head_only:
             p = length_distribution(summaries.stop_logits(decoder, z[None], head_only=True)[0])  # VL3
             length = 1 + min(int((p.detach().cumsum(0) <= u).sum()), K - 1)
-            if (window.targets[0, columns.stop :] != IGNORE_INDEX).any():  # VL8: only what is read has a price
+            if (
+                window.targets[0, columns.stop :] != IGNORE_INDEX
+            ).any():  # VL8: vectors that no later target reads cost nothing
                 loss = loss + config.length_cost * (p * torch.arange(1, K + 1)).sum()
                 previous = memory, z, p
         memory = torch.cat([memory, z[:length] if i < last else z[:length].detach()])  # AC3
@@ -102,7 +104,7 @@ def read_segment(
     ids: Int[Tensor, " T"],
     targets: Int[Tensor, " T"],
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "K D"]]:
-    """AC2 and AC5: one pass over [M; S; e_1..e_K]; return the summed nats of the text, and z_1..z_K."""
+    """Eqs. AC2 and AC5: run the decoder over [M; S; e_1..e_K]; return the summed loss in nats, and z_1..z_K."""
     assert summaries.tokens is not None
     embeds = torch.cat([memory, decoder.embed(ids[None])[0], summaries.tokens])
     states = decoder(embeds[None]).hidden_states[0]
@@ -112,7 +114,7 @@ def read_segment(
 
 
 def length_distribution(a: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """VL4 and VL5: P(N = t) = s_t lam_t with s_1 = 1, s_{t+1} = s_t (1 - lam_t), and P(N = K) = s_K."""
+    """Eqs. VL4 and VL5: P(N = t) = s_t lam_t with s_1 = 1, s_{t+1} = s_t (1 - lam_t), and P(N = K) = s_K."""
     lam, s, p = a.sigmoid(), torch.ones((), dtype=a.dtype), list[Tensor]()
     for t in range(len(a)):
         p.append(s * lam[t] if t < len(a) - 1 else s)

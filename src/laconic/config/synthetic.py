@@ -12,18 +12,18 @@ LENGTH_PERIODS: dict[FormalLanguage, int] = {"parity": 1, "aa": 2, "abab": 4, "a
 
 
 class MQARConfig(ConfigModel):
-    """[data.mqar]: multi-query associative recall; key-value pairs, then each key once more as a query."""
+    """[data.mqar]: multi-query associative recall: key-value pairs, then each key again as a query."""
 
     num_pairs: tuple[PositiveInt, ...] = Field(
-        default=(8,), description="N, possible numbers of pairs in a document, equally likely"
+        default=(8,), description="N, numbers of pairs per document, chosen with equal probability"
     )
     row_tokens: PositiveInt = Field(default=64, description="T, tokens of a document, padded with blanks")
-    num_keys: Annotated[int, Field(ge=1, le=64)] = Field(default=32, description="distinct keys")
+    num_keys: Annotated[int, Field(ge=1, le=64)] = Field(default=32, description="distinct key tokens")
     num_values: Annotated[int, Field(ge=2, le=64)] = Field(
-        default=32, description="distinct values; chance accuracy is 1 / num_values"
+        default=32, description="distinct value tokens; chance accuracy is 1 / num_values"
     )
     tokens_per_key: Annotated[int, Field(ge=1, le=4)] = Field(
-        default=1, description="w, tokens of each key and value; more than 1 is fuzzy recall as in MAD"
+        default=1, description="w, tokens of each key and value; more than 1 is MAD's fuzzy recall"
     )
     train_rows: PositiveInt = Field(default=100_000, description="training documents")
     valid_rows: PositiveInt = Field(default=500, description="validation documents")
@@ -33,23 +33,26 @@ class MQARConfig(ConfigModel):
     def check_pairs(self) -> "MQARConfig":
         largest = max(self.num_pairs, default=0)
         if list(self.num_pairs) != sorted(set(self.num_pairs)) or not self.num_pairs:
-            raise ValueError(f"num_pairs {list(self.num_pairs)}: give ascending numbers")
+            raise ValueError(f"num_pairs {list(self.num_pairs)}: give distinct numbers in ascending order")
         if largest > self.num_keys**self.tokens_per_key:
-            raise ValueError(f"num_pairs {largest}: there are only {self.num_keys} distinct keys; lower it")
+            raise ValueError(
+                f"num_pairs {largest}: there are only {self.num_keys**self.tokens_per_key} distinct keys; lower it, or "
+                "raise num_keys"
+            )
         unit = 2 * self.tokens_per_key
         if self.row_tokens % unit or self.row_tokens < 2 * unit * largest:
             raise ValueError(
-                f"row_tokens {self.row_tokens}: {largest} pairs and their queries need a multiple of {unit}, at least "
-                f"{2 * unit * largest}"
+                f"row_tokens {self.row_tokens}: {largest} pairs and their queries need a multiple of {unit} that is at "
+                f"least {2 * unit * largest}"
             )
         return self
 
 
 class SelectiveCopyingConfig(ConfigModel):
-    """[data.copying]: values among blanks, then as many markers, each of which predicts the next value."""
+    """[data.copying]: selective copying: values among blanks, then one marker per value, which predicts that value."""
 
     num_copied: tuple[PositiveInt, ...] = Field(
-        default=(8,), description="N, possible numbers of values in a document, equally likely"
+        default=(8,), description="N, numbers of values per document, chosen with equal probability"
     )
     row_tokens: PositiveInt = Field(default=64, description="T, tokens of a document, blanks and markers included")
     num_values: Annotated[int, Field(ge=2, le=64)] = Field(
@@ -62,7 +65,7 @@ class SelectiveCopyingConfig(ConfigModel):
     @model_validator(mode="after")
     def check_counts(self) -> "SelectiveCopyingConfig":
         if list(self.num_copied) != sorted(set(self.num_copied)) or not self.num_copied:
-            raise ValueError(f"num_copied {list(self.num_copied)}: give ascending numbers")
+            raise ValueError(f"num_copied {list(self.num_copied)}: give distinct numbers in ascending order")
         if self.row_tokens < 2 * self.num_copied[-1]:
             largest = self.num_copied[-1]
             raise ValueError(
@@ -75,10 +78,12 @@ class FormalLanguagesConfig(ConfigModel):
     """[data.formal_languages]: strings of a formal language; the target is the set of symbols that may follow."""
 
     language: FormalLanguage = Field(
-        default="parity", description="an even number of b; (aa)*, (abab)*; a^n b^n, a^n b^n c^n; two kinds of brackets"
+        default="parity",
+        description="parity (even number of b), aa ((aa)*), abab ((abab)*), anbn (a^n b^n), anbncn (a^n b^n c^n), "
+        "shuffle2 (shuffle of two bracket languages)",
     )
-    min_length: PositiveInt = Field(default=2, description="fewest symbols of a string")
-    max_length: PositiveInt = Field(default=50, description="most symbols of a string")
+    min_length: PositiveInt = Field(default=2, description="shortest length of a string in symbols")
+    max_length: PositiveInt = Field(default=50, description="longest length of a string in symbols")
     train_rows: PositiveInt = Field(default=100_000, description="training strings")
     valid_rows: PositiveInt = Field(default=500, description="validation strings")
     test_rows: PositiveInt = Field(default=1000, description="test strings")
@@ -88,12 +93,12 @@ class FormalLanguagesConfig(ConfigModel):
         if not self.possible_lengths:
             raise ValueError(
                 f"min_length {self.min_length}, max_length {self.max_length}: {self.language} has only strings whose "
-                f"length is a multiple of {LENGTH_PERIODS[self.language]}"
+                f"length is a multiple of {LENGTH_PERIODS[self.language]}; raise max_length"
             )
         return self
 
     @property
     def possible_lengths(self) -> tuple[int, ...]:
-        """The lengths between both bounds at which the language has strings, equally likely."""
+        """Lengths from `min_length` to `max_length` that the language has strings of, chosen with equal probability."""
         period = LENGTH_PERIODS[self.language]
         return tuple(n for n in range(self.min_length, self.max_length + 1) if n % period == 0)

@@ -25,12 +25,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from laconic.errors import InputError, UnsafeFileError
 
 MAX_SECONDS = 1.0
-MAX_TEXT = 1_000_000  # characters of the template and of any string it builds; largest integer argument
-WIDE_FIELD = re.compile(r"\d{7,}")  # in a format string
+MAX_CHARS = 1_000_000  # characters of the template and of any string it builds; largest integer argument
+WIDE_FIELD = re.compile(r"\d{7,}")  # a field width of seven or more digits in a format string
 
 
 class RenderLimitError(Exception):
-    """The template exceeded a limit."""
+    """A chat template exceeded a limit on time or length."""
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -45,7 +45,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with the options, filters and functions for which chat templates are written."""
+    """Jinja's sandbox with the options, filters and functions that chat templates on the hub expect."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -58,11 +58,11 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Evaluate an operation unless its result could be huge."""
+        """Evaluate a binary operation; raise `RenderLimitError` if its result could be huge."""
         length = max(len(x) if isinstance(x, str | list | tuple) else 0 for x in (left, right))
         number = max((abs(x) for x in (left, right) if isinstance(x, int)), default=0)
-        if operator == "*" and length * number > MAX_TEXT:
-            raise RenderLimitError(f"repeats a value to more than {MAX_TEXT:,} items")
+        if operator == "*" and length * number > MAX_CHARS:
+            raise RenderLimitError(f"repeats a value into more than {MAX_CHARS:,} items")
         if operator == "**" and number > 1000:
             raise RenderLimitError("computes a huge power")
         if operator == "%" and isinstance(left, str) and WIDE_FIELD.search(left):
@@ -70,7 +70,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function or method; methods of strings, such as `ljust`, take no huge numbers."""
+        """Call a function or method, and refuse huge numbers as arguments of string methods such as `ljust`."""
         owner = getattr(obj, "__self__", None)
         if not isinstance(owner, str):
             return super().call(context, obj, *args, **kwargs)
@@ -83,15 +83,15 @@ def refuse_huge_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that it refuses integer arguments over the limit."""
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, int) and x > MAX_TEXT for x in (*args, *kwargs.values())):
-            raise RenderLimitError(f"passes a number over {MAX_TEXT:,}")
+        if any(isinstance(x, int) and x > MAX_CHARS for x in (*args, *kwargs.values())):
+            raise RenderLimitError(f"passes a number over {MAX_CHARS:,}")
         return function(*args, **kwargs)
 
     return checked
 
 
 def raise_exception(message: str) -> None:
-    """Raise the error with which a template rejects a conversation."""
+    """Raise the error that a template requests when it rejects a conversation."""
     raise jinja2.TemplateError(f"the template rejects the messages: {message}")
 
 
@@ -105,8 +105,8 @@ def to_json(
 @lru_cache(maxsize=8)
 def compile_template(template: str) -> jinja2.Template:
     """Compile a template; repeated calls return the same object."""
-    if len(template) > MAX_TEXT:
-        raise RenderLimitError(f"has more than {MAX_TEXT:,} characters")
+    if len(template) > MAX_CHARS:
+        raise RenderLimitError(f"has more than {MAX_CHARS:,} characters")
     return ChatTemplateEnvironment().from_string(template)
 
 
@@ -121,8 +121,8 @@ def limit_execution() -> Generator[None]:
     def trace(frame: FrameType, event: str, value: Any) -> Any:
         if time.monotonic() > deadline:
             raise RenderLimitError(f"took more than {MAX_SECONDS:g} s")
-        if event == "return" and isinstance(value, str) and len(value) > MAX_TEXT:
-            raise RenderLimitError(f"made a string of more than {MAX_TEXT:,} characters")
+        if event == "return" and isinstance(value, str) and len(value) > MAX_CHARS:
+            raise RenderLimitError(f"built a string of more than {MAX_CHARS:,} characters")
         return trace
 
     sys.settrace(trace)
@@ -151,10 +151,10 @@ def render_chat_template(template: str, variables: Mapping[str, Any]) -> str:
             for part in compiled.generate(**variables):
                 parts.append(part)
                 length += len(part)
-                if length > MAX_TEXT:
-                    raise RenderLimitError(f"made more than {MAX_TEXT:,} characters")
+                if length > MAX_CHARS:
+                    raise RenderLimitError(f"produced more than {MAX_CHARS:,} characters")
     except (SecurityError, RenderLimitError, MemoryError) as error:
-        message = f"chat template: {type(error).__name__}: {error}; not used. Give the prompt as text"
+        message = f"chat template: {type(error).__name__}: {error}; refused. Pass the prompt as text instead"
         raise UnsafeFileError(message) from None
     except Exception as error:  # a template can raise anything that its expressions do
         raise InputError(f"chat template: {type(error).__name__}: {error}"[:500]) from None

@@ -191,7 +191,7 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
     index, names = torch.as_tensor(chosen, dtype=torch.long), tuple(map(str, chosen))
     if len(parts) == 1:
         (text, mask), config = pad_rows(parts[0]), segment_config(recipe)
-        ends = SegmentBoundaries(config, recipe.seed, max_segment_tokens(recipe, context)).random_ends(step)
+        ends = SegmentBoundaries(config, recipe.seed, max_segment_tokens(recipe, context)).draw_ends(step)
         T, windows = text.shape[1], (config.segments_per_window, config.segment_overlap)
         cuts = (*(end for end in ends if end < T), T)
         return DocumentBatch(text, mask, mask.clone(), cuts, index, names, epoch, step, windows=windows)

@@ -102,7 +102,7 @@ class DocumentDataset:
         if self.pad_to_row_tokens:
             input_ids, mask = (F.pad(x, (0, self.config.row_tokens - x.shape[1])) for x in (input_ids, mask))
         width = input_ids.shape[1]
-        ends = self.boundaries.fixed_ends() if self.fixed_segments else self.boundaries.random_ends(step)
+        ends = self.boundaries.fixed_ends() if self.fixed_segments else self.boundaries.draw_ends(step)
         return DocumentBatch(
             input_ids=input_ids,
             attention_mask=mask,

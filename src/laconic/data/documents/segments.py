@@ -1,6 +1,7 @@
-"""Choose where documents are cut into segments: at fixed lengths, or at random ones drawn for each optimizer step.
+"""Choose where documents are cut into segments: fixed lengths, or random lengths drawn for each optimizer step.
 
-AutoCompressors (arXiv:2305.14788 and its code at 80352a4): W tokens of a window, w segments in it, X usable positions.
+AutoCompressors (arXiv:2305.14788 and its code at commit 80352a4). Symbols: W tokens in a window, w segments in it, X
+positions available to a segment.
 """
 
 from itertools import accumulate
@@ -12,13 +13,13 @@ from laconic.config.data import TextConfig
 from laconic.errors import UsageError
 from laconic.rng import uniform
 
-CUT_KEY = 4  # of the random numbers
+CUT_KEY = 4  # separates these random numbers from a run's others
 MAX_DRAWS = 10_000
 CHECK_DRAWS, MIN_ACCEPTED = 300, 3  # of the first 300 draws, at least 3 must respect the maximum length
 
 
 def min_segment_length(W: int, w: int, X: int) -> int:
-    """Return the shortest length that Eq. AC7 draws, so that the other segments have at most X tokens."""
+    """Return the minimum length in Eq. AC7, chosen so that no segment can exceed X tokens."""
     return max(-((X - W) // (w - 1)), 2)
 
 
@@ -26,9 +27,9 @@ def random_lengths(W: int, w: int, low: int, draws: NDArray[np.float64]) -> list
     """Eq. AC7: w random lengths that sum to W.
 
     Args:
-        W: Tokens in all.
-        w: Segments.
-        low: Shortest length.
+        W: Total number of tokens.
+        w: Number of segments.
+        low: Minimum length.
         draws: W - w low random numbers; the w - 1 smallest are the cut points.
     """
     rest = W - w * low
@@ -66,14 +67,18 @@ class SegmentBoundaries:
             return tuple(accumulate(segment))
         return tuple(min(end, tokens) for end in range(segment, tokens + segment, segment))
 
-    def random_ends(self, step: int) -> tuple[int, ...]:
-        """Return the ends at an optimizer step; the fixed ones if lengths are not random."""
+    def draw_ends(self, step: int) -> tuple[int, ...]:
+        """Return the ends of segments at an optimizer step: random, or fixed if the recipe says so."""
         if self.config.segment_lengths == "fixed":
             return self.fixed_ends()
         return tuple(accumulate(length for i in range(len(self.groups)) for length in self.draw_lengths(step, i)))
 
     def draw_lengths(self, step: int, group: int) -> list[int]:
-        """Draw the lengths of consecutive segments until none is over the maximum."""
+        """Draw the lengths of a group of segments until none exceeds the maximum.
+
+        Raises:
+            UsageError: If all of `MAX_DRAWS` draws exceed it.
+        """
         for attempt in range(MAX_DRAWS):
             lengths = self.draw_once(step, group, attempt)
             if max(lengths) <= self.max_length:
@@ -84,7 +89,7 @@ class SegmentBoundaries:
         )
 
     def draw_once(self, step: int, group: int, attempt: int) -> list[int]:
-        """Draw lengths without regard to the maximum."""
+        """Draw the lengths of a group of segments, ignoring the maximum."""
         w = self.groups[group]
         W = w * self.config.mean_segment_tokens
         if w == 1:
@@ -93,12 +98,12 @@ class SegmentBoundaries:
         return random_lengths(W, w, low, uniform(self.seed, CUT_KEY, step, group, attempt, np.arange(W - w * low)))
 
     def min_length(self, w: int) -> int:
-        """Return the shortest length of w segments."""
+        """Return the minimum length of a segment in a group of w."""
         W = w * self.config.mean_segment_tokens
         return self.config.min_segment_tokens or min_segment_length(W, w, self.max_length)
 
     def _check(self) -> None:
-        """Raise `UsageError` if the limits leave nothing, or too little, to draw."""
+        """Raise `UsageError` if the limits leave no lengths, or too few, to draw from."""
         for w in {*self.groups} - {1}:
             low, mean = self.min_length(w), self.config.mean_segment_tokens
             if w * (mean - low) < w - 1:
@@ -113,5 +118,5 @@ class SegmentBoundaries:
             if accepted < MIN_ACCEPTED:
                 raise UsageError(
                     f"data.text.max_segment_tokens = {self.max_length}: only {accepted} of {CHECK_DRAWS} draws with "
-                    f"min_segment_tokens = {low} respect it; raise either"
+                    f"min_segment_tokens = {low} respect it; raise either of them"
                 )

@@ -1,7 +1,7 @@
-"""Tokenize long texts: many at once on all cores, or one lazily; the ids are those of the whole text tokenized at once.
+"""Tokenize long texts in windows: many texts in parallel, or one as a stream.
 
-Texts are tokenized in overlapping windows. Two windows are joined at a cut where they agree in the tokens on both
-sides, so that what is further away cannot have mattered. Where they disagree, the window grows.
+The ids are meant to be those of tokenizing the whole text at once. Windows overlap; two of them are joined at a cut
+where both have the same tokens on either side. Where they disagree, the window grows.
 """
 
 import codecs
@@ -19,8 +19,8 @@ from laconic.errors import InputError
 TokenArray = NDArray[np.int32]
 WINDOW_CHARS = 65_536
 OVERLAP_CHARS = 2048  # characters that two windows of `tokenize_texts` share
-BATCH_CHARS = 4_000_000  # characters tokenized in parallel
-AGREEING_TOKENS = 8  # on each side of a cut
+BATCH_CHARS = 4_000_000  # characters in one call of the tokenizer
+AGREEING_TOKENS = 8  # tokens that must agree on each side of a cut
 
 
 class TokenizedWindow(NamedTuple):
@@ -35,9 +35,9 @@ class TokenizedWindow(NamedTuple):
         return self.offsets[k - 1][1] <= self.offsets[k][0] < self.offsets[k][1]
 
     def is_between_words(self, k: int) -> bool:
-        """Return whether token k follows a letter or digit and begins with exactly one white space.
+        """Return whether token k follows a letter or digit and begins with exactly one space.
 
-        No tokenizer joins words across such a place.
+        Most tokenizers split text into words there before they look up tokens.
         """
         end, text = self.offsets[k - 1][1], self.text
         return text[end - 1 : end].isalnum() and text[end : end + 1].isspace() and not text[end + 1 : end + 2].isspace()
@@ -51,8 +51,8 @@ def tokenize_texts(
 ) -> list[TokenArray]:
     """Tokenize texts in parallel, without special tokens.
 
-    Offsets are computed only for the overlap of two windows, which is tokenized once more; tokenizing the windows
-    without offsets is faster.
+    Windows are tokenized without offsets, which is faster; only the overlap of two windows is tokenized again with
+    offsets.
 
     Args:
         texts: Texts of any length.
@@ -60,16 +60,16 @@ def tokenize_texts(
         progress: Called with a label, the characters done and their total.
     """
     backend, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
-    windows_of: list[list[list[int]]] = []
+    windows_per_text: list[list[list[int]]] = []
     for group in group_windows(split_windows(texts)):
         if progress:
             progress("characters tokenized", done, total)
         encodings = backend.encode_batch_fast([window for _, window in group], add_special_tokens=False)
         for (is_first, window), encoding in zip(group, encodings, strict=True):
-            windows_of += [[]] if is_first else []
-            windows_of[-1].append(encoding.ids)
+            windows_per_text += [[]] if is_first else []
+            windows_per_text[-1].append(encoding.ids)
             done += min(len(window), WINDOW_CHARS)
-    return [join_windows(text, windows, backend) for text, windows in zip(texts, windows_of, strict=True)]
+    return [join_windows(text, windows, backend) for text, windows in zip(texts, windows_per_text, strict=True)]
 
 
 def split_windows(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
@@ -101,20 +101,20 @@ def join_windows(text: str, windows: Sequence[Sequence[int]], backend: tokenizer
     """Join the ids of a text's windows; if two disagree, tokenize the text again in growing windows."""
     overlaps = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
     encodings = backend.encode_batch(overlaps, add_special_tokens=False)
-    seams = [
-        find_seam(left, right, TokenizedWindow(overlap, encoding.ids, encoding.offsets))
+    joins = [
+        find_join(left, right, TokenizedWindow(overlap, encoding.ids, encoding.offsets))
         for (left, right), overlap, encoding in zip(pairwise(windows), overlaps, encodings, strict=True)
     ]
-    cuts = [seam for seam in seams if seam is not None]
-    if len(cuts) < len(seams):
+    cuts = [join for join in joins if join is not None]
+    if len(cuts) < len(joins):
         return np.fromiter(chain.from_iterable(iter_token_ids([text], backend)), dtype=np.int32)
     starts, ends = [0, *(start for _, start in cuts)], [*(end for end, _ in cuts), len(windows[-1])]
     parts = (window[start:end] for window, start, end in zip(windows, starts, ends, strict=True))
     return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
 
 
-def find_seam(left: Sequence[int], right: Sequence[int], overlap: TokenizedWindow) -> tuple[int, int] | None:
-    """Return the end of the left window and the start of the right one, in tokens; None if they disagree."""
+def find_join(left: Sequence[int], right: Sequence[int], overlap: TokenizedWindow) -> tuple[int, int] | None:
+    """Return the end of the left window and the start of the right one, in tokens; None if the tokens disagree."""
     k = find_cut(overlap, 0, len(overlap.text) // 2)
     if k is None:
         return None
@@ -124,11 +124,11 @@ def find_seam(left: Sequence[int], right: Sequence[int], overlap: TokenizedWindo
     return (len(left) - rest, k) if is_left_equal and is_right_equal else None
 
 
-# --- one text, lazily
+# --- one text as a stream
 
 
 def iter_token_chunks(texts: Iterable[str], tokenizer: Tokenizer, chunk_tokens: int) -> Iterator[list[int]]:
-    """Yield the ids of the joined texts in chunks, the last one shorter, without special tokens."""
+    """Yield the ids of the joined texts in chunks of `chunk_tokens`, the last one shorter; no special tokens."""
     buffer: list[int] = []
     for ids in iter_token_ids(texts, disable_special_tokens(tokenizer)):
         buffer += ids
@@ -142,7 +142,7 @@ def iter_token_chunks(texts: Iterable[str], tokenizer: Tokenizer, chunk_tokens: 
 def iter_token_ids(
     texts: Iterable[str], backend: tokenizers.Tokenizer, window_chars: int = WINDOW_CHARS
 ) -> Iterator[list[int]]:
-    """Yield the ids of the joined texts in parts; about two windows of text are in memory."""
+    """Yield the ids of the joined texts in parts, with about two windows of text in memory at a time."""
     blocks = iter_blocks(texts, window_chars)
     window, first = tokenize_window(next(blocks, ""), backend), 0
     for block in blocks:
@@ -159,7 +159,7 @@ def iter_token_ids(
 
 
 def iter_blocks(texts: Iterable[str], size: int) -> Iterator[str]:
-    """Yield the joined texts in blocks of one size, the last one shorter."""
+    """Yield the joined texts in blocks of `size` characters; the last may be shorter."""
     buffer: list[str] = []
     count = 0
     for text in texts:
@@ -177,7 +177,7 @@ def iter_blocks(texts: Iterable[str], size: int) -> Iterator[str]:
 def match_token(window: TokenizedWindow, k: int, next_window: TokenizedWindow, start: int) -> int | None:
     """Return the token of the next window, which begins at character `start`, that equals token k.
 
-    None if the tokens around the two differ.
+    Return None if the tokens around the two differ.
     """
     a, b = window.offsets[k]
     match = next((j for j, span in enumerate(next_window.offsets) if span == (a - start, b - start)), None)
@@ -209,7 +209,7 @@ def tokenize_window(text: str, backend: tokenizers.Tokenizer) -> TokenizedWindow
 def find_cut(window: TokenizedWindow, first: int, end: int) -> int | None:
     """Return the last token that begins at or before character `end` and before which the text can be cut.
 
-    A place between words is preferred. None if too few tokens are on either side to compare two windows.
+    Places between words are preferred. Return None if too few tokens are on either side to compare two windows.
     """
     last = len(window.ids) - AGREEING_TOKENS
     while last > first and window.offsets[last][0] > end:
@@ -220,7 +220,11 @@ def find_cut(window: TokenizedWindow, first: int, end: int) -> int | None:
 
 
 def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Decode blocks of a UTF-8 text, without its byte-order mark. Raises `InputError` with the offset of a bad byte."""
+    """Decode blocks of a UTF-8 text and drop its byte-order mark.
+
+    Raises:
+        InputError: With the offset of the first byte that is not UTF-8 text.
+    """
     decoder, offset, is_started = codecs.getincrementaldecoder("utf-8")(), 0, False
     for block in blocks:
         text = decode_block(decoder, block, offset, name, final=False)
@@ -230,7 +234,7 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, name: str, *, final: bool) -> str:
-    """Decode a block that begins at byte `offset`."""
+    """Decode a block that begins at byte `offset` of the file `name`."""
     num_pending = len(decoder.getstate()[0])
     if (nul := block.find(b"\0")) >= 0:
         raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")

@@ -1,8 +1,8 @@
-"""The gated delta rule with momentum, one chunk at a time.
+"""The gated delta rule with momentum, computed one chunk at a time.
 
-Nested Learning arXiv:2512.24695 (88), Titans arXiv:2501.00663 (13, 14); the solution of a product of Householder-like
-factors as one triangular system is DeltaNet's, arXiv:2406.06484. For one token, with erase step e_t (0 if nothing is
-erased) and anchor a_t (0 unless given):
+Nested Learning arXiv:2512.24695 Eq. 88, Titans arXiv:2501.00663 Eqs. 13 and 14. As in DeltaNet (arXiv:2406.06484), the
+erasures of a chunk are found by solving one triangular system. For one token, with erase step e_t (0 without erasure)
+and anchor a_t (0 by default):
 
     r_t = a_t + S_{t-1} k_t
     N_t = momentum_t N_{t-1} + step_t u_t k_tᵀ
@@ -10,7 +10,7 @@ erased) and anchor a_t (0 unless given):
 
 Symbols: S state [O, I], N its momentum, k keys and q queries [I], u values [O]. Within a chunk G[t, j] is the product
 of `decay` over j < s <= t and L that of `momentum`, both lower triangular; c = G L. Tokens that are not valid leave the
-state as it is.
+state unchanged.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-MIN_GATE = 1e-6  # least decay and momentum, whose logarithms are summed
+MIN_GATE = 1e-6  # lower bound of decay and momentum, so that their logarithms are finite
 StateMatrices = Float[Tensor, "B H O I"]
 PerToken = Float[Tensor, "B H T"]
 ReadTime = Literal["after", "before"]
@@ -33,8 +33,8 @@ class Gates(NamedTuple):
 
     Attributes:
         decay: factor of the state (1 keeps all of it).
-        step_size: factor of a write.
-        momentum: factor of the momentum, None without momentum.
+        step_size: factor of what a token writes.
+        momentum: factor of the previous momentum N; None if there is no momentum.
     """
 
     decay: PerToken
@@ -89,14 +89,14 @@ def decay_products(gate: PerToken) -> DecayProducts:
 
 
 def shift_right(x: Float[Tensor, "B H T N"], fill: float = 0.0) -> Float[Tensor, "B H T N"]:
-    """Move every token's row to the next token; the first row becomes `fill`."""
+    """Shift along T by one token, so that token t gets the row of t - 1; fill the first row."""
     return F.pad(x[..., :-1, :], (0, 0, 1, 0), value=fill)
 
 
 def momentum_products(
     decay: DecayProducts, momentum: PerToken, valid: Bool[Tensor, "B T"] | None
 ) -> tuple[DecayProducts, DecayProducts]:
-    """Return (c, L): the factors of each write, and of the initial momentum, in the state and in the momentum."""
+    """Return the products c and L, the factors of writes and initial momentum: c in the state, L in the momentum."""
     L = decay_products(momentum)
     between, from_start = L.between, L.from_start
     if valid is not None:  # a token that is not valid does not add its momentum to the state
@@ -117,7 +117,7 @@ def chunk_gated_delta_rule(
     valid: Bool[Tensor, "B T"] | None = None,
     read: ReadTime = "after",
 ) -> ChunkOutput:
-    """Run the recurrence of this module over one chunk, without a matrix per token.
+    """Run the recurrence over one chunk without storing the state of every token.
 
     Args:
         S: state before the chunk.
@@ -125,11 +125,11 @@ def chunk_gated_delta_rule(
         u: values to write.
         q: queries, None to read nothing.
         gates: decay, step size and momentum of each token.
-        erase: step size of the erasure, None to erase nothing. It equals the write's unless a key is not of length 1.
+        erase: step size e_t of the erasure, None to erase nothing. For keys of length 1, it is the write's step size.
         N: momentum before the chunk, if there is momentum.
-        anchor: value added to what is erased, for a state that is stored as a difference from another one.
+        anchor: a_t, added to what S reads at the key, for a state stored as a difference from another one.
         valid: tokens that write.
-        read: whether a query reads the state after or before its own token.
+        read: whether a query reads the state after its own token's update or before it.
 
     Returns:
         The state and momentum after the chunk and what the queries read.
@@ -230,17 +230,19 @@ def limit_step(step_size: PerToken, decay: PerToken) -> PerToken:
 
 
 def max_step_within_norm(decay: PerToken, write_norm: PerToken, max_norm: float) -> PerToken:
-    """Return the step size at which a write is as large as what decays from a state of norm `max_norm`."""
+    """Return the step size at which the norm of a write equals the norm lost to decay by a state of norm `max_norm`."""
     return ((1 - decay) * max_norm / (write_norm + 1e-6) * 0.999).clamp(min=1e-12)
 
 
 def cap_step(step_size: PerToken, decay: PerToken, write_norm: PerToken, max_norm: float) -> PerToken:
-    """Bound a write smoothly so that the spectral norm of the state stays within `max_norm` (VisionHOPE's soft cap).
+    """Bound the step size smoothly so that the state's spectral norm stays within `max_norm` (VisionHOPE's soft cap).
+
+    The step size is also at most twice the decay.
 
     Args:
         step_size: step sizes before the cap.
-        decay: decay gates. With a decay of 1 nothing decays, and the cap lets nothing be written.
-        write_norm: norm of a write of step size 1.
+        decay: decay gates. Where the decay is 1, the state never shrinks, so the bound is close to 0.
+        write_norm: norm of a write with step size 1.
         max_norm: bound of the state's norm.
     """
     bound = max_step_within_norm(decay, write_norm, max_norm)
