@@ -32,7 +32,7 @@ def test_latent_config_iterations_belong_to_the_jacobi_schedule() -> None:
 )
 def test_config_model_is_strict(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        LatentConfig(**({"jacobi_iterations": 3} | changes))
+        LatentConfig.model_validate({"jacobi_iterations": 3} | changes)
 
 
 def test_options_of_tables_are_those_of_the_layers() -> None:

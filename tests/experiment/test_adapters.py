@@ -198,7 +198,8 @@ def test_load_adapter_of_another_family_or_other_heads(tmp_path: Path) -> None:
 def test_adapter_of_some_layers(tmp_path: Path) -> None:
     some = LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[0])
     lora.save_adapter(lora.add_adapter(fresh("llama"), some), tmp_path / "a")
-    assert lora.load_adapter(fresh("llama"), tmp_path / "a").peft_config["default"].layers_to_transform == [0]
+    config: Any = lora.load_adapter(fresh("llama"), tmp_path / "a").peft_config["default"]
+    assert config.layers_to_transform == [0]
 
 
 REFUSED = [

@@ -62,7 +62,7 @@ def test_build_decoder_initialisation(tiny: Path) -> None:
 @pytest.mark.parametrize("modules", ["all", "attention"])
 def test_add_lora_target_modules(family: str, modules: str) -> None:
     needs("peft")
-    model = build_model.add_lora(fresh(family), LoraConfig(rank=2, target_modules=modules), 0)
+    model = build_model.add_lora(fresh(family), LoraConfig.model_validate({"rank": 2, "target_modules": modules}), 0)
     wrapped = {name.split(".lora_A")[0].rsplit(".", 2)[-1] for name, _ in model.named_parameters() if "lora_A" in name}
     attention = {"gpt2": {"c_attn", "c_proj"}, "opt": {"q_proj", "k_proj", "v_proj", "out_proj"}}
     rest = {"gpt2": {"c_fc"}, "opt": {"fc1", "fc2"}}
@@ -70,7 +70,7 @@ def test_add_lora_target_modules(family: str, modules: str) -> None:
     assert wrapped == (
         expected if modules == "attention" else expected | rest.get(family, {"gate_proj", "up_proj", "down_proj"})
     )
-    config = model.peft_config["default"]
+    config: Any = model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout, config.bias) == (2, 32, 0.1, "none")
 
 
@@ -162,7 +162,7 @@ def test_build_data_from_files(tiny: Path, tmp_path: Path) -> None:
     assert set(validate(0)) == {"accuracy", "teacher_accuracy"}
     with pytest.raises(InputError, match=r"data\.test: missing"):
         load_held_out(experiment.recipe, experiment.parts.tokenizer, 256, "test")
-    with pytest.raises(InputError, match="8 of 8 rows.* 16"):
+    with pytest.raises(InputError, match=r"8 of 8 rows.* 16"):
         build(tmp_path / "f.toml", "train.batch_size=16")
 
 

@@ -181,11 +181,13 @@ def test_memory_file_round_trip(tmp_path: Any) -> None:
     assert run.load(tmp_path / "x.safetensors").is_equal(memory)
     with pytest.raises(CorruptArtifactError, match="was written for weights"):
         reader(seed=3).load(tmp_path / "x.safetensors")
-    for changes, what in (
-        ({"summary_positions": "reserved"}, "positions"), ({"bos": "sink"}, "bos"),
-    ):  # fmt: skip
+    options: list[tuple[dict[str, Any], str]] = [
+        ({"summary_positions": "reserved"}, "positions"),
+        ({"bos": "sink"}, "bos"),
+    ]
+    for changes, name in options:
         other = reader(length_policy="stop_head", dtype=torch.float32, **changes)
-        with pytest.raises(CorruptArtifactError, match=f"was written with {what} "):
+        with pytest.raises(CorruptArtifactError, match=f"was written with {name} "):
             other.load(tmp_path / "x.safetensors")
 
 

@@ -45,9 +45,11 @@ def test_cost_without_savings_or_vectors() -> None:
 
 
 CELLS: list[dict[str, Any]] = [
-    {}, {"length_policy": "nested_dropout", "n": 2}, {"bos": "sink"}, {"summary": "autoregressive"}, {"summary": "autoregressive", "length_policy": "stop_head"},
+    {}, {"length_policy": "nested_dropout", "n": 2}, {"bos": "sink"}, {"summary": "autoregressive"},
+    {"summary": "autoregressive", "length_policy": "stop_head"},
     {"summary": "autoregressive", "trigger_placement": "replace"}, {"memory_policy": "replace"}, {"summary": "pool"},
-    {"memory_policy": "fifo", "max_memory_vectors": 9}, {"memory_policy": "budgeted", "max_memory_vectors": 9}, {"summary": "select"},
+    {"memory_policy": "fifo", "max_memory_vectors": 9}, {"memory_policy": "budgeted", "max_memory_vectors": 9},
+    {"summary": "select"},
     {"memory_policy": "budgeted", "max_memory_vectors": 9, "summary": "autoregressive"}, {"bos": "first"},
 ]  # fmt: skip
 

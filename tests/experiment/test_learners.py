@@ -201,7 +201,7 @@ def test_stateful_batches_need_hope(folder: Path) -> None:
 def test_rows_that_do_not_fit_the_model(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"data\.text\.row_tokens 128.*64 positions"):
         load_initial_decoder(recipe(ATTENTION, "data.text.row_tokens=128"), CPU)
-    assert load_initial_decoder(recipe("data.text.row_tokens=128"), CPU)
+    load_initial_decoder(recipe("data.text.row_tokens=128"), CPU)
     with pytest.raises(UsageError, match=r"cms\.chunk_sizes.*64.*32 tokens"):
         build_experiment(recipe("cms.chunk_sizes=[64]"), CPU)
 

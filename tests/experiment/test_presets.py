@@ -150,10 +150,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "codi-gpt2-aug": CODI | GPT2 | {"latents.projection_width": 768, "train.micro_batch_size": 64},
     "codi-gpt2-aug-nl": CODI | GPT2 | {"latents.projection_width": 768, "train.micro_batch_size": 64},
     "codi-llama1b-aug": CODI | LLAMA1B | {
-        "latents.projection_width": 2048, "train.micro_batch_size": 32, "data.max_tokens": 200, "data.require_leading_digit": True,
+        "latents.projection_width": 2048, "train.micro_batch_size": 32, "data.max_tokens": 200,
+        "data.require_leading_digit": True,
     },
     "codi-llama1b-aug-nl": CODI | LLAMA1B | {
-        "latents.projection_width": 2048, "train.epochs": 3.0, "data.max_tokens": 256, "data.require_leading_digit": True,
+        "latents.projection_width": 2048, "train.epochs": 3.0, "data.max_tokens": 256,
+        "data.require_leading_digit": True,
     },
     "pccot-gpt2-aug": PCCOT | GPT2 | {
         "distillation.hidden_scale": "layer", "train.weight_decay": 0.01, "train.validate_every": 200,

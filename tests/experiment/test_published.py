@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import laconic
 from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
+from laconic.experiment.compressor import load_compressor
 from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
 from laconic.generation.config import GenerationConfig
 from tests import tolerances
@@ -108,7 +108,7 @@ def test_published_model_equals_transformers(folder: Path, accumulate: bool, tmp
     path = tmp_path / folder.name
     shutil.copytree(folder, path)
     edit_config(path, accumulate_summary=accumulate)
-    compressor, reference = laconic.load(path), ReferenceModel(folder)
+    compressor, reference = load_compressor(path), ReferenceModel(folder)
     ids, prompt_ids = (compressor.tokenizer.encode(text, add_special_tokens=False) for text in (TEXT, PROMPT))
     memory, expected = compressor.compress([TEXT], segment_tokens=SEGMENT), reference.compress(ids, accumulate)
     assert memory.num_vectors.tolist() == [len(expected)]
@@ -140,7 +140,7 @@ def test_compress_and_generate_commands(folder: Path, tmp_path: Path, run: Calla
     assert run("compress", folder, tmp_path / "book.txt", "--out", out, "--segment-tokens", 20)[0] == 0
     assert SummaryMemory.load(out).vectors_per_segment.tolist() == [[3, 3, 3]]
     options = ("--max-tokens", 3, "--format", "json")
-    compressor = laconic.load(folder)
+    compressor = load_compressor(folder)
     for memory, arguments in ((compressor.compress([TEXT], segment_tokens=20), ("--memory", out)), (None, ())):
         code, output = run("generate", folder, PROMPT, *arguments, *options)
         assert code == 0
@@ -158,33 +158,33 @@ def test_load_invalid_published_model(folder: Path, tmp_path: Path) -> None:
         save_file(rest if tokens is None else rest | {SUMMARY_EMBEDDING: tokens}, path / "model.safetensors")
 
     with pytest.raises(UsageError, match="is a checkpoint, which has no steps"):
-        laconic.load(path, step=3)
+        load_compressor(path, step=3)
     edit_config(path, accumulate_summary=None)
     with pytest.raises(InputError, match="has no accumulate_summary"):
-        laconic.load(path)
+        load_compressor(path)
     edit_config(path, accumulate_summary=True)
     save(tensors[SUMMARY_EMBEDDING][:2])
     with pytest.raises(InputError, match=r"embed_summary.weight \[2, 32\], but config.json says \[3, 32\]"):
-        laconic.load(path)
+        load_compressor(path)
     save(None)
-    with pytest.raises(InputError, match="has no tensor embed_summary.weight"):
-        laconic.load(path)
+    with pytest.raises(InputError, match=r"has no tensor embed_summary.weight"):
+        load_compressor(path)
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    with pytest.raises(UnsafeFileError, match="pytorch_model.bin is a pickle"):
-        laconic.load(path)
+    with pytest.raises(UnsafeFileError, match=r"pytorch_model.bin is a pickle"):
+        load_compressor(path)
     edit_config(path, summary_length=0)  # as in the authors' models with full attention
     assert not is_published(path)
-    with pytest.raises(InputError, match="has no recipe.toml"):
-        laconic.load(path)
+    with pytest.raises(InputError, match=r"has no recipe.toml"):
+        load_compressor(path)
 
 
 @pytest.mark.parametrize("folder", ["opt"], indirect=True)
 def test_nonzero_padding_position_warns(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "odd")
     tensors = load_file(folder / "model.safetensors")
-    before = laconic.load(folder).compress([TEXT]).vectors
+    before = load_compressor(folder).compress([TEXT]).vectors
     tensors["model.decoder.embed_positions.weight"][1] = 1.0
     save_file(tensors, tmp_path / "odd" / "model.safetensors")
     with pytest.warns(UserWarning, match=r"row 1 of model.decoder.embed_positions is not zero"):
-        after = laconic.load(tmp_path / "odd").compress([TEXT]).vectors
+        after = load_compressor(tmp_path / "odd").compress([TEXT]).vectors
     assert torch.equal(before, after)

@@ -61,12 +61,12 @@ class TextConfig(ConfigModel):
     text_field: str = Field(default="text", min_length=1, description="field of a row that holds the text")
     document_field: str | None = Field(
         default=None,
-        description="field that names a row's document; default book if the first row has it, else each row is a document",
+        description="field with a row's document; default book if the first row has it, else a row is a document",
     )
     held_out_fraction: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.1,
-        description="fraction of documents for validation, and again for testing, unless a field split or data.valid and "
-        "data.test say which",
+        description="fraction of documents for validation, and again for testing, unless a field split or "
+        "data.valid and data.test say which",
     )
     vocabulary_drift_every: PositiveInt | None = Field(
         default=None, description="tokens after which a document's vocabulary is permuted again; unset: never"
@@ -170,8 +170,8 @@ class DataConfig(ConfigModel):
     )
     name: DatasetNames = Field(
         default=None,
-        description="catalog: one or several training sets: a known name (gsm8k-aug), a hub name (whynlp/gsm8k-aug), or "
-        "a file; NAME:SPLIT selects a split; text: one hub name",
+        description="catalog: one or several training sets: a known name (gsm8k-aug), a hub name "
+        "(whynlp/gsm8k-aug), or a file; NAME:SPLIT selects a split; text: one hub name",
     )
     valid: str | None = Field(
         default=None, description="file of validation rows; catalog: also a set, as gsm8k-aug:valid"

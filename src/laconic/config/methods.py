@@ -18,24 +18,28 @@ Distance = Literal["smooth_l1", "l1", "mse"]
 class LatentConfig(ConfigModel):
     """[latents]: the number of latent thoughts, how they are computed, and the projection between them."""
 
-    num_latents: Annotated[int, Field(ge=1, le=4096)] = Field(24, description="M, latent thoughts before an answer")
+    num_latents: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=24, description="M, latent thoughts before an answer"
+    )
     schedule: Literal["jacobi", "sequential"] = Field(
-        "jacobi", description="compute all latents together in Jacobi iterations, or one after the other"
+        default="jacobi", description="compute all latents together in Jacobi iterations, or one after the other"
     )
     jacobi_iterations: Annotated[int, Field(ge=0, le=4096)] | None = Field(
-        None,
+        default=None,
         description="T, iterations after the pass over the placeholders; 0 gives pause tokens; unset if sequential",
     )
     projection: Literal["pccot", "codi", "none"] = Field(
-        "pccot", description="map from a hidden state to the next latent's input embedding"
+        default="pccot", description="map from a hidden state to the next latent's input embedding"
     )
-    projection_width: PositiveInt | None = Field(None, description="inner width of the codi projection; default D")
-    projection_dropout: Fraction = Field(0.0, description="dropout before the codi projection")
+    projection_width: PositiveInt | None = Field(
+        default=None, description="inner width of the codi projection; default D"
+    )
+    projection_dropout: Fraction = Field(default=0.0, description="dropout before the codi projection")
     projection_init_scale: Literal["unit", "embedding"] = Field(
-        "unit", description="initial weight of the last LayerNorm: 1, or the RMS of the token embeddings"
+        default="unit", description="initial weight of the last LayerNorm: 1, or the RMS of the token embeddings"
     )
     control_init: str = Field(
-        "mean",
+        default="mean",
         description="initial begin, placeholder and end vectors: mean, normal, or copy:TEXT (mean of its tokens)",
     )
 
@@ -53,18 +57,20 @@ class LatentConfig(ConfigModel):
 class DistillationConfig(ConfigModel):
     """[distillation]: cross-entropies of student and teacher, and the distillation of hidden states (CODI)."""
 
-    student_ce_weight: NonNegative = Field(1.0, description="weight of the student's cross-entropy")
-    teacher_ce_weight: NonNegative = Field(1.0, description="weight of the teacher's cross-entropy")
-    hidden_weight: NonNegative = Field(1.0, description="weight of the hidden-state loss (CODI's gamma, KaVa's alpha1)")
-    hidden_loss: Distance = Field("smooth_l1", description="distance between hidden states; mse is not halved")
+    student_ce_weight: NonNegative = Field(default=1.0, description="weight of the student's cross-entropy")
+    teacher_ce_weight: NonNegative = Field(default=1.0, description="weight of the teacher's cross-entropy")
+    hidden_weight: NonNegative = Field(
+        default=1.0, description="weight of the hidden-state loss (CODI's gamma, KaVa's alpha1)"
+    )
+    hidden_loss: Distance = Field(default="smooth_l1", description="distance between hidden states; mse is not halved")
     hidden_layers: Literal["all", "blocks", "last"] = Field(
-        "blocks", description="distilled layers: embeddings and blocks (0..L), blocks (1..L), or the last"
+        default="blocks", description="distilled layers: embeddings and blocks (0..L), blocks (1..L), or the last"
     )
     hidden_scale: ScaleKind = Field(
-        "layer", description="divisor of the distance: standard deviation per layer, over all layers, or 1"
+        default="layer", description="divisor of the distance: standard deviation per layer, over all layers, or 1"
     )
     teacher_pass: Literal["same_pass", "second_pass"] = Field(
-        "same_pass", description="teacher states from the trained pass, or from a second pass without gradient"
+        default="same_pass", description="teacher states from the trained pass, or from a second pass without gradient"
     )
 
 
@@ -72,110 +78,121 @@ class KVSelectionConfig(ConfigModel):
     """[kv_selection]: which chain tokens' keys and values KaVa distils (R-KV and its controls)."""
 
     policy: Literal["rkv", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
-        "rkv", description="score that ranks the chain tokens; all but rkv are controls"
+        default="rkv", description="score that ranks the chain tokens; all but rkv are controls"
     )
-    importance_weight: Fraction = Field(0.1, description="lambda, weight of importance against redundancy")
+    importance_weight: Fraction = Field(default=0.1, description="lambda, weight of importance against redundancy")
 
 
 class KVDistillationConfig(ConfigModel):
     """[kv_distillation]: KaVa's loss between the student's latent keys and values and the teacher's selected ones."""
 
-    weight: NonNegative = Field(1.0, description="alpha2, weight of the loss on keys and values")
-    distance: Distance = Field("smooth_l1", description="distance between keys or values; mse is not halved")
+    weight: NonNegative = Field(default=1.0, description="alpha2, weight of the loss on keys and values")
+    distance: Distance = Field(default="smooth_l1", description="distance between keys or values; mse is not halved")
     reduction: Literal["mean", "row_mean", "paper_sum"] = Field(
-        "mean", description="mean over all targets; mean of row means; or the printed sum, L G E times larger"
+        default="mean", description="mean over all targets; mean of row means; or the printed sum, L G E times larger"
     )
     scale: Literal["layer", "global", "each_side", "none"] = Field(
-        "none", description="divisor of the loss: standard deviation per layer, over all, of each side, or 1"
+        default="none", description="divisor of the loss: standard deviation per layer, over all, of each side, or 1"
     )
-    scale_power: Literal[1, 2] = Field(1, description="power of that standard deviation")
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="distilled layers; default all")
+    scale_power: Literal[1, 2] = Field(default=1, description="power of that standard deviation")
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None, description="distilled layers; default all"
+    )
     key_space: Literal["post_rope", "pre_rope"] = Field(
-        "post_rope", description="keys after rotation, as a cache stores them, or before"
+        default="post_rope", description="keys after rotation, as a cache stores them, or before"
     )
     short_chain_targets: Literal["mask", "zero", "repeat"] = Field(
-        "mask", description="targets of the slots beyond a chain shorter than M"
+        default="mask", description="targets of the slots beyond a chain shorter than M"
     )
 
 
 class ICoTConfig(ConfigModel):
     """[icot]: iCoT's schedule for removing chain tokens."""
 
-    tokens_removed_per_epoch: PositiveFloat = Field(8.0, description="further chain tokens removed in each epoch")
-    remove_all_after: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="removed tokens after which the whole chain goes (39 for GSM8K); unset: never"
+    tokens_removed_per_epoch: PositiveFloat = Field(
+        default=8.0, description="further chain tokens removed in each epoch"
     )
-    removal_smoothing: PositiveFloat = Field(4.0, description="lambda of P(o) ~ exp(-lambda o), o extra removed tokens")
+    remove_all_after: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="removed tokens after which the whole chain goes (39 for GSM8K); unset: never"
+    )
+    removal_smoothing: PositiveFloat = Field(
+        default=4.0, description="lambda of P(o) ~ exp(-lambda o), o extra removed tokens"
+    )
 
 
 class CoconutConfig(ConfigModel):
     """[coconut]: Coconut's curriculum, which replaces chain steps by latents."""
 
-    latents_per_step: PositiveInt = Field(2, description="c, latents that replace one step")
-    epochs_per_stage: PositiveInt = Field(3, description="epochs of each stage")
-    max_stage: Annotated[int, Field(ge=0)] = Field(3, description="stage from which on every step is latent")
-    first_stage: Annotated[int, Field(ge=0)] = Field(0, description="stage of epoch 0")
-    pad_latent_to_max: bool = Field(True, description="use the full number of latents for a chain of fewer steps")
-    uniform_stage_prob: Fraction = Field(0.0, description="probability of a uniformly drawn stage")
+    latents_per_step: PositiveInt = Field(default=2, description="c, latents that replace one step")
+    epochs_per_stage: PositiveInt = Field(default=3, description="epochs of each stage")
+    max_stage: Annotated[int, Field(ge=0)] = Field(default=3, description="stage from which on every step is latent")
+    first_stage: Annotated[int, Field(ge=0)] = Field(default=0, description="stage of epoch 0")
+    pad_latent_to_max: bool = Field(
+        default=True, description="use the full number of latents for a chain of fewer steps"
+    )
+    uniform_stage_prob: Fraction = Field(default=0.0, description="probability of a uniformly drawn stage")
 
 
 class CompressionConfig(ConfigModel):
     """[compression]: how a document becomes summary vectors, segment by segment (AutoCompressor and variants)."""
 
     summary: Literal["parallel", "autoregressive", "pool", "select"] = Field(
-        "parallel",
+        default="parallel",
         description="summary tokens after the text; hidden states fed back; means over equal spans; the best tokens",
     )
     length_policy: Literal["fixed", "nested_dropout", "stop_head", "classifier"] = Field(
-        "fixed",
+        default="fixed",
         description="num_vectors of each segment; random prefixes in training and any length at inference; a learned "
         "stop; a classifier over allowed_lengths",
     )
     memory_policy: Literal["accumulate", "replace", "budgeted", "fifo"] = Field(
-        "accumulate", description="what happens to the older memory when a segment has been compressed"
+        default="accumulate", description="what happens to the older memory when a segment has been compressed"
     )
-    max_vectors: NumVectors = Field(50, description="K, maximum vectors of a segment")
+    max_vectors: NumVectors = Field(default=50, description="K, maximum vectors of a segment")
     num_vectors: NumVectors | None = Field(
-        None, description="kappa, vectors of a segment if fixed; default max_vectors"
+        default=None, description="kappa, vectors of a segment if fixed; default max_vectors"
     )
     allowed_lengths: tuple[NumVectors, ...] | None = Field(
-        None, description="numbers of vectors that occur; default 1 to max_vectors"
+        default=None, description="numbers of vectors that occur; default 1 to max_vectors"
     )
-    max_memory_vectors: NumVectors | None = Field(None, description="maximum memory size for budgeted and fifo")
+    max_memory_vectors: NumVectors | None = Field(default=None, description="maximum memory size for budgeted and fifo")
     summary_map: Literal["none", "scale", "mlp"] | None = Field(
-        None, description="map from hidden state to summary vector (VL1); default scale if autoregressive, else none"
+        default=None,
+        description="map from hidden state to summary vector (VL1); default scale if autoregressive, else none",
     )
-    step_embedding: bool = Field(True, description="autoregressive: add a learned embedding of the step")
+    step_embedding: bool = Field(default=True, description="autoregressive: add a learned embedding of the step")
     summary_init: Literal["eos", "normal"] = Field(
-        "eos", description="initial summary tokens: the eos embedding with noise, or noise"
+        default="eos", description="initial summary tokens: the eos embedding with noise, or noise"
     )
     summary_positions: Literal["contiguous", "reserved", "zero"] | None = Field(
-        None,
+        default=None,
         description="position ids of memory and summaries; default contiguous with RoPE, zero with a position table",
     )
     bos: Literal["none", "first", "sink"] | None = Field(
-        None, description="use of the bos token; default sink if the tokenizer adds one, else none"
+        default=None, description="use of the bos token; default sink if the tokenizer adds one, else none"
     )
     trigger_placement: Literal["insert", "replace"] = Field(
-        "insert", description="autoregressive: put the trigger after the text, or in place of its last token"
+        default="insert", description="autoregressive: put the trigger after the text, or in place of its last token"
     )
     adapter_scope: Literal["both", "write"] = Field(
-        "both", description="LoRA is active while reading and writing memory, or only while writing"
+        default="both", description="LoRA is active while reading and writing memory, or only while writing"
     )
     loss_reduction: Literal["token", "window"] = Field(
-        "token", description="mean over all scored tokens of an update, or sum of the windows' means"
+        default="token", description="mean over all scored tokens of an update, or sum of the windows' means"
     )
-    checkpoint_segments: bool = Field(False, description="recompute each segment in the backward pass to save memory")
+    checkpoint_segments: bool = Field(
+        default=False, description="recompute each segment in the backward pass to save memory"
+    )
     carry_between_windows: Literal["hard", "soft"] | None = Field(
-        None, description="memory handed to the next window; default hard if lengths were hard, else soft"
+        default=None, description="memory handed to the next window; default hard if lengths were hard, else soft"
     )
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":
         if self.summary == "pool" and self.length_policy == "stop_head":
             raise ValueError(
-                'length_policy "stop_head" with summary "pool": a prefix of its spans covers only a prefix of the text; '
-                'use "classifier"'
+                'length_policy "stop_head" with summary "pool": a prefix of its spans covers only a prefix of the '
+                'text; use "classifier"'
             )
         if self.summary == "select" and self.length_policy in ("nested_dropout", "stop_head"):
             raise ValueError(f'length_policy "{self.length_policy}" with summary "select": use "fixed" or "classifier"')
@@ -228,63 +245,75 @@ class StopHeadConfig(ConfigModel):
     """[stop_head]: how the number of summary vectors of a segment is learned and decided."""
 
     estimator: Literal["ponder", "reinforce", "soft", "straight_through"] = Field(
-        "ponder",
+        default="ponder",
         description="gradient of the stop head: expectation over every length; REINFORCE; mean field; straight through",
     )
-    stop_rule: Literal["quantile", "threshold", "sample"] = Field("quantile", description="rule that decides a length")
+    stop_rule: Literal["quantile", "threshold", "sample"] = Field(
+        default="quantile", description="rule that decides a length"
+    )
     stop_quantile: OpenFraction = Field(
-        0.5, description="quantile rule: stop at this quantile of the stop distribution"
+        default=0.5, description="quantile rule: stop at this quantile of the stop distribution"
     )
     stop_threshold: OpenFraction = Field(
-        0.5, description="threshold rule: stop at the first stop probability this large"
+        default=0.5, description="threshold rule: stop at the first stop probability this large"
     )
-    length_cost: NonNegative = Field(0.0, description="beta, nats per vector; lambda if cost_kind is ratio")
+    length_cost: NonNegative = Field(default=0.0, description="beta, nats per vector; lambda if cost_kind is ratio")
     cost_kind: Literal["per_vector", "ratio"] = Field(
-        "per_vector", description="cost of each vector, or of the ratio of vectors to text"
+        default="per_vector", description="cost of each vector, or of the ratio of vectors to text"
     )
     ratio_memory_weight: NonNegative = Field(
-        0.0, description="ratio cost: weight of the older memory in the denominator"
+        default=0.0, description="ratio cost: weight of the older memory in the denominator"
     )
     cost_on: Literal["read", "all"] = Field(
-        "read", description="charge the compressions that are read within their window, or all"
+        default="read", description="charge the compressions that are read within their window, or all"
     )
     cost_start: Fraction = Field(
-        0.5, description="fraction of training before the cost begins (ponder: counted from the head-only phase)"
+        default=0.5,
+        description="fraction of training before the cost begins (ponder: counted from the head-only phase)",
     )
-    cost_ramp: Fraction = Field(0.25, description="fraction of training over which the cost rises")
+    cost_ramp: Fraction = Field(default=0.25, description="fraction of training over which the cost rises")
     head_only_after: Fraction = Field(
-        0.8, description="ponder, reinforce: fraction of training on drawn lengths, after which only the head trains"
+        default=0.8,
+        description="ponder, reinforce: fraction of training on drawn lengths, after which only the head trains",
     )
-    joint_training: bool = Field(False, description="ponder, reinforce: train head and decoder together")
-    exploration: Fraction = Field(0.3, description="joint_training: fraction of lengths drawn uniformly")
-    hard_window_fraction: Fraction = Field(0.3, description="soft: fraction of windows that read a drawn, hard length")
+    joint_training: bool = Field(default=False, description="ponder, reinforce: train head and decoder together")
+    exploration: Fraction = Field(default=0.3, description="joint_training: fraction of lengths drawn uniformly")
+    hard_window_fraction: Fraction = Field(
+        default=0.3, description="soft: fraction of windows that read a drawn, hard length"
+    )
     head_lr_multiplier: PositiveFloat = Field(
-        3.0, description="learning rate of the linear head or classifier, relative to everything else"
+        default=3.0, description="learning rate of the linear head or classifier, relative to everything else"
     )
-    initial_mean_fraction: OpenFraction = Field(0.9, description="E[N] / K at initialisation")
+    initial_mean_fraction: OpenFraction = Field(default=0.9, description="E[N] / K at initialisation")
     stop_position: Literal["after", "before", "mixture"] = Field(
-        "after", description="stop after writing a vector, before it, or as the original mixes both"
+        default="after", description="stop after writing a vector, before it, or as the original mixes both"
     )
     soft_gate: Literal["attention_bias", "scale_vectors", "none"] = Field(
-        "attention_bias",
+        default="attention_bias",
         description="soft: add the log survival to the attention logits, scale the vectors, or neither",
     )
     head: Literal["linear", "vocabulary"] = Field(
-        "linear", description="stop logit from a linear head, or from a token of the vocabulary"
+        default="linear", description="stop logit from a linear head, or from a token of the vocabulary"
     )
     control_tokens: Literal["vectors", "vocabulary"] = Field(
-        "vectors", description="trigger and stop as free vectors, or as rows of the vocabulary"
+        default="vectors", description="trigger and stop as free vectors, or as rows of the vocabulary"
     )
-    control_tokens_in_softmax: bool = Field(False, description="vocabulary: include the control tokens in the softmax")
-    prior_kl_weight: NonNegative = Field(0.0, description="weight of KL(stop distribution, geometric prior)")
-    prior_stop_prob: OpenFraction = Field(0.25, description="stop probability of the geometric prior")
-    entropy_weight: NonNegative = Field(0.0, description="weight of the entropy's shortfall below entropy_floor")
-    entropy_floor: NonNegative = Field(0.0, description="entropy floor in nats")
-    target_mean_length: PositiveFloat | None = Field(None, description="mean length that the cost is steered to")
+    control_tokens_in_softmax: bool = Field(
+        default=False, description="vocabulary: include the control tokens in the softmax"
+    )
+    prior_kl_weight: NonNegative = Field(default=0.0, description="weight of KL(stop distribution, geometric prior)")
+    prior_stop_prob: OpenFraction = Field(default=0.25, description="stop probability of the geometric prior")
+    entropy_weight: NonNegative = Field(
+        default=0.0, description="weight of the entropy's shortfall below entropy_floor"
+    )
+    entropy_floor: NonNegative = Field(default=0.0, description="entropy floor in nats")
+    target_mean_length: PositiveFloat | None = Field(
+        default=None, description="mean length that the cost is steered to"
+    )
     cost_step_size: NonNegative = Field(
-        0.01, description="target_mean_length: change of the cost per vector and update"
+        default=0.01, description="target_mean_length: change of the cost per vector and update"
     )
-    max_length_cost: NonNegative = Field(10.0, description="target_mean_length: largest cost")
+    max_length_cost: NonNegative = Field(default=10.0, description="target_mean_length: largest cost")
 
     @model_validator(mode="after")
     def check_combination(self) -> "StopHeadConfig":

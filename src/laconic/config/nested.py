@@ -1,6 +1,6 @@
 """Recipe tables of the nested learning models: mixers, CMS levels, inner loop. Nothing here imports torch.
 
-Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers take the same option objects.
+Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers take the same options.
 """
 
 import math
@@ -179,8 +179,8 @@ class CMSOptions(ConfigModel):
     )
     inner_lr: NonNegative | None = Field(
         default=None,
-        description="initial inner learning rate of a whole chunk; 0 disables learning; default 0.001 for task, 0.01 for "
-        "associative",
+        description="initial inner learning rate of a whole chunk; 0 disables learning; default 0.001 for task, "
+        "0.01 for associative",
     )
     associative_target: Literal["map", "start"] = Field(
         default="map", description="associative: a map of the input, or the initial output plus a map that starts at 0"
@@ -249,8 +249,8 @@ class CMSConfig(CMSOptions):
     )
     donor_layout: DonorLayout = Field(
         default="depth",
-        description="use of a donor's MLPs: one level per layer, by depth; keep them and add levels; or chain the MLPs of "
-        "several layers in each",
+        description="use of a donor's MLPs: one level per layer, by depth; keep them and add levels; or chain the MLPs "
+        "of several layers in each",
     )
     new_level_init: NewLevelInit = Field(
         default="zero", description="grow: an added level contributes nothing at first, or is a copy"

@@ -64,34 +64,38 @@ RESUMABLE_KEYS = (
 class ModelConfig(ConfigModel):
     """[model]: the decoder, from a checkpoint, an earlier run, or new with the given sizes."""
 
-    name: str | None = Field(None, description="checkpoint in Hugging Face layout: a folder, or a name on the hub")
-    revision: str | None = Field(None, description="commit, tag or branch on the hub")
-    init_from_run: str | None = Field(None, description="run directory; training starts from its latest step")
+    name: str | None = Field(
+        default=None, description="checkpoint in Hugging Face layout: a folder, or a name on the hub"
+    )
+    revision: str | None = Field(default=None, description="commit, tag or branch on the hub")
+    init_from_run: str | None = Field(default=None, description="run directory; training starts from its latest step")
     family: Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"] | None = Field(
-        None, description="family of a new decoder with the sizes below"
+        default=None, description="family of a new decoder with the sizes below"
     )
     tokenizer: str | None = Field(
-        None,
+        default=None,
         description='"digits", "recall", "bytes", "mqar", "formal_languages", a folder or a hub name; default the '
         "checkpoint's",
     )
-    init_seed: int | None = Field(None, ge=0, description="seed of a new decoder's weights; default the run's seed")
-    hidden_size: PositiveInt = Field(64, description="D, hidden size")
-    num_hidden_layers: PositiveInt = Field(2, description="L, decoder blocks")
-    num_attention_heads: PositiveInt = Field(4, description="H, query heads")
-    num_key_value_heads: PositiveInt | None = Field(None, description="G, key-value heads; default H")
-    intermediate_size: PositiveInt | None = Field(None, description="F, width of the MLP; default 2 D")
-    max_position_embeddings: PositiveInt = Field(256, description="context length")
-    tie_word_embeddings: bool = Field(False, description="share input and output embeddings")
+    init_seed: int | None = Field(
+        default=None, ge=0, description="seed of a new decoder's weights; default the run's seed"
+    )
+    hidden_size: PositiveInt = Field(default=64, description="D, hidden size")
+    num_hidden_layers: PositiveInt = Field(default=2, description="L, decoder blocks")
+    num_attention_heads: PositiveInt = Field(default=4, description="H, query heads")
+    num_key_value_heads: PositiveInt | None = Field(default=None, description="G, key-value heads; default H")
+    intermediate_size: PositiveInt | None = Field(default=None, description="F, width of the MLP; default 2 D")
+    max_position_embeddings: PositiveInt = Field(default=256, description="context length")
+    tie_word_embeddings: bool = Field(default=False, description="share input and output embeddings")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="type of the weights; adapter, control vectors and projection are float32"
+        default="float32", description="type of the weights; adapter, control vectors and projection are float32"
     )
     init: Literal["normal", "fan_in"] = Field(
-        "fan_in",
+        default="fan_in",
         description="normal(0, 0.02); or std 1/sqrt(fan_in), divided by sqrt(2 L) at the end of a residual branch",
     )
-    embedding_init_std: float = Field(0.5, gt=0, description="fan_in: std of the token embeddings")
-    head_init_std: float = Field(0.02, gt=0, description="fan_in: std of an untied output embedding")
+    embedding_init_std: float = Field(default=0.5, gt=0, description="fan_in: std of the token embeddings")
+    head_init_std: float = Field(default=0.02, gt=0, description="fan_in: std of an untied output embedding")
 
     @model_validator(mode="after")
     def check_origin(self) -> "ModelConfig":
@@ -112,47 +116,57 @@ class ModelConfig(ConfigModel):
 class LoraConfig(ConfigModel):
     """[lora]: LoRA by peft on a frozen base model."""
 
-    rank: PositiveInt = Field(128, description="rank r")
-    alpha: PositiveInt = Field(32, description="scaling numerator; the scale is alpha / rank")
-    dropout: Fraction = Field(0.1, description="dropout of the adapter's input")
+    rank: PositiveInt = Field(default=128, description="rank r")
+    alpha: PositiveInt = Field(default=32, description="scaling numerator; the scale is alpha / rank")
+    dropout: Fraction = Field(default=0.1, description="dropout of the adapter's input")
     target_modules: Literal["all", "attention"] = Field(
-        "all", description="adapted linear layers: all of a block, or those of attention"
+        default="all", description="adapted linear layers: all of a block, or those of attention"
     )
 
 
 class ValidationConfig(ConfigModel):
     """[validation]: held-out rows evaluated during training, which also choose the best step."""
 
-    max_rows: PositiveInt = Field(500, description="use only the first rows")
-    batch_size: PositiveInt = Field(100, description="rows of a batch")
-    max_tokens: PositiveInt = Field(64, description="maximum tokens of an answer")
-    with_cot: bool = Field(True, description="also answer with the chain of thought written out, with the same weights")
+    max_rows: PositiveInt = Field(default=500, description="use only the first rows")
+    batch_size: PositiveInt = Field(default=100, description="rows of a batch")
+    max_tokens: PositiveInt = Field(default=64, description="maximum tokens of an answer")
+    with_cot: bool = Field(
+        default=True, description="also answer with the chain of thought written out, with the same weights"
+    )
 
 
 class Recipe(ConfigModel):
     """Everything that defines a run."""
 
     method: MethodName = Field(description="training and answering method")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of data order, sampling and new weights; papers use 0, 1, 2")
-    paper_table: str | None = Field(None, description='table of a paper that the run reproduces, as "PAPER table ID"')
-    table_row: str | None = Field(None, description="row of that table")
-    deviations: Mapping[str, str] = Field({}, description="keys that differ from the paper's row, each with a reason")
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="seed of data order, sampling and new weights; papers use 0, 1, 2"
+    )
+    paper_table: str | None = Field(
+        default=None, description='table of a paper that the run reproduces, as "PAPER table ID"'
+    )
+    table_row: str | None = Field(default=None, description="row of that table")
+    deviations: Mapping[str, str] = Field(
+        default={}, description="keys that differ from the paper's row, each with a reason"
+    )
     model: ModelConfig = Field(description="the decoder")
-    latents: LatentConfig | None = Field(None, description="latent thoughts")
-    distillation: DistillationConfig | None = Field(None, description="losses of CODI, PCCoT and KaVa")
-    kv_selection: KVSelectionConfig | None = Field(None, description="chain tokens that KaVa distils")
-    kv_distillation: KVDistillationConfig | None = Field(None, description="KaVa's loss on keys and values")
-    icot: ICoTConfig | None = Field(None, description="iCoT's curriculum")
-    coconut: CoconutConfig | None = Field(None, description="Coconut's curriculum")
-    compression: CompressionConfig | None = Field(None, description="how documents become summary vectors")
-    stop_head: StopHeadConfig | None = Field(None, description="how the number of summary vectors is learned")
-    mixer: MixerConfig | None = Field(None, description="token mixer of each layer")
-    cms: CMSConfig | None = Field(None, description="MLP levels that learn while they read")
-    inner_loop: InnerLoopConfig | None = Field(None, description="learning while reading, and gradients through it")
+    latents: LatentConfig | None = Field(default=None, description="latent thoughts")
+    distillation: DistillationConfig | None = Field(default=None, description="losses of CODI, PCCoT and KaVa")
+    kv_selection: KVSelectionConfig | None = Field(default=None, description="chain tokens that KaVa distils")
+    kv_distillation: KVDistillationConfig | None = Field(default=None, description="KaVa's loss on keys and values")
+    icot: ICoTConfig | None = Field(default=None, description="iCoT's curriculum")
+    coconut: CoconutConfig | None = Field(default=None, description="Coconut's curriculum")
+    compression: CompressionConfig | None = Field(default=None, description="how documents become summary vectors")
+    stop_head: StopHeadConfig | None = Field(default=None, description="how the number of summary vectors is learned")
+    mixer: MixerConfig | None = Field(default=None, description="token mixer of each layer")
+    cms: CMSConfig | None = Field(default=None, description="MLP levels that learn while they read")
+    inner_loop: InnerLoopConfig | None = Field(
+        default=None, description="learning while reading, and gradients through it"
+    )
     data: DataConfig = Field(description="the rows")
-    validation: ValidationConfig | None = Field(None, description="evaluation during training; unset: none")
+    validation: ValidationConfig | None = Field(default=None, description="evaluation during training; unset: none")
     train: TrainingConfig = Field(description="optimizer, schedule, checkpoints")
-    lora: LoraConfig | None = Field(None, description="the adapter if train.trainable is lora")
+    lora: LoraConfig | None = Field(default=None, description="the adapter if train.trainable is lora")
 
     @model_validator(mode="after")
     def check_method_tables(self) -> "Recipe":
@@ -181,20 +195,21 @@ class Recipe(ConfigModel):
         source, config = self.data.source, self.compression
         if (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
             raise ValueError(
-                f'data.source "{source}" with method {self.method}: document sources ({", ".join(DOCUMENT_SOURCES)}) go '
-                f"with methods {', '.join(DOCUMENT_METHODS)}"
+                f'data.source "{source}" with method {self.method}: document sources ({", ".join(DOCUMENT_SOURCES)}) '
+                f"go with methods {', '.join(DOCUMENT_METHODS)}"
             )
         if self.method != "autocompressor" or config is None:
             return self
         if source not in SEGMENTED_SOURCES:
             raise ValueError(
-                f'data.source "{source}": its documents have no segments to compress; use {" or ".join(SEGMENTED_SOURCES)}'
+                f'data.source "{source}": its documents have no segments to compress; use '
+                f"{' or '.join(SEGMENTED_SOURCES)}"
             )
         text = self.data.text
         if source == "text" and text.mean_segment_tokens >= text.row_tokens:
             raise ValueError(
-                f"data.text.row_tokens {text.row_tokens}: a row of one segment of {text.mean_segment_tokens} tokens never "
-                "reads its summary; use longer rows"
+                f"data.text.row_tokens {text.row_tokens}: a row of one segment of {text.mean_segment_tokens} tokens "
+                "never reads its summary; use longer rows"
             )
         unequal_passes = config.summary == "autoregressive" and config.length_policy != "fixed"
         if self.train.parallel == "fsdp" and (unequal_passes or config.memory_policy == "budgeted"):
@@ -213,7 +228,7 @@ class Recipe(ConfigModel):
             return self
         if train.trainable != "full":
             raise ValueError(
-                f'train.trainable "{train.trainable}": method hope trains the initial fast weights themselves; use "full"'
+                f'train.trainable "{train.trainable}": method hope trains the initial fast weights; use "full"'
             )
         if train.optimizer == "dgd":
             raise ValueError('train.optimizer "dgd": not supported for method hope; use adamw or m3')

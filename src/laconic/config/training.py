@@ -13,7 +13,7 @@ FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 class EarlyStopConfig(ConfigModel):
     """[train.early_stop]: a validation metric that ends the run once it is reached."""
 
-    metric: str = Field("accuracy", description="name of the validation metric")
+    metric: str = Field(default="accuracy", description="name of the validation metric")
     at_least: float = Field(description="value of the metric that ends the run")
 
 
@@ -21,52 +21,68 @@ class TrainingConfig(ConfigModel):
     """[train]: how a method is trained. Exactly one of `steps` and `epochs` is set."""
 
     trainable: Literal["full", "lora", "latents"] = Field(
-        "full", description="all weights; LoRA adapter, control vectors and projection; control vectors and projection"
+        default="full",
+        description="all weights; LoRA adapter, control vectors and projection; control vectors and projection",
     )
-    steps: PositiveInt | None = Field(None, description="optimizer updates; or set epochs")
-    epochs: PositiveFloat | None = Field(None, description="passes over the training rows; or set steps")
-    batch_size: PositiveInt = Field(128, description="rows of an update, over all micro-batches and ranks")
+    steps: PositiveInt | None = Field(default=None, description="optimizer updates; or set epochs")
+    epochs: PositiveFloat | None = Field(default=None, description="passes over the training rows; or set steps")
+    batch_size: PositiveInt = Field(default=128, description="rows of an update, over all micro-batches and ranks")
     parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="under torchrun: replicate everything, or shard parameters, gradients and optimizer state"
+        default="ddp",
+        description="under torchrun: replicate everything, or shard parameters, gradients and optimizer state",
     )
     micro_batch_size: PositiveInt | None = Field(
-        None, description="rows of a forward pass on one rank; default the rank's whole share"
+        default=None, description="rows of a forward pass on one rank; default the rank's whole share"
     )
-    last_batch: Literal["drop", "keep"] = Field("drop", description="rows at the end of an epoch that fill no batch")
+    last_batch: Literal["drop", "keep"] = Field(
+        default="drop", description="rows at the end of an epoch that fill no batch"
+    )
 
     optimizer: Literal["adamw", "m3", "dgd"] = Field(
-        "adamw", description="rule for matrices: AdamW, M3, or delta gradient descent; all else uses AdamW"
+        default="adamw", description="rule for matrices: AdamW, M3, or delta gradient descent; all else uses AdamW"
     )
-    learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
-    lr_schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay after the warm-up")
-    min_lr_ratio: Fraction = Field(0.0, description="final learning rate as a fraction of the peak")
-    warmup_ratio: FractionBelowOne = Field(0.0, description="fraction of all updates in the linear warm-up")
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="updates in the warm-up, not a fraction")
-    betas: tuple[FractionBelowOne, FractionBelowOne] = Field((0.9, 0.999), description="AdamW's betas")
-    eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon")
-    weight_decay: NonNegative = Field(0.0, description="weight decay of matrices; norms and biases never decay")
-    max_grad_norm: NonNegative = Field(1.0, description="gradient clipping by global norm; 0: none")
+    learning_rate: PositiveFloat = Field(default=1e-3, description="peak learning rate")
+    lr_schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="decay after the warm-up"
+    )
+    min_lr_ratio: Fraction = Field(default=0.0, description="final learning rate as a fraction of the peak")
+    warmup_ratio: FractionBelowOne = Field(default=0.0, description="fraction of all updates in the linear warm-up")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="updates in the warm-up, not a fraction"
+    )
+    betas: tuple[FractionBelowOne, FractionBelowOne] = Field(default=(0.9, 0.999), description="AdamW's betas")
+    eps: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")
+    weight_decay: NonNegative = Field(default=0.0, description="weight decay of matrices; norms and biases never decay")
+    max_grad_norm: NonNegative = Field(default=1.0, description="gradient clipping by global norm; 0: none")
 
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="autocast type of matrix products; weights and optimizer keep theirs"
+        default="float32", description="autocast type of matrix products; weights and optimizer keep theirs"
     )
     activation_checkpointing: Annotated[int, Field(ge=0)] = Field(
-        0, description="recompute every k-th block in the backward pass; 0: none"
+        default=0, description="recompute every k-th block in the backward pass; 0: none"
     )
-    deterministic: bool = Field(False, description="deterministic algorithms on a GPU too; slower")
+    deterministic: bool = Field(default=False, description="deterministic algorithms on a GPU too; slower")
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="on NaN or infinity: stop, or skip up to 3 of 100 updates"
+        default="stop", description="on NaN or infinity: stop, or skip up to 3 of 100 updates"
     )
-    stateful: bool = Field(False, description="carry the state of a batch into the next one")
+    stateful: bool = Field(default=False, description="carry the state of a batch into the next one")
 
-    save_every: PositiveInt = Field(500, description="updates between checkpoints; the last update is always saved")
-    keep_every: PositiveInt | None = Field(None, description="never delete checkpoints at multiples of this")
-    keep_best: Annotated[int, Field(ge=0)] = Field(1, description="number of best checkpoints to keep")
-    best_metric: str | None = Field(None, description="validation metric that keep_best uses; unset: none is best")
-    best_mode: Literal["max", "min"] = Field("max", description="whether a larger or a smaller metric is better")
-    log_every: PositiveInt = Field(1, description="updates between lines of metrics.jsonl")
-    validate_every: PositiveInt | None = Field(None, description="updates between validations; default only at the end")
-    early_stop: EarlyStopConfig | None = Field(None, description="stop early: { metric = ..., at_least = ... }")
+    save_every: PositiveInt = Field(
+        default=500, description="updates between checkpoints; the last update is always saved"
+    )
+    keep_every: PositiveInt | None = Field(default=None, description="never delete checkpoints at multiples of this")
+    keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="number of best checkpoints to keep")
+    best_metric: str | None = Field(
+        default=None, description="validation metric that keep_best uses; unset: none is best"
+    )
+    best_mode: Literal["max", "min"] = Field(
+        default="max", description="whether a larger or a smaller metric is better"
+    )
+    log_every: PositiveInt = Field(default=1, description="updates between lines of metrics.jsonl")
+    validate_every: PositiveInt | None = Field(
+        default=None, description="updates between validations; default only at the end"
+    )
+    early_stop: EarlyStopConfig | None = Field(default=None, description="stop early: { metric = ..., at_least = ... }")
 
     @model_validator(mode="after")
     def check_combination(self) -> "TrainingConfig":

@@ -196,7 +196,8 @@ def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: s
     """Raise CorruptArtifactError unless the tokenizer is that of the generated rows, which are made of its ids."""
     if tokenizer.fingerprint != expected.fingerprint:
         raise CorruptArtifactError(
-            f"generated {rows} need the tokenizer {expected.fingerprint}, not {tokenizer.fingerprint}; use a file of rows"
+            f"generated {rows} need the tokenizer {expected.fingerprint}, not {tokenizer.fingerprint}; "
+            "use a file of rows"
         )
 
 
@@ -206,7 +207,8 @@ def check_row_lengths(data: DigitsDataset, num_latents: int, context: int) -> No
     length = row.question_ids.shape[1] + max(data.max_length, latents) + row.answer_ids.shape[1]
     if length > context:
         raise InputError(
-            f"a row has {length} positions, the model {context}; lower data.digits.num_operations or latents.num_latents"
+            f"a row has {length} positions, the model {context}; "
+            "lower data.digits.num_operations or latents.num_latents"
         )
 
 

@@ -232,8 +232,8 @@ def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     num_latents = recipe.latents.num_latents if recipe.latents else 0
     if row_tokens + num_latents > limit:
         raise UsageError(
-            f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} positions, "
-            f"the model has {limit}; lower one of them"
+            f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
+            f"positions, the model has {limit}; lower one of them"
         )
     check_segment_fits(recipe, limit, config)
     layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.kv_distillation.layers else ()
@@ -253,13 +253,13 @@ def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> Non
         and text.segments_per_window * text.mean_segment_tokens > limit
     ):
         raise UsageError(
-            f"data.text.segments_per_window {text.segments_per_window} of {text.mean_segment_tokens} tokens: a window is read at once, but the model has "
-            f"{limit} positions; lower one of them"
+            f"data.text.segments_per_window {text.segments_per_window} of {text.mean_segment_tokens} tokens: a "
+            f"window is read at once, but the model has {limit} positions; lower one of them"
         )
     if recipe.method == "hope" and recipe.data.source == "text" and text.row_tokens > limit:
         raise UsageError(
-            f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, but the model has {limit} positions; "
-            "lower it"
+            f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, but the model has {limit} "
+            "positions; lower it"
         )
     if compression is None or recipe.method != "autocompressor":
         return

@@ -49,10 +49,12 @@ class CompressionCost:
         return [
             f"read       {self.num_tokens:,} tokens in {format_count(self.num_segments, 'segment')}"
             + (f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""),
-            f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} per segment, {self.min_vectors} to {self.max_vectors}{ratio}",
-            f"bytes      {format_bytes(self.file_bytes)} of vectors; cache {format_bytes(self.vector_cache_bytes)} in place of "
-            f"{format_bytes(self.text_cache_bytes)}",
-            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; {break_even}",
+            f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} per segment, "
+            f"{self.min_vectors} to {self.max_vectors}{ratio}",
+            f"bytes      {format_bytes(self.file_bytes)} of vectors; cache {format_bytes(self.vector_cache_bytes)} "
+            f"in place of {format_bytes(self.text_cache_bytes)}",
+            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; "
+            f"{break_even}",
         ]
 
 

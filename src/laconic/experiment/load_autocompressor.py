@@ -54,8 +54,8 @@ def load_published(path: str | Path, device: torch.device) -> PublishedAutoCompr
         raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; add it: true, or false for RMT")
     if SUMMARY_EMBEDDING not in tensors:
         raise InputError(
-            f"{folder} has no tensor {SUMMARY_EMBEDDING} with {kappa} rows as in config.json; transformers' classes drop it, "
-            "so convert the published file tensor by tensor"
+            f"{folder} has no tensor {SUMMARY_EMBEDDING} with {kappa} rows as in config.json; transformers' classes "
+            "drop it, so convert the published file tensor by tensor"
         )
     decoder = Decoder.from_pretrained(folder, device=device, ignore_tensors=(SUMMARY_EMBEDDING,))
     shape, D = tensors[SUMMARY_EMBEDDING].spec.shape, decoder.config.hidden_size
@@ -82,9 +82,9 @@ def check_not_pickle(folder: Path) -> None:
     pickle = next((path.name for path in sorted(folder.iterdir()) if path.name.endswith(PICKLE_SUFFIXES)), None)
     if pickle and not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         raise UnsafeFileError(
-            f"{pickle} is a pickle, which can run code, so it was not opened. In an environment you trust, save the tensors of "
-            f"torch.load(..., weights_only=True) with safetensors.torch.save_file as {SINGLE_FILE}; save_pretrained of "
-            f"transformers would drop {SUMMARY_EMBEDDING}"
+            f"{pickle} is a pickle, which can run code, so it was not opened. In an environment you trust, save the "
+            f"tensors of torch.load(..., weights_only=True) with safetensors.torch.save_file as {SINGLE_FILE}; "
+            f"save_pretrained of transformers would drop {SUMMARY_EMBEDDING}"
         )
 
 
@@ -97,8 +97,8 @@ def choose_segment_length(decoder: Decoder, compression: CompressionConfig) -> i
         ]
         if bool(row.any()):
             warnings.warn(
-                f"row {config.position_offset - 1} of {decoder.weight_names.position_embedding} is not zero; memory has no position, so "
-                "the row is not used",
+                f"row {config.position_offset - 1} of {decoder.weight_names.position_embedding} is not zero; "
+                "memory has no position, so the row is not used",
                 stacklevel=3,
             )
     return min(TRAINED_SEGMENT_TOKENS, config.max_position_embeddings if zero else config.max_position_embeddings // 2)

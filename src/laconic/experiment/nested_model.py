@@ -174,7 +174,8 @@ class NestedTextModel:
         theirs, ours = str(read_writer_metadata(path).get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
             raise CorruptArtifactError(
-                f"state: {path} was read with tokenizer {theirs[:HASH_DIGITS]}…, not {ours[:HASH_DIGITS]}…; use that one"
+                f"state: {path} was read with tokenizer {theirs[:HASH_DIGITS]}…, not {ours[:HASH_DIGITS]}…; "
+                "use that one"
             )
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)
         return cast(FastWeightState, values.to(state, embedding.device))

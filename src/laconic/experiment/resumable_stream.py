@@ -169,7 +169,8 @@ class ResumableReading(ABC, Generic[Value]):
         changed = next((name for name in sorted({*key, *theirs}) if key.get(name) != theirs.get(name)), None)
         if changed is not None:
             raise BusyError(
-                f"{path} was begun with {changed} {theirs.get(changed)}, not {key.get(changed)}; use that, or remove the file"
+                f"{path} was started with {changed} {theirs.get(changed)}, not {key.get(changed)}; "
+                "use that, or remove the file"
             )
         for part, spec in metadata["specs"].items():
             setattr(self, part, self.from_tensors(spec, tensors, f"{part}."))

@@ -79,12 +79,13 @@ def mean_norm(squares: Sequence[Tensor]) -> float:
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
     """Return levels and memories as lines of text."""
     lines = [
-        f"level      chunk {r.chunk_size:,} in {format_count(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} updates, "
-        f"moved by {format_norm(r.update_norm)}"
+        f"level      chunk {r.chunk_size:,} in {format_count(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} "
+        f"updates, moved by {format_norm(r.update_norm)}"
         for r in level_reports(state, chunks)
     ]
     return lines + [
-        f"memory     {m.name} in {format_count(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, moved by {format_norm(m.update_norm)}"
+        f"memory     {m.name} in {format_count(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, "
+        f"moved by {format_norm(m.update_norm)}"
         for m in memory_reports(state)
     ]
 
@@ -115,7 +116,8 @@ class StateCost:
         of_texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
         return [
             f"read       {self.num_tokens:,} tokens{of_texts}",
-            f"bytes      {format_bytes(self.state_bytes)} of state instead of {format_bytes(self.text_cache_bytes)} of keys and values",
+            f"bytes      {format_bytes(self.state_bytes)} of state instead of "
+            f"{format_bytes(self.text_cache_bytes)} of keys and values",
         ]
 
 

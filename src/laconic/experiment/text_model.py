@@ -1,4 +1,4 @@
-"""The interface of models that compress texts: summary vectors (`TextCompressor`) or fast weights (`NestedTextModel`)."""
+"""The interface of models that compress texts, into summary vectors or fast weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
