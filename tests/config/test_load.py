@@ -142,9 +142,9 @@ def test_load_recipe_reports_all_errors_and_no_missing_key_for_a_typo(kava: Path
         (KAVA.replace("source", "kind"), "data.kind"),
     ],
 )
-def test_load_recipe_names_the_version_that_reads_an_old_recipe(kava: Path, text: str, name: str) -> None:
+def test_load_recipe_refuses_renamed_keys(kava: Path, text: str, name: str) -> None:
     kava.write_text(text)
-    with pytest.raises(UsageError, match=rf"^kava\.toml: {name} is a name of laconic 0\.1; use that version"):
+    with pytest.raises(UsageError, match=rf"^kava\.toml: {name} was renamed before laconic 0\.1\.0"):
         load_recipe(kava)
 
 

@@ -26,11 +26,13 @@ from laconic.config.recipe import (
 from laconic.errors import InputError, UsageError
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-ORIGIN_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))  # one of each group
-OLD_VERSION = "0.1"  # the last version with other names for tables and keys
-OLD_TABLES = {"thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring"} | {
-    *("reading", "halting", "memory", "levels", "learning")
-}
+# A recipe has one key of each group; an override with another one replaces it.
+EXCLUSIVE_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))
+# Tables and keys that were renamed before version 0.1.0.
+OLD_TABLES = (
+    *("thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring"),
+    *("reading", "halting", "memory", "levels", "learning"),
+)
 OLD_KEYS = {"data": {"kind"}, "train": {"what", "lr", "batch"}, "model": {"start"}}
 
 
@@ -64,7 +66,7 @@ def load_recipe(
         flags: Names of command-line flags, suggested for a mistyped key.
 
     Returns:
-        The recipe, and notes on what was replaced.
+        The recipe, and notes for the user, for example on keys that an override replaced.
 
     Raises:
         UsageError: With one line for each error of the file and the overrides.
@@ -76,7 +78,7 @@ def load_recipe(
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)
     for key, text in deduplicate_overrides(overrides, draft.notes):
         apply_override(draft, key, text, flags)
-    replace_origin(draft)
+    drop_replaced_keys(draft)
     return validate(draft), draft.notes
 
 
@@ -116,7 +118,7 @@ def refuse_old_recipe(draft: RecipeDraft) -> None:
         if (table in OLD_TABLES and isinstance(value, dict)) or old_keys:
             name = f"{table}.{min(old_keys)}" if old_keys else f"[{table}]"
             raise UsageError(
-                f"{draft.file}: {name} is a name of laconic {OLD_VERSION}; use that version to read this file"
+                f"{draft.file}: {name} was renamed before laconic 0.1.0; laconic train --schema lists the current names"
             )
 
 
@@ -143,7 +145,7 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
         return
     value = parse_value(key, text)
     if value is None:
-        draft.errors.append(f"{key}={text}: not a TOML value; write lists as [1, 2] and switches as true or false")
+        draft.errors.append(f"{key}={text}: not a TOML value; write lists as [1, 2] and booleans as true or false")
         return
     *tables, last = key.split(".")
     table = draft.content
@@ -156,9 +158,9 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
     table[last] = resolve_path_value(key, value, Path.cwd()) if key in PATH_KEYS else value
 
 
-def replace_origin(draft: RecipeDraft) -> None:
-    """Remove the file's source of model or documents if an override names another one."""
-    for keys in ORIGIN_KEYS:
+def drop_replaced_keys(draft: RecipeDraft) -> None:
+    """Remove the file's key for the model or the data if an override sets another key of the same group."""
+    for keys in EXCLUSIVE_KEYS:
         table_name = keys[0].partition(".")[0]
         table, overridden = draft.content.get(table_name), [key for key in keys if key in draft.overrides]
         if not isinstance(table, dict) or len(overridden) != 1:
@@ -178,7 +180,7 @@ def parse_value(key: str, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text if accepts_text(key) else None
     if set(value) != {"x"} or (accepts_text(key) and not isinstance(value["x"], str | list)):
-        return text  # a name that happens to be a number
+        return text  # a text field whose value looks like another TOML type, such as a folder named 7
     return value["x"]
 
 
@@ -212,10 +214,10 @@ def validate(draft: RecipeDraft) -> Recipe:
     """Return the recipe, or raise UsageError with one line for each error."""
     for key, value in iter_values(draft.content):
         if isinstance(value, datetime.date | datetime.time):
-            draft.add_error(key, "a date; no key takes one, put a name in quotes")
+            draft.add_error(key, "a date, which no key accepts; put text in quotes")
     add_default_tables(draft.content)
     recipe = None
-    try:  # through JSON, because strict pydantic then accepts an array for a tuple and converts nothing else
+    try:  # through JSON, from which strict pydantic accepts an array for a tuple but converts nothing else
         recipe = Recipe.model_validate_json(json.dumps(draft.content, default=str))
     except ValidationError as error:
         explain_errors(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
@@ -223,7 +225,7 @@ def validate(draft: RecipeDraft) -> Recipe:
         raise UsageError("\n".join(dict.fromkeys(draft.errors)))
     if recipe.method in FULL_CHAIN_METHODS and recipe.data.chain_steps == "drop_last":
         draft.notes.append(
-            f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; usual is all'
+            f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
         )
     return recipe
 
@@ -280,7 +282,7 @@ def closest_key(key: str, keys: Sequence[str]) -> str | None:
 
 
 def describe_field(key: str) -> str:
-    """Return what a key means, for an error message."""
+    """Return the description of a key, for an error message."""
     info = find_field(key)
     return f"it is: {info.description}" if info and info.description else "see laconic train --schema"
 

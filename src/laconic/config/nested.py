@@ -1,6 +1,7 @@
-"""Recipe tables of the nested learning models: mixers, CMS levels, inner loop. Nothing here imports torch.
+"""Recipe tables of the nested learning models: mixers, CMS levels, inner loop. This module does not import torch.
 
-Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers take the same options.
+Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers in `laconic.nested`
+take these option objects too.
 """
 
 import math
@@ -32,11 +33,11 @@ class SelfModifyingOptions(ConfigModel):
     conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolution")
     init: Literal["random", "window"] = Field(
         default="random",
-        description="initial projections: random; or the key of a token equals that of its window's sum, and the query "
-        "that of the token itself",
+        description="initial projections: random, or (window) such that a repeated token recalls what followed it",
     )
     adaptive_projections: tuple[AdaptiveProjection, ...] = Field(
-        default=ALL_PROJECTIONS, description="projections that modify themselves; an empty list is the baseline"
+        default=ALL_PROJECTIONS,
+        description="projections that modify themselves; an empty list disables self-modification",
     )
     adaptive_query: bool = Field(default=False, description="the query projection modifies itself too")
     memory_kind: Literal["linear", "affine", "mlp"] = Field(
@@ -44,27 +45,32 @@ class SelfModifyingOptions(ConfigModel):
     )
     mlp_width: PositiveInt | None = Field(default=None, description="inner width of an mlp memory; default head_dim")
     objective: Literal["dot", "l2"] = Field(
-        default="dot", description="write the value, or its error under the current memory (the paper)"
+        default="dot", description="dot: write the value; l2 (the paper): write its error under the current memory"
     )
-    loss_factor: Literal[1, 2] = Field(default=1, description="l2: half the squared error, or all of it (the paper)")
+    loss_factor: Literal[1, 2] = Field(
+        default=1, description="l2: loss is the squared error times 1/2 (1) or 1 (2, the paper)"
+    )
     delta_rule: bool = Field(default=True, description="erase what is stored at the key before writing")
     read_at: Literal["token", "boundary", "after"] = Field(
-        default="token", description="memory that a query reads: before its token, at the chunk's start, or after it"
+        default="token",
+        description="memory that a query reads: before its token is written, at the chunk's start, or after the write",
     )
     gate_groups: Literal[1, 2] = Field(
         default=2, description="1: memory and projections share gates and chunk; 2: each has its own"
     )
     decay_target: Literal["start", "zero"] = Field(
-        default="start", description="what weights decay towards: their initial value, or zero (the paper)"
+        default="start", description="value that weights decay towards: their initial value, or zero (the paper)"
     )
     momentum: bool = Field(default=False, description="writes have momentum")
     max_lr: PositiveFloat = Field(default=1.0, description="largest write step; 2 allows a state to change sign")
     memory_lr_init: PositiveFloat = Field(default=0.5, description="initial write step of the memory")
     projection_lr_init: PositiveFloat = Field(default=0.02, description="initial write step of the projections")
     decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
-    memory_chunk_size: int = Field(default=64, description="tokens between two updates of the memory's chunk start")
+    memory_chunk_size: int = Field(
+        default=64, description="tokens per chunk of the memory; a chunk's gradients use the memory at its start"
+    )
     projection_chunk_size: int = Field(
-        default=64, description="the same for the projections; one of both chunk sizes divides the other"
+        default=64, description="tokens per chunk of the projections; one chunk size must divide the other"
     )
     max_projection_norm: NonNegative = Field(default=1.0, description="norm limit of the projections; 0: no limit")
     max_memory_norm: NonNegative = Field(
@@ -90,17 +96,17 @@ class SelfModifyingOptions(ConfigModel):
         if self.init == "window" and self.adaptive_query:
             return 'init "window" needs adaptive_query = false'
         if self.max_lr > 2:
-            return f"max_lr {self.max_lr}: an erase overshoots beyond 2; lower it"
+            return f"max_lr {self.max_lr}: above 2, erasing overshoots; lower it"
         for name in ("memory_lr_init", "projection_lr_init"):
             if getattr(self, name) >= self.max_lr:
                 return (
                     f"{name} {getattr(self, name)}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
                 )
         if self.max_projection_norm and self.momentum and self.adaptive_names:
-            return "max_projection_norm limits single writes, not momentum; set max_projection_norm = 0 or no momentum"
+            return "max_projection_norm does not work with momentum; set max_projection_norm = 0 or momentum = false"
         if self.max_projection_norm and self.adaptive_names and self.decay_half_life > MAX_HALF_LIFE:
             return (
-                f"decay_half_life {self.decay_half_life:g}: nothing decays in float32, so max_projection_norm would "
+                f"decay_half_life {self.decay_half_life:g}: too long to decay in float32, so max_projection_norm would "
                 "block every write; set max_projection_norm = 0 or a shorter half-life"
             )
         return None
@@ -109,12 +115,17 @@ class SelfModifyingOptions(ConfigModel):
 class TitansOptions(ConfigModel):
     """[mixer.titans]: options of a Titans neural memory."""
 
-    memory_depth: Literal[1, 2] = Field(default=2, description="memory of a matrix, or of two layers z + W1 silu(W2 z)")
+    memory_depth: Literal[1, 2] = Field(
+        default=2, description="1: the memory is a matrix; 2: two layers, z + W1 silu(W2 z)"
+    )
     mlp_width: PositiveInt | None = Field(default=None, description="inner width at depth 2; default head_dim")
     read_at: ReadPosition = Field(
-        default="after", description="memory that a query reads: after its token, before it, or at the chunk's start"
+        default="after",
+        description="memory that a query reads: after its token is written, before, or at the chunk's start",
     )
-    loss_factor: Literal[1, 2] = Field(default=1, description="half the squared error, or all of it (the paper)")
+    loss_factor: Literal[1, 2] = Field(
+        default=1, description="loss is the squared error times 1/2 (1) or 1 (2, the paper)"
+    )
     momentum: bool = Field(default=True, description="writes have momentum")
     max_lr: PositiveFloat = Field(default=1.0, description="largest write step")
     lr_init: PositiveFloat | None = Field(
@@ -143,7 +154,7 @@ class TitansOptions(ConfigModel):
         if first >= self.max_lr:
             return f"lr_init {first}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
         if self.max_lr * self.loss_factor > 2:
-            return f"max_lr {self.max_lr} times loss_factor {self.loss_factor}: a write overshoots beyond 2; lower it"
+            return f"max_lr {self.max_lr} times loss_factor {self.loss_factor}: above 2 a write overshoots; lower one"
         return None
 
     def initial_lr(self, chunk_size: int) -> float:
@@ -159,14 +170,16 @@ class TitansOptions(ConfigModel):
 
 
 class CMSOptions(ConfigModel):
-    """Options of the continuum memory system: MLPs that learn while they read, each level once per chunk."""
+    """Options of the continuum memory system: MLPs that learn while the model reads, each level once per chunk."""
 
     structure: Literal["sequential", "nested", "independent"] = Field(
         default="sequential",
-        description="levels in a chain; in a chain where each restarts when the next slower one updates; side by side",
+        description="sequential: levels in a chain; nested: also, each level restarts when the next slower one "
+        "updates; independent: in parallel",
     )
     inner_objective: Literal["task", "associative"] = Field(
-        default="task", description="descend the next-token loss through all layers above, or a loss of the level"
+        default="task",
+        description="task: next-token loss, through all layers above; associative: a loss of the level alone",
     )
     inner_optimizer: InnerOptimizer = Field(
         default="gd", description="rule that turns a chunk's gradient into an update"
@@ -179,18 +192,23 @@ class CMSOptions(ConfigModel):
     )
     inner_lr: NonNegative | None = Field(
         default=None,
-        description="initial inner learning rate of a whole chunk; 0 disables learning; default 0.001 for task, "
-        "0.01 for associative",
+        description="initial inner learning rate of a whole chunk; 0 disables learning; default 0.001 for task, 0.01 "
+        "for associative",
     )
     associative_target: Literal["map", "start"] = Field(
-        default="map", description="associative: a map of the input, or the initial output plus a map that starts at 0"
+        default="map",
+        description="target of the associative loss: a linear map of the input, or the level's initial output plus a "
+        "map that starts at 0",
     )
     meta_gradient: Literal["first_order", "full", "reptile", "outer"] = Field(
         default="first_order",
-        description="nested: how a level's start is learned: by the slower level's step, through the updates too, by "
-        "moving towards the result (Reptile), or by the outer loss alone",
+        description="nested, how the initial weights of a level are learned: by a step of the slower level "
+        "(first_order), also through the level's updates (full), by moving towards its result (reptile), or by the "
+        "outer loss alone",
     )
-    reptile_rate: Fraction = Field(default=0.5, description="reptile: fraction of the way to move")
+    reptile_rate: Fraction = Field(
+        default=0.5, description="reptile: step towards the result, as a fraction of the distance"
+    )
     inner_momentum: Fraction = Field(default=0.9, description="momentum of the inner optimizers that have one")
     max_update_ratio: NonNegative = Field(
         default=0.1, description="largest update relative to the initial weights' norm; 0: no clipping"
@@ -249,16 +267,16 @@ class CMSConfig(CMSOptions):
     )
     donor_layout: DonorLayout = Field(
         default="depth",
-        description="use of a donor's MLPs: one level per layer, by depth; keep them and add levels; or chain the MLPs "
-        "of several layers in each",
+        description="use of a pretrained decoder's (donor's) MLPs. depth: each becomes the one level of its layer; "
+        "grow: keep them and add levels; chain: each layer chains the MLPs of several donor layers",
     )
     new_level_init: NewLevelInit = Field(
-        default="zero", description="grow: an added level contributes nothing at first, or is a copy"
+        default="zero", description="grow: an added level has zero output at first, or is a copy of the donor's MLP"
     )
     donor_map: tuple[int, ...] | None = Field(
         default=None, description="depth: level of each layer; chain: donor layer of each level; by index"
     )
-    gated_mlp: bool = Field(default=True, description="MLPs of a new model: gated, or of two layers")
+    gated_mlp: bool = Field(default=True, description="MLPs of a new model: gated (three matrices) or plain (two)")
 
     @model_validator(mode="after")
     def check_levels(self) -> "CMSConfig":
@@ -275,13 +293,17 @@ class CMSConfig(CMSOptions):
 class InnerLoopConfig(ConfigModel):
     """[inner_loop]: whether the model learns while it reads, and how the outer gradient passes through that."""
 
-    enabled: bool = Field(default=True, description="memories and levels learn while they read; false: the control")
+    enabled: bool = Field(
+        default=True,
+        description="memories and levels learn while the model reads; false: they stay fixed (control experiment)",
+    )
     outer_gradient: OuterGradient | None = Field(
         default=None,
-        description="outer gradient through inner writes; default first_order if levels learn the task, else full",
+        description="outer gradient through inner writes; default first_order if cms.inner_objective is task, "
+        "else full",
     )
     truncate_after: PositiveInt | None = Field(
-        default=None, description="truncated: chunks after which written values are constants"
+        default=None, description="truncated: number of chunks after which gradients through written values stop"
     )
     allow_untrained_level: bool = Field(
         default=False, description="accept a level so slow that no outer gradient reaches its inner learning rate"

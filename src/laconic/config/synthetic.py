@@ -1,4 +1,4 @@
-"""Recipe tables of synthetic documents: MQAR, selective copying, formal languages. Nothing here imports torch."""
+"""Recipe tables of synthetic documents: MQAR, selective copying, formal languages. No torch is imported."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from laconic.config.config_model import ConfigModel, PositiveInt
 
 FormalLanguage = Literal["parity", "aa", "abab", "anbn", "anbncn", "shuffle2"]
-# Strings of a language exist at the multiples of its period.
+# A language has strings only at lengths that are multiples of its period.
 LENGTH_PERIODS: dict[FormalLanguage, int] = {"parity": 1, "aa": 2, "abab": 4, "anbn": 2, "anbncn": 3, "shuffle2": 2}
 
 
