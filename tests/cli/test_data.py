@@ -148,9 +148,9 @@ def test_make_variants_without_held_out_templates(run, tmp_path, root, few):
     code, out, err = run(*arguments, "--out", "a.jsonl")
     assert code == 0
     assert "a.jsonl: 1,000 rows of " in out
-    assert "a.held.jsonl: 250 rows of " in out
+    assert "a.held_out.jsonl: 250 rows of " in out
     assert "700 questions, 415 templates, 31 left out as ambiguous" in err
-    rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
+    rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held_out.jsonl")
     assert (len(rows), len(held_rows)) == (1000, 250)
     assert not {row["template"] for row in rows} & {row["template"] for row in held_rows}
     code, out, _ = run(*arguments, "--out", "a.jsonl", "--format", "json")
@@ -159,14 +159,14 @@ def test_make_variants_without_held_out_templates(run, tmp_path, root, few):
     code, _, err = run(*arguments, "--out", "a.jsonl", "--seed", 1)
     assert code == 73
     assert "a.jsonl" in err
-    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "a.held.jsonl"}
+    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "a.held_out.jsonl"}
 
 
 def test_make_originals_come_first(run, tmp_path, root, few):
     code, out, _ = run(
         "make", "gsm-variants", "--rows", 900, "--include-originals", "--data-dir", root, "--out", "a.jsonl"
     )
-    rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
+    rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held_out.jsonl")
     first = [row for row in rows if "template" not in row]
     assert code == 0
     assert f"900 rows: {len(first)} original questions, then variants of " in out
@@ -235,7 +235,7 @@ def test_make_variants_of_all_questions(run, tmp_path, root):
     code, out, err = run(
         "make", "gsm-variants", "--rows", 17_000, "--include-originals", "--data-dir", root, "--out", "a.jsonl"
     )
-    rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
+    rows, held_rows = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held_out.jsonl")
     assert code == 0
     assert "17,204 questions, 8,715 templates, 744 left out as ambiguous" in err
     assert "17,000 rows: 16,394 original questions, then variants of 7,578 templates" in out

@@ -344,7 +344,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
         "--max-tokens",
         "1",
     )
-    message = "--vectors: only for runs of autocompressor"
+    message = "--vectors: only for runs with method autocompressor"
     refused(run, 2, message, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")
     refused(run, 66, "empty.txt", "compress", "hope", "empty.txt", "--out", "x.safetensors")

@@ -145,7 +145,7 @@ def test_digits_dataset_batch_equals_encoded_text(style: dict[str, Any], chain: 
     task = DigitsConfig(num_operations=3, **style)
     config = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task, "chain_steps": chain})
     tokenizer = build_digits_tokenizer()
-    source = DigitsDataset(5, task, "valid", drop_last=chain == "drop_last")
+    source = DigitsDataset(5, task, "valid", drop_last_step=chain == "drop_last")
     assert isinstance(source, TrainingData)
     assert len(source) == task.valid_rows
     rows = [3, 0, 999]
@@ -163,7 +163,7 @@ def test_digits_dataset_batch_equals_encoded_text(style: dict[str, Any], chain: 
 
 
 def test_digits_dataset_drop_last_of_one_step() -> None:
-    batch = DigitsDataset(0, DigitsConfig(num_operations=1, train_rows=200), drop_last=True).batch([0, 1], 0, 0)
+    batch = DigitsDataset(0, DigitsConfig(num_operations=1, train_rows=200), drop_last_step=True).batch([0, 1], 0, 0)
     assert batch.chain_ids.shape == batch.chain_step_index.shape == (2, 0)
     assert batch.question_target.tolist() == [VOCABULARY.index("ans")] * 2
 

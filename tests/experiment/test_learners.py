@@ -115,7 +115,7 @@ def test_resumed_run_equals_uninterrupted_run_with_fast_weights(run: Run, folder
     step = RunDirectory(folder / "whole").step_path(4)
     assert (step / "state.safetensors").stat().st_size > 2 * 2 * 8 * 8 * 4
     lines = [json.loads(line) for line in (folder / "whole/metrics.jsonl").read_text().splitlines()]
-    assert {"nats", "right"} <= lines[-1]["validation"].keys()
+    assert {"nats", "accuracy"} <= lines[-1]["validation"].keys()
     assert lines[0]["level0_fired"] > 0
 
     run("export", "whole", "--out", "exported")

@@ -51,7 +51,7 @@ class DataMakeCommand:
     seed: int = 0
     """random seed; it does not change which templates are held out"""
     held_out_fraction: float = 0.05
-    """gsm-variants: fraction of the templates to hold out; the same fraction of --rows goes to OUT.held.jsonl"""
+    """gsm-variants: fraction of the templates to hold out; the same fraction of --rows goes to OUT.held_out.jsonl"""
     include_originals: bool = False
     """gsm-variants: begin with the original questions, which count towards --rows"""
     allow_ambiguous: bool = False
@@ -108,14 +108,14 @@ class DataMakeCommand:
             if self.include_originals and not is_held(mask_numbers(example.question))
         ]
         rows = map(example_to_row, chain(originals, interleave_variants(training, self.seed, excluded)))
-        held_rows = map(example_to_row, interleave_variants(held_out, self.seed, excluded))
-        held_path = self.out.with_suffix(f".held{self.out.suffix}")
-        num_held = round(self.rows * self.held_out_fraction)
-        held_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
+        held_out_rows = map(example_to_row, interleave_variants(held_out, self.seed, excluded))
+        held_out_path = self.out.with_suffix(f".held_out{self.out.suffix}")
+        num_held_out = round(self.rows * self.held_out_fraction)
+        held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
         description = self.describe_rows(len(originals), len(training))
         files = [
             OutputFile(self.out, description, self.rows, islice(rows, self.rows)),
-            OutputFile(held_path, held_description, num_held, islice(held_rows, num_held)),
+            OutputFile(held_out_path, held_out_description, num_held_out, islice(held_out_rows, num_held_out)),
         ]
         return [file for file in files if file.num_rows]
 

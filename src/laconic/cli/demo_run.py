@@ -11,21 +11,23 @@ from laconic.errors import LaconicError
 
 EVALUATION_BATCH_SIZE = 250
 SWEEP_QUESTIONS = 1000  # questions for each number of Jacobi iterations
-EXTRA_ITERATIONS = 2  # Jacobi iterations beyond those of training
+EXTRA_ITERATIONS = 2  # how far the sweep goes beyond the number of iterations in training
 
 
 def main(args: Sequence[str]) -> int:
-    """Run RECIPE OUT KEY=VALUE…; return the exit code."""
+    """Train and evaluate the run given by the arguments RECIPE OUT KEY=VALUE…; return the exit code."""
     recipe, out, *overrides = args
     try:
-        return TrainCommand(recipe, tuple(overrides), out=Path(out), device="cpu").run() or evaluate_run(Path(out))
+        return TrainCommand(recipe, tuple(overrides), out=Path(out), device="cpu").run() or evaluate_conditions(
+            Path(out)
+        )
     except LaconicError as error:
         log_message(f"laconic: {error}")
         return error.exit_code
 
 
-def evaluate_run(folder: Path) -> int:
-    """Evaluate a run under every planned condition; stored evaluations are not repeated."""
+def evaluate_conditions(folder: Path) -> int:
+    """Evaluate a run with and without chain of thought and for several iterations; stored results are reused."""
     import torch
 
     from laconic.data.reasoning.answer_matching import DIGIT
@@ -54,7 +56,7 @@ def evaluate_run(folder: Path) -> int:
 
 
 def planned_evaluations(recipe: Any) -> Iterator[tuple[bool, int | None]]:
-    """Yield (with chain of thought, number of Jacobi iterations if not that of training)."""
+    """Yield pairs (with_cot, number of Jacobi iterations); None means as many iterations as in training."""
     yield False, None
     if recipe.method in ("codi", "pccot", "kava"):
         yield True, None

@@ -24,8 +24,8 @@ VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors"
 
 
 def compress_text(command: "CompressCommand") -> int:
-    """Read a text, or the lines of a .jsonl, into a state. Raises `UsageError` (2) for flags of summary vectors."""
-    reason = f"only for runs of autocompressor; {command.model} has a state of fixed size"
+    """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of summary vectors."""
+    reason = f"only for runs with method autocompressor; {command.model} has a state of fixed size"
     refuse_flags({name: getattr(command, name) for name in VECTOR_FLAGS}, reason)
     from laconic.experiment.nested_model import load_nested
     from laconic.experiment.state_report import compute_state_cost, format_reports
@@ -41,8 +41,9 @@ def compress_text(command: "CompressCommand") -> int:
         raise UsageError(f"{command.source} contains no text")
     model.save(job.done, command.out, job.documents)
     command.partial_path.unlink(missing_ok=True)
-    chunk_sizes, width = model.model.hope_config.chunk_sizes, model.model.token_embedding.weight.element_size()
-    cost = compute_state_cost(job.done, chunk_sizes, model.model.config, width, job.tokens)
+    chunk_sizes = model.model.hope_config.chunk_sizes
+    bytes_per_number = model.model.token_embedding.weight.element_size()
+    cost = compute_state_cost(job.done, chunk_sizes, model.model.config, bytes_per_number, job.tokens)
     seconds, num_bytes = time.perf_counter() - start, command.out.stat().st_size
     if command.format == "json":
         metadata = {"schema": 1, "model": command.model, "source": command.source, "out": str(command.out)}
@@ -65,24 +66,24 @@ def compress_resume_key(command: "CompressCommand", model: "NestedTextModel") ->
 
 
 def generate_text(command: "GenerateCommand", prompts: list[str]) -> int:
-    """Continue prompts on a state, and save the updated state with `--save-state`."""
+    """Continue prompts from a state; `--save-state` saves the updated state."""
     validate_generate(command)
     from laconic.experiment.nested_model import load_nested, read_documents
 
     with status(f"loading {command.model}"):
         model = load_nested(command.model, command.device)
         if command.learn and not model.update_weights:
-            raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; leave it out")
+            raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
         state = model.load(command.memory[0]) if command.memory else None
         documents = read_documents(command.memory[0]) if command.memory else []
     rows = 1 if state is None else len(state.position)
-    titled = prompts
+    prompt_labels = prompts
     if rows > 1 and len(prompts) == 1:
-        titled = [f"{title}{prompts[0]}" for title in state_row_titles(documents, rows)]
+        prompt_labels = [f"{title}{prompts[0]}" for title in state_row_titles(documents, rows)]
     start = time.perf_counter()
     config = command.generation_config(command.make_streamer(prompts) if rows == 1 else None)
     generations = model.generate(prompts, state, config=replace(config, update_on_prompt=command.learn or None))
-    command.print_generations(titled, generations, model.model, time.perf_counter() - start)
+    command.print_generations(prompt_labels, generations, model.model, time.perf_counter() - start)
     if command.save_state is not None:
         save_generated_state(command.save_state, model, prompts, generations, documents)
     return 0

@@ -21,7 +21,7 @@ class ReportCommand:
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
     """run of laconic train, or a directory of runs seed-0, seed-1, …; evaluate them with laconic evaluate first"""
     out: Path = Path("report.html")
-    """page to write"""
+    """HTML file to write"""
 
     def run(self) -> int:
         """Write the page. Raises `InputError` (66) if there are no results."""

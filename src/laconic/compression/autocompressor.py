@@ -184,7 +184,7 @@ class AutoCompressor(nn.Module):
         """Compute nats and accuracy per scored token, nats by segment of the window, and statistics of lengths."""
         num_tokens, num_compressions = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
         nats, is_priced = window.losses.detach(), mark_priced_segments(window)
-        metrics = {"nats": nats.sum() / num_tokens, "right": torch.stack(window.num_correct).sum() / num_tokens}
+        metrics = {"nats": nats.sum() / num_tokens, "accuracy": torch.stack(window.num_correct).sum() / num_tokens}
         for i in range(window.batch.windows[0]):
             total = nats[:, i].sum() if i < window.w else nats.new_zeros(())
             metrics[f"nats.{i + 1}"] = total / (denominators[f"scored.{i + 1}"] or 1.0)

@@ -1,7 +1,6 @@
 """Language-model baseline: next-token prediction on plain text, without a memory.
 
-Compressors start from such a model, and their memory is compared with it. Symbols: N tokens scored; p the model's
-softmax.
+Compressors are initialised from such a model and compared with it.
 """
 
 from torch import nn
@@ -24,13 +23,13 @@ class LanguageModelBaseline(nn.Module):
         return {"scored": sum(count_scored(part.targets) for part in batch.sequential_parts)}
 
     def forward(self, batch: DocumentBatch, state: None = None) -> StepOutput:
-        """Compute the nats per scored token of a window; there is no state."""
+        """Compute the mean loss of a window, in nats per scored token; `state` is unused."""
         targets = batch.targets
         denominator = (batch.loss_denominators or self.loss_denominators(batch))["scored"]
         hidden = self.decoder(self.decoder.embed(batch.input_ids), attention_mask=batch.attention_mask).hidden_states
         result = masked_cross_entropy(self.decoder.logits, hidden, targets, denominator=denominator)
-        return StepOutput(result.loss, {"nats": result.loss.detach(), "right": result.accuracy.detach()})
+        return StepOutput(result.loss, {"nats": result.loss.detach(), "accuracy": result.accuracy.detach()})
 
     def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
-        """Return False; there is a single phase."""
+        """Return False: there is only one training phase, so the optimizer state is never reset."""
         return False

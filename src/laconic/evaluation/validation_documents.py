@@ -43,8 +43,8 @@ def build_document_validation(
 ) -> Callable[[int], Mapping[str, float]]:
     """Return the validation function of a recipe with documents.
 
-    The function takes the update and returns `nats` per scored token and the fraction `right` of correct tokens; for an
-    AutoCompressor also the mean number of `vectors` per document and the `spread` (standard deviation) of lengths.
+    The function takes the update and returns `nats` per scored token and `accuracy`, the fraction of correct tokens;
+    for an AutoCompressor also the mean number of `vectors` per document and the standard deviation `spread` of lengths.
     Methods without memory read each window alone; stateful methods carry their state through a document.
     """
     assert recipe.validation is not None
@@ -67,7 +67,7 @@ def build_document_validation(
     def validate(step: int) -> Mapping[str, float]:
         scores = map_over_ranks(ranks, len(rows.source), score_rows)
         n = sum(score.num_scored for score in scores) or 1.0
-        metrics = {"nats": sum(s.nll for s in scores) / n, "right": sum(s.num_correct for s in scores) / n}
+        metrics = {"nats": sum(s.nll for s in scores) / n, "accuracy": sum(s.num_correct for s in scores) / n}
         if not isinstance(method, AutoCompressor):
             return metrics
         lengths = [length for score in scores for length in score.lengths]
@@ -155,5 +155,7 @@ def score_without_memory(method: nn.Module, batch: DocumentBatch) -> list[Docume
 
 def _sum_metrics(outputs: Sequence[StepOutput], num_scored: float, num_rows: int) -> list[DocumentScore]:
     """Turn mean metrics back into sums, in the first of `num_rows` scores."""
-    nll, correct = (sum(float(output.metrics[name]) for output in outputs) * num_scored for name in ("nats", "right"))
+    nll, correct = (
+        sum(float(output.metrics[name]) for output in outputs) * num_scored for name in ("nats", "accuracy")
+    )
     return [DocumentScore(nll, correct, num_scored), *[EMPTY_SCORE] * (num_rows - 1)]

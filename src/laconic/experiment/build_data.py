@@ -65,7 +65,7 @@ def load_training_rows(
         return load_documents_split(recipe, tokenizer, context, "train", progress=progress)
     if data.source == "digits":
         check_synthetic_tokenizer(tokenizer, build_digits_tokenizer(), "digits")
-        digits = DigitsDataset(recipe.seed, data.digits, "train", drop_last=data.chain_steps == "drop_last")
+        digits = DigitsDataset(recipe.seed, data.digits, "train", drop_last_step=data.chain_steps == "drop_last")
         check_row_lengths(digits, recipe.latents.num_latents if recipe.latents else 0, context)
         return RowSet(digits, (), DIGIT)
     file = reasoning_load.load_training_examples(data) if data.source == "catalog" else load_file_rows(data)
@@ -220,7 +220,7 @@ def load_held_out(
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, part, max_rows)
     if data.source == "digits":
-        digits = DigitsDataset(HELD_OUT_SEED, data.digits, part, drop_last=data.chain_steps == "drop_last")
+        digits = DigitsDataset(HELD_OUT_SEED, data.digits, part, drop_last_step=data.chain_steps == "drop_last")
         num_rows = min(max_rows or len(digits), len(digits))
         return RowSet(digits, generate_digit_examples(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
     load = reasoning_load.load_held_out if data.source == "catalog" else load_held_out_file

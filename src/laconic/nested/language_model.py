@@ -68,8 +68,8 @@ class NestedLanguageModel(nn.Module):
     def forward(self, batch: DocumentBatch, state: FastWeightState | None = None) -> StepOutput:
         """Return the mean cross-entropy per scored token, metrics, and the new state.
 
-        Metrics are "nats", the share of correct predictions "right", and those of `reading_metrics`. The state of the
-        last batch is used only in rows that continue a document.
+        Metrics are "nats", "accuracy" (fraction of correct next tokens), and those of `reading_metrics`. The state of
+        the last batch is used only in rows that continue a document.
         """
         inputs = prepare_inputs(batch)
         total = batch.loss_denominators or self.loss_denominators(batch)
@@ -86,7 +86,7 @@ class NestedLanguageModel(nn.Module):
         loss, accuracy = masked_cross_entropy(
             self.decoder.logits, output.hidden_states, inputs.targets, denominator=total["scored"]
         )
-        metrics = {"nats": loss.detach(), "right": accuracy.detach()}
+        metrics = {"nats": loss.detach(), "accuracy": accuracy.detach()}
         row_tokens = batch.attention_mask[:, : inputs.input_ids.shape[1]].sum(1).float().mean()
         reading = reading_metrics(self.decoder, before, after, inputs.input_ids, row_tokens, batch.step)
         row_share = batch.B / total["rows"]  # micro-batches sum to the mean over all rows

@@ -27,18 +27,18 @@ def tokenize_documents(
 
 
 class DocumentDataset:
-    """Consecutive rows of `config.row_tokens` tokens (batches.TrainingData); the last row of a document is shorter.
+    """Documents cut into rows of `config.row_tokens` tokens; the last row of a document may be shorter.
 
     Args:
-        documents: Documents; their names become the names of rows.
-        ids: Their tokens.
+        documents: The documents; rows are named after them.
+        ids: Token ids of each document.
         config: Lengths of rows and segments.
         seed: Seed of random segment lengths.
         max_segment_tokens: Positions available to a segment (X in Eq. AC7).
-        fixed_segments: Cut at fixed lengths, as in evaluation.
+        fixed_segments: Cut segments of fixed length, as in evaluation, instead of random length.
         pad_to_row_tokens: Pad every batch to all segments, so that ranks make the same number of passes.
-        max_rows: Use only this many rows, spread over all documents and the same in every run.
-        min_rows: Rows of a batch.
+        max_rows: Use only this many rows, a random choice that is the same in every run.
+        min_rows: Smallest acceptable number of rows, usually the batch size.
 
     Raises:
         InputError: If there are fewer rows than `min_rows`.
@@ -79,7 +79,7 @@ class DocumentDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the documents' names and ids, and of how they are cut."""
+        """SHA-256 of the documents' names and token ids and of the settings for rows and segments."""
         config = self.config.model_dump()
         cuts = {"names": self.names, "config": config, "fixed": self.fixed_segments, "rows": len(self.rows)}
         digest = hashlib.sha256(to_canonical_json(cuts).encode())

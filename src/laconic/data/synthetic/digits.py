@@ -140,14 +140,16 @@ class DigitsDataset:
         seed: Seed of the order of problems.
         config: Task.
         part: Split.
-        drop_last: Leave out the last step of each chain.
+        drop_last_step: Leave out the last step of each chain.
 
     Raises:
         InputError: If the split has fewer problems than the configured rows.
     """
 
-    def __init__(self, seed: int, config: DigitsConfig, part: SplitName = "train", *, drop_last: bool = False) -> None:
-        self.seed, self.config, self.drop_last = seed, config, drop_last
+    def __init__(
+        self, seed: int, config: DigitsConfig, part: SplitName = "train", *, drop_last_step: bool = False
+    ) -> None:
+        self.seed, self.config, self.drop_last_step = seed, config, drop_last_step
         self.part: SplitName = part
         self.num_rows = {"train": config.train_rows, "valid": config.valid_rows, "test": config.test_rows}[part]
         generate_problems(seed, config.num_operations, [self.num_rows - 1], part)
@@ -159,7 +161,7 @@ class DigitsDataset:
             "task": self.config.model_dump(),
             "seed": self.seed,
             "part": self.part,
-            "drop_last": self.drop_last,
+            "drop_last": self.drop_last_step,
             "order": SPLIT_ORDER_SEED,
             "words": VOCABULARY,
         }
@@ -233,5 +235,5 @@ class DigitsDataset:
         }
         layout = ["r"] if terse else layouts[self.config.chain_style]
         parts = [columns[c] if c in columns else np.full_like(before, TOKEN_IDS[c]) for c in layout]
-        ids = np.stack(parts, axis=2)[:, : self.config.num_operations - self.drop_last]
+        ids = np.stack(parts, axis=2)[:, : self.config.num_operations - self.drop_last_step]
         return ids.reshape(len(ids), ids.shape[1] * ids.shape[2]), np.repeat(np.arange(ids.shape[1]), len(layout))

@@ -47,7 +47,7 @@ def evaluate_files(request: EvalRequest, query_aware: bool) -> list[ContextTaskR
         for folder in seed_runs(path):
             run = request.load_run(folder)
             if run.recipe.method == "lm":
-                raise UsageError(f"{folder}: a language model has no memory; give runs of autocompressor")
+                raise UsageError(f"{folder}: a language model has no memory; give runs with method autocompressor")
             seeds.append(run.recipe.seed)
             with lock.lock_folder(folder / EVALUATIONS_FOLDER):
                 for file in files:

@@ -15,8 +15,8 @@ from laconic.evaluation.report.page import (
     PagePlot,
     PageSection,
     PageTable,
-    facts_table,
     render_details,
+    render_facts,
     render_list,
     render_plots,
     render_table,
@@ -63,7 +63,7 @@ def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
         "correction over the interventions of a run. Donor's: of the questions whose donor has another answer, the "
         "share that gives it; without a swap that is chance."
     )
-    labels = render_details("The interventions", [facts_table(list(INTERVENTION_LABELS.items()))])
+    labels = render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))])
     return [
         PageSection("Accuracy under interventions", [*tables, note, labels]),
         PageSection("Jacobi iterations at test time", iteration_blocks(summary)),

@@ -22,8 +22,8 @@ from laconic.evaluation.report.page import (
     PagePlot,
     PageSection,
     PageTable,
-    facts_table,
     render_details,
+    render_facts,
     render_list,
     render_page,
     render_plots,
@@ -49,7 +49,7 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
         sections, notes = dataset_sections(summary), list_caveats(summary)
     end = [
         PageSection("What this does not show", [render_list(notes)] if notes else []),
-        PageSection("Runs", [facts_table(summary.facts)] if summary.facts else []),
+        PageSection("Runs", [render_facts(summary.facts)] if summary.facts else []),
     ]
     plots = [] if has_matplotlib() else [NO_PLOTS]
     return render_page(title, [*sections, *end], [*lead, *plots])
@@ -67,7 +67,7 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         block for space in KV_SPACES for baseline in BASELINE_LABELS for block in map_blocks(summary, space, baseline)
     ]
     return [
-        PageSection("Answers", [facts_table(answers), f"The chain, {summary.chain_source}:", chain]),
+        PageSection("Answers", [render_facts(answers), f"The chain, {summary.chain_source}:", chain]),
         PageSection("Logit lens", lens_blocks(summary)),
         PageSection("Similarity to the teacher's chain", maps),
         PageSection(
@@ -254,4 +254,4 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
         if rows:
             caption = f"{run.name}: one latent at a time, {run.slot_effects[0].spec.target}"
             blocks.append(render_table(PageTable(header, rows, caption, len(header))))
-    return [*blocks, render_details("The interventions", [facts_table(list(INTERVENTION_LABELS.items()))])]
+    return [*blocks, render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]

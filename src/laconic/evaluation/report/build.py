@@ -7,7 +7,7 @@ from laconic.evaluation.compression import cli_runs as compression_runs
 from laconic.evaluation.compression import report as compression_report
 from laconic.evaluation.compression.cli_files import load_file_results
 from laconic.evaluation.reasoning import report as reasoning_report
-from laconic.evaluation.report.page import NO_PLOTS, PageSection, facts_table, render_list, render_page
+from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_facts, render_list, render_page
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.run_names import short_run_names
 from laconic.evaluation.runs import load_recipes
@@ -34,7 +34,7 @@ def build_report(paths: Sequence[str]) -> str:
     caveats = list_caveats(paths, bool(streams))
     plots = [] if has_matplotlib() else [NO_PLOTS]
     end = [PageSection("What this does not show", [render_list(caveats)] if caveats else [])]
-    end.append(PageSection("Runs", [facts_table(describe_runs(paths))]))
+    end.append(PageSection("Runs", [render_facts(describe_runs(paths))]))
     return render_page("Evaluation results", [*sections, *end], plots)
 
 

@@ -43,14 +43,14 @@ def render_page(title: str, sections: Sequence[PageSection], lead: Sequence[str]
     Args:
         title: Title and main heading.
         sections: The sections in order; those without blocks are left out.
-        lead: Paragraphs under the heading.
+        lead: Introductory paragraphs under the heading.
     """
     template = _environment().get_template("page.html")
     return template.render(title=title, lead=lead, sections=[section for section in sections if section.blocks])
 
 
 def render_table(table: PageTable) -> Markup:
-    """Return a table that scrolls sideways where it is wider than the page."""
+    """Return a table that scrolls horizontally if it is wider than the page."""
     return _render_macro("table", table)
 
 
@@ -60,7 +60,7 @@ def render_list(items: Sequence[str]) -> Markup:
 
 
 def render_plots(plots: Sequence[PagePlot]) -> Markup:
-    """Return plots side by side where the page is wide enough."""
+    """Return plots, side by side if the page is wide enough."""
     return _render_macro("figures", plots)
 
 
@@ -76,7 +76,7 @@ def render_tokens(tokens: Sequence[str]) -> Markup:
     )
 
 
-def facts_table(facts: Sequence[tuple[str, str]]) -> Markup:
+def render_facts(facts: Sequence[tuple[str, str]]) -> Markup:
     """Return names and values as a table without a header."""
     return render_table(PageTable((), facts, num_text_columns=2))
 

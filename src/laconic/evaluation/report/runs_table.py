@@ -18,8 +18,8 @@ from laconic.evaluation.report.page import (
     PagePlot,
     PageSection,
     PageTable,
-    facts_table,
     render_details,
+    render_facts,
     render_list,
     render_page,
     render_plots,
@@ -277,7 +277,7 @@ def render_report(report: ComparisonReport) -> str:
             f"{focus.title} minus the other, on the same {pairs}: 95 % paired bootstrap, Holm's correction over the "
             f"{len(compared)} comparisons. Where the interval contains 0, nothing is claimed."
         )
-        table = facts_table([(f"over {c.other.title}", c.text) for c in compared])
+        table = render_facts([(f"over {c.other.title}", c.text) for c in compared])
         sections.append(PageSection(f"Differences from {focus.title}", [about, table]))
     if report.inspection:
         sections.append(PageSection("One question inspected", inspection_blocks(report, report.inspection)))
@@ -285,11 +285,11 @@ def render_report(report: ComparisonReport) -> str:
     table = PageTable(("key", "here", "why"), differences, num_text_columns=3)
     facts = [("command", report.command)] if report.command else []
     facts += [("seeds", ", ".join(map(str, report.seeds))), *report.facts]
-    runs = [render_details(f"Runs ({len(report.runs)})", [facts_table(report.runs)])] if report.runs else []
+    runs = [render_details(f"Runs ({len(report.runs)})", [render_facts(report.runs)])] if report.runs else []
     sections += [
         PageSection("What this does not show", [render_list(caveats)] if caveats else []),
         PageSection("Where the recipes differ from the papers", [render_table(table)] if differences else []),
-        PageSection("Runs", [facts_table(facts), *runs]),
+        PageSection("Runs", [render_facts(facts), *runs]),
     ]
     return render_page(report.title, sections, [report.lead])
 
