@@ -6,7 +6,11 @@ READY := $(VENV)/.ready
 # One thread a worker: the workers are the parallelism.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help demo test test-all check bench ledger clean
+# Modules of the API reference; pdoc adds those inside packages.
+API := $(addprefix laconic.,batches errors interfaces losses rng config models generation latent compression nested data \
+	training storage experiment evaluation verification)
+
+.PHONY: help demo test test-all check bench ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +20,7 @@ help:
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make ledger    write docs/ledger.md from the papers, code and tests, and check it"
+	@echo "make docs      API reference from the docstrings, in docs/api/"
 	@echo "make clean     remove .venv, caches and builds"
 
 $(READY): pyproject.toml constraints.txt
@@ -63,6 +68,10 @@ bench: $(READY)
 ledger: $(READY)
 	@$(BIN)/python -m tools.ledger --write
 
+docs: $(READY)
+	@echo "[docs] pdoc -> docs/api/"
+	@$(BIN)/python -W error::UserWarning -m pdoc laconic $(API) --docformat google --math --output-directory docs/api
+
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist docs/api .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
