@@ -73,14 +73,15 @@ def weights_read(pair: Pair) -> int:
 def compiled_steps(backend: str) -> Iterator[None]:
     """Compile the decoding step of `laconic.generate`, with one graph for all cache lengths.
 
-    Weights are not packed for oneDNN, which torch.compile cannot trace.
+    Weights must not be packed for oneDNN, which torch.compile cannot trace.
     """
-    eager = static_cache.StaticCacheDecoder.step
+    eager, min_rows = static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_ROWS
     static_cache.StaticCacheDecoder.step = torch.compile(eager, backend=backend, dynamic=True)
+    static_cache.MIN_PACKED_ROWS = sys.maxsize
     try:
         yield
     finally:
-        static_cache.StaticCacheDecoder.step = eager
+        static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_ROWS = eager, min_rows
 
 
 def row(name: str, seconds_: float, batch: int, new: int, min_seconds: float) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from laconic.generation.generate import generate
 from laconic.generation.prompt import build_prompt, pad_left, prefill
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from tests.conftest import needs
+from tests.conftest import missing, needs
 from tests.models.fixtures import VARIANTS, decoder_of, fresh
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
 
@@ -62,6 +62,16 @@ def test_static_cache_equals_the_decoder(name: str, rows: list[list[int]]) -> No
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2"])
 def test_static_cache_with_weights_in_place(name: str, copies: int) -> None:
     actual, expected, floor = run_both(name, ROWS, copies=copies)
+    assert error(actual, expected) <= FLOORS * floor
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3"])
+def test_static_cache_with_packed_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not static_cache.has_onednn_packing(torch.device("cpu")):
+        missing("needs a torch with oneDNN")
+    monkeypatch.setattr(static_cache, "MIN_PACKED_NUMEL", 0)
+    monkeypatch.setattr(static_cache, "MIN_PACKED_ROWS", 1)
+    actual, expected, floor = run_both(name, ROWS)
     assert error(actual, expected) <= FLOORS * floor
 
 

@@ -91,7 +91,7 @@ def choose_backend(
     if steps == 0 or not is_stock_decoder(decoder) or state.keys[0].dtype != decoder.token_embedding.weight.dtype:
         return CacheBackend(decoder, state)
     copy_bytes = MAX_COPY_BYTES if steps > MIN_STEPS_FOR_COPIES else 0
-    return StaticCacheDecoder(fuse_weights(decoder, copy_bytes), state, steps)
+    return StaticCacheDecoder(fuse_weights(decoder, copy_bytes, state.B), state, steps)
 
 
 def final_state(backend: DecodeBackend, row: int, last_id: int, S: int) -> KVCache | RecurrentState:
