@@ -228,7 +228,7 @@ def render_page(root: Path = ROOT) -> str:
         "",
         "Each equation is linked to the function that implements it and to the test that compares that function with",
         "an oracle: loops in float64 that do not import laconic. A misreading is a plausible but wrong form of the",
-        "equation. It must differ from the oracle on the inputs of the test, which shows that the test would detect it.",
+        "equation. It must differ from the oracle on the inputs of the test, so that the test would detect it.",
         "An open point is one on which a paper is silent, or contradicts itself or its code.",
         "",
         "| paper | equations | not implemented | misreadings | open points | tables |",

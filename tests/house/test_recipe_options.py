@@ -13,9 +13,11 @@ PAPER = "hyperparameter of an equation in the ledger"
 ABLATION = "part of an ablation of docs/results.md or of a recipe's comment"
 UNUSED_KEYS: dict[str, tuple[str, ...]] = {
     RUN: (
-        "deviations", "model.revision", "model.init_seed", "data.revision", "data.max_train_rows", "validation.with_cot",
+        "deviations", "model.revision", "model.init_seed", "data.revision", "data.max_train_rows",
+        "validation.with_cot",
         "train.parallel", "train.eps", "train.activation_checkpointing", "compression.checkpoint_segments",
-        "train.deterministic", "train.on_nonfinite", "inner_loop.truncate_after", "train.keep_every", "train.keep_best", "train.log_every",
+        "train.deterministic", "train.on_nonfinite", "inner_loop.truncate_after", "train.keep_every",
+        "train.keep_best", "train.log_every",
     ),
     FILES: (
         "data.test", "data.size_check", "data.text.text_field", "data.text.document_field",

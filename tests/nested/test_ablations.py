@@ -38,7 +38,7 @@ def test_freeze_levels_freezes_only_these_levels(objective: str) -> None:
             _, state = read(ablated, ids)
             for n, layer in enumerate(state.layers):
                 for C, level in zip(model.hope_config.chunk_sizes[n], require_levels(layer), strict=True):
-                    assert level_has_changed(level) is (C != (2, 4)[frozen])
+                    assert level_has_changed(level) is ((2, 4)[frozen] != C)
         name = "model.layers.0.mlp.levels.0.up_proj.weight"
         assert ablated.get_parameter(name) is model.get_parameter(name)
     with pytest.raises(UsageError, match="level 2"):

@@ -119,7 +119,7 @@ def freeze_projections(model: Hope, options: SelfModifyingOptions) -> dict[str, 
 def measure_level_contribution(
     model: Hope, level: int, batches: Iterable[DocumentBatch], config: InnerLoopConfig | None = None
 ) -> float:
-    """Return the nats per scored token that are lost if a level stays at its start; every batch starts from an initial state."""
+    """Return the nats per scored token that are lost if a level stays at its start; each batch starts a new state."""
     full, ablated = NestedLanguageModel(model, config), NestedLanguageModel(freeze_levels(model, level), config)
     lost, tokens = 0.0, 0.0
     for batch in batches:
