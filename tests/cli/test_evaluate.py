@@ -288,7 +288,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "message"),
     [
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone is no run directory"),

@@ -197,7 +197,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (("chain", QUESTION), "method cot has no latents"),
         (("early", QUESTION), "step 1 is in a stage without latents"),
