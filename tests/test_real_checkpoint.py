@@ -66,9 +66,9 @@ def test_lora_run_evaluates_on_real_questions(run_folder: Path) -> None:
         "laconic evaluate run --tasks gsm8k,multiarith --limit 3 --protocol decimal --format json", run_folder
     )
     assert process.returncode == 0, process.stderr
-    sets = {result["set"].partition(":")[0]: result for result in json.loads(process.stdout)["sets"]}
-    assert set(sets) == {"gsm8k", "multiarith"}
-    for result in sets.values():
+    datasets = {result["dataset"].partition(":")[0]: result for result in json.loads(process.stdout)["datasets"]}
+    assert set(datasets) == {"gsm8k", "multiarith"}
+    for result in datasets.values():
         assert result["questions"] == 3
         assert result["runs"][0]["passes"]["latent"] == 3
 

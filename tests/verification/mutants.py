@@ -15,6 +15,7 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.rope import RopeConfig
 from laconic.verification.parity import ParityCase
+from tests.reference.weight_formats import interleave
 from tests.verification import wrong
 
 Patch = tuple[Any, str, Any]
@@ -91,7 +92,7 @@ def convert_keys_with_query_heads(decoder: Decoder) -> None:
     config = decoder.config
     for layer in decoder.layers:
         w = layer.submodule("k").weight
-        meta = weights.interleave(w.detach(), config.num_key_value_heads)
+        meta = interleave(w.detach(), config.num_key_value_heads)
         w.copy_(weights.half_split(meta, config.num_attention_heads))
 
 
