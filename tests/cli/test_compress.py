@@ -298,14 +298,13 @@ def test_compress_invalid_input_leaves_no_file(
 def test_compress_refuses_a_long_text_before_compressing(
     run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CompressionJob, "advance", None)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "long.txt").write_text(BOOK * 4)
-    code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--vectors", "4")
+    with monkeypatch.context() as patch:
+        patch.setattr(CompressionJob, "advance", None)
+        code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--vectors", "4")
     assert (code, out) == (2, "")
     assert "76 segments of 16 tokens; the memory holds at most 60" in err
     assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
-    monkeypatch.undo()
     assert run("compress", "run", "book.txt", "--out", "x.safetensors").code == 0
 
 
