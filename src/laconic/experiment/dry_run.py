@@ -47,12 +47,19 @@ MATMUL_ROWS, MATMUL_SECONDS = 512, 0.2
 class MetaMode(TorchFunctionMode):
     """Run code with float tensors on the meta device and integer tensors on the CPU, as if all were on the CPU.
 
-    Masks and positions keep their values, so that code may branch on them; other branches see zeros.
+    Masks and positions keep their values, so that code may branch on them; other branches see zeros. Inner gradients
+    are left out where a backward pass would recompute activations, since function modes are off there.
     """
+
+    def __init__(self, *, has_inner_gradients: bool) -> None:
+        super().__init__()
+        self.has_inner_gradients = has_inner_gradients
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
+        if func is torch.autograd.grad and not self.has_inner_gradients:
+            return tuple(torch.empty_like(x) for x in args[1])
         if isinstance(first, Tensor) and first.is_meta:
             if func == Tensor.device.__get__:  # type: ignore[attr-defined]
                 return torch.device("cpu")
@@ -102,7 +109,7 @@ def measure_on_meta(
     model_storages = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
     whole: Any = replace(cast(Any, batch), loss_denominators=method.loss_denominators(batch))
     most, state = 0, None
-    with FlopCounterMode(display=False) as counter, MetaMode():
+    with FlopCounterMode(display=False) as counter, MetaMode(has_inner_gradients=has_backward):
         for part in whole.sequential_parts:
             saved: dict[int, Any] = {}
 
@@ -181,11 +188,14 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     batches = make_micro_batches(rows.lengths, micro)
     epochs = [0] if recipe.coconut is None else [0, recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1)]
     wide = [make_blank_batch(recipe, rows, batches[-1], context, epoch, 0) for epoch in epochs]
-    usual = make_blank_batch(
-        recipe, rows, batches[len(batches) // 2], context, steps // 2 // max(1, per_epoch), steps // 2
-    )
-    per_row = max(estimate_update(recipe, config, tokenizer, batch).saved_bytes for batch in wide) / micro
-    flops = estimate_update(recipe, config, tokenizer, usual).flops * train.batch_size / micro
+    costs = [estimate_update(recipe, config, tokenizer, batch) for batch in wide]
+    per_row = max(cost.saved_bytes for cost in costs) / micro
+    median = batches[len(batches) // 2]
+    if recipe.method != "hope" or (rows.lengths[median] != rows.lengths[batches[-1]]).any():
+        epoch, step = steps // 2 // max(1, per_epoch), steps // 2
+        median_batch = make_blank_batch(recipe, rows, median, context, epoch, step)
+        costs.append(estimate_update(recipe, config, tokenizer, median_batch))
+    flops = costs[-1].flops * train.batch_size / micro
     method = build_meta_method(recipe, config, tokenizer)
     counts = count_parameters(method)
     memory = MemoryModel(
