@@ -29,3 +29,14 @@ def test_limits_function_length() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := body_lines(node)) > MAX_FUNCTION_LINES
     }
     assert not long
+
+
+def test_limits_reference_length() -> None:
+    """A reference implementation fits on one page: at most 120 lines."""
+    references = {
+        str(path): len(text.splitlines())
+        for path, text in texts("src")
+        if path.name.endswith("_reference.py") and "verification" not in path.parts
+    }
+    assert len(references) >= 10
+    assert max(references.values()) <= 120, references

@@ -23,14 +23,9 @@ from laconic.models.decoder import Decoder
 
 
 def training_step(
-    decoder: Decoder,
-    summaries: SummaryParameters,
-    config: StopHeadConfig,
-    batch: DocumentBatch,
-    *,
-    total_steps: int,
-    seed: int = 0,
-) -> Float[Tensor, ""]:
+    decoder: Decoder, summaries: SummaryParameters, config: StopHeadConfig, batch: DocumentBatch,
+    *, total_steps: int, seed: int = 0,
+) -> Float[Tensor, ""]:  # fmt: skip
     """Compute the loss of one optimizer step in nats per target token.
 
     Args:
@@ -86,9 +81,8 @@ def read_window(
         if head_only:
             p = length_distribution(summaries.stop_logits(decoder, z[None], head_only=True)[0])  # VL3
             length = 1 + min(int((p.detach().cumsum(0) <= u).sum()), K - 1)
-            if (
-                window.targets[0, columns.stop :] != IGNORE_INDEX
-            ).any():  # VL8: vectors that no later target reads cost nothing
+            # VL8: vectors that no later target reads cost nothing
+            if (window.targets[0, columns.stop :] != IGNORE_INDEX).any():
                 loss = loss + config.length_cost * (p * torch.arange(1, K + 1)).sum()
                 previous = memory, z, p
         memory = torch.cat([memory, z[:length] if i < last else z[:length].detach()])  # AC3
