@@ -237,3 +237,11 @@ def test_demo_entries() -> None:
     assert set(demo.TABLE_ORDER) <= set(names)
     assert {e.name for e in demo.ENTRIES if e.fast_overrides is not None} >= {demo.TEACHER_ENTRY, demo.FOCUS_ENTRY}
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_demo_entries_have_valid_recipes_and_overrides(is_fast: bool, tmp_path: Path) -> None:
+    entries = [demo.fast_entry(entry) for entry in demo.ENTRIES if entry.fast_overrides is not None or not is_fast]
+    for entry in entries:
+        run = demo.plan_run(entry, 0, tmp_path, demo.FAST_OVERRIDES if is_fast else (), entries)
+        assert run.recipe.method in ("cot", "nocot", "kava", "pccot", "codi")

@@ -89,7 +89,7 @@ ENTRIES = (
     ),
 )
 TABLE_ORDER = ("chain", "nochain", "pause", "codi", "pccot", "kava")  # controls follow in the order of ENTRIES
-FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.rows=200")
+FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
 
 
 @dataclass(frozen=True)
