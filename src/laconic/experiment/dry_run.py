@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -40,8 +41,29 @@ from laconic.training.step import PRECISION_DTYPES, Updater, compute_update_inde
 GIB = 2**30
 OTHER_DEVICES = (24, 80)  # GiB
 USABLE_FRACTION = 0.95  # of the free memory
-ALLOCATOR_OVERHEAD = {"cpu": 1.15, "cuda": 1.0}
+ALLOCATOR_OVERHEAD = {"cpu": 1.2, "cuda": 1.0}
 MATMUL_ROWS, MATMUL_SECONDS = 512, 0.2
+
+
+class FusedAttention(torch.autograd.Function):
+    """Attention that saves no attention weights, as in the fused kernels; the meta device has none."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+        """Return the output of attention; keep inputs and output for the backward pass."""
+        output = F.scaled_dot_product_attention(q, k, v, mask, **options)
+        ctx.save_for_backward(q, k, v, mask, output)
+        ctx.options = options
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradients; attention is computed again, as the fused kernels do."""
+        *inputs, mask, _ = ctx.saved_tensors
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in inputs]
+            output = F.scaled_dot_product_attention(*inputs, mask, **ctx.options)
+            return (*torch.autograd.grad(output, inputs, gradients), None, None)
 
 
 class MetaMode(TorchFunctionMode):
@@ -51,9 +73,9 @@ class MetaMode(TorchFunctionMode):
     are left out where a backward pass would recompute activations, since function modes are off there.
     """
 
-    def __init__(self, *, has_inner_gradients: bool) -> None:
+    def __init__(self, *, has_inner_gradients: bool, has_fused_attention: bool) -> None:
         super().__init__()
-        self.has_inner_gradients = has_inner_gradients
+        self.has_inner_gradients, self.has_fused_attention = has_inner_gradients, has_fused_attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,6 +98,11 @@ class MetaMode(TorchFunctionMode):
         _map_tensors((args, kwargs), lambda x: devices.append(x.is_meta))
         if True in devices and False in devices:
             args, kwargs = _map_tensors((args, kwargs), lambda x: x if x.is_meta else x.to("meta"))
+        if func is F.scaled_dot_product_attention and self.has_fused_attention:
+            options = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), args[3:], strict=False)), **kwargs}
+            mask = options.pop("attn_mask", None)
+            if mask is None or not mask.requires_grad:
+                return FusedAttention.apply(*args[:3], mask, options)
         return func(*args, **kwargs)
 
 
@@ -109,7 +136,8 @@ def measure_on_meta(
     model_storages = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
     whole: Any = replace(cast(Any, batch), loss_denominators=method.loss_denominators(batch))
     most, state = 0, None
-    with FlopCounterMode(display=False) as counter, MetaMode(has_inner_gradients=has_backward):
+    mode = MetaMode(has_inner_gradients=has_backward, has_fused_attention=recipe.method != "hope")
+    with FlopCounterMode(display=False) as counter, mode:
         for part in whole.sequential_parts:
             saved: dict[int, Any] = {}
 
