@@ -41,7 +41,7 @@ TensorShapes = Mapping[str, tuple[int, ...]]
 def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
     """Wrap the linear layers of a decoder in place; only the adapter is trainable. Call the result like the decoder.
 
-    Target "all-linear" stands for the linear layers of the blocks.
+    Target "all-linear" means every linear layer of the blocks.
 
     Raises:
         InputError: If a target does not exist.

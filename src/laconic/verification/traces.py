@@ -40,7 +40,7 @@ class ParityCase:
         query_scale: Factor on the query weights while the case runs; a power of two, so that it is undone bit for bit.
         warmup_tokens: Unrelated tokens to read first and discard.
         extra_tokens: Tokens to read after each piece and crop off the cache again.
-        covered_inputs: The required inputs (I1 to I17) that this case stands for; default: its name.
+        covered_inputs: The required inputs (I1 to I17) that this case covers; default: its name.
         note: Text for the report.
     """
 
