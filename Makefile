@@ -30,8 +30,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[setup 2/3] torch (the longest download)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@echo "[setup 3/3] laconic with dev, hf, report"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report]"
+	@echo "[setup 3/3] laconic with dev, hf, report, gguf"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report,gguf]"
 	@touch $@
 
 demo: $(READY)
@@ -44,7 +44,7 @@ test: $(READY)
 
 test-all: $(READY)
 	@echo "[test] all tests, the slow ones too"
-	@$(PYTEST) -m "slow or not slow"
+	@$(PYTEST) -m "(slow or not slow) and not real"
 
 check: $(READY)
 	@echo "[check 1/5] ruff check"

@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(20_000, 20, 50)  # the default of 700 objects costs 4% of the time
     torch.set_num_threads(1)
-    shapes.CHECK_ALL = config.option.markexpr != "not slow"
+    shapes.CHECK_ALL = config.option.markexpr not in ("not slow and not real", "real")
     os.fsync = os.fstat  # tests of power cuts check the order of calls; nothing needs to reach the disk
     block_sockets()
 
@@ -117,6 +117,20 @@ def needs(module: str) -> None:
 @pytest.fixture
 def shared() -> Path:
     return shared_dir()
+
+
+def models_dir() -> Path:
+    """Return the folder that `make model` writes to."""
+    return Path(os.environ.get("LACONIC_MODELS") or Path.home() / ".cache/laconic/models")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder, for tests marked `real`."""
+    folder = models_dir() / "smollm2-135m-instruct"
+    if not (folder / "model.safetensors").is_file():
+        missing("needs SmolLM2-135M-Instruct: make model")
+    return folder
 
 
 @pytest.fixture(autouse=True)
