@@ -32,7 +32,11 @@ from laconic.storage.strict_json import SafetensorsHeader, parse_json, read_safe
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
 FORMAT_VERSION = 1  # of single-file artifacts
-KIND_LABELS = {"memory": "memory (summary vectors)", "laconic.state": "state (fast weights)"}
+KIND_LABELS = {
+    "memory": "memory (summary vectors)",
+    "kv-memory": "memory (keys and values)",
+    "laconic.state": "state (fast weights)",
+}
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

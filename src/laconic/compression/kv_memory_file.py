@@ -1,0 +1,193 @@
+"""Metadata of a saved KV memory (model, method, texts, measurements), and its file format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.compression.memory_file import SourceDocument, abbreviate_hash
+from laconic.errors import CorruptArtifactError, NonFiniteError
+from laconic.storage.atomic import check_finite, load_artifact, save_artifact
+
+FORMAT_VERSION = 1
+FILE_KIND = "kv-memory"
+STRING_FIELDS = ("laconic", "model", "family", "tokenizer", "method", "dtype", "created")
+INT_FIELDS = ("schema", "layers", "kv_heads", "head_size", "vocab")
+MAPPING_FIELDS = ("settings", "measured")
+
+
+@dataclass(frozen=True)
+class KVMemoryMetadata:
+    """Describes which model wrote a KV memory and may read it, how its slots were chosen, and which texts were read.
+
+    Attributes:
+        laconic: Version of laconic that wrote it.
+        model: Fingerprint of the weights that wrote it and must read it.
+        family: Model family of the decoder.
+        layers: Number of decoder layers.
+        kv_heads: Number of KV heads.
+        head_size: Size of a head.
+        vocab: Vocabulary size of the decoder.
+        tokenizer: SHA-256 of tokenizer.json.
+        method: How the slots were chosen: kvzip, snapkv, …
+        created: Time of writing.
+        chat: Whether the text opens a user turn of the model's chat template, which the prompt continues.
+        settings: Settings of the method.
+        measured: What was measured when the memory was written, for example losses in nats per token.
+        documents: The texts of each row.
+        dtype: dtype of the stored keys and values.
+        schema: Format version of the file.
+    """
+
+    laconic: str
+    model: str
+    family: str
+    layers: int
+    kv_heads: int
+    head_size: int
+    vocab: int
+    tokenizer: str
+    method: str
+    created: str
+    chat: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    documents: tuple[tuple[SourceDocument, ...], ...] = ()
+    dtype: str = "float32"
+    schema: int = FORMAT_VERSION
+
+    def select_rows(self, rows: Sequence[int]) -> "KVMemoryMetadata":
+        """Return the metadata of some rows."""
+        return replace(self, documents=tuple(self.documents[row] for row in rows))
+
+    @staticmethod
+    def concat_rows(parts: Sequence["KVMemoryMetadata"]) -> "KVMemoryMetadata":
+        """Return the metadata of the rows of all parts. Measurements are of single memories and are left out."""
+        return replace(parts[0], documents=tuple(row for part in parts for row in part.documents), measured={})
+
+    @staticmethod
+    def concat_documents(parts: Sequence["KVMemoryMetadata"]) -> "KVMemoryMetadata":
+        """Return the metadata of memories side by side, row by row, without measurements."""
+        if len(parts) == 1:
+            return parts[0]
+        rows = zip(*(part.documents for part in parts), strict=True)
+        return replace(parts[0], documents=tuple(number_documents(sum(row, ())) for row in rows), measured={})
+
+    def check_reader(self, file: str, reader: "KVMemoryMetadata") -> None:
+        """Check that a model may read this memory, and report the first mismatch.
+
+        Args:
+            file: Name of the memory's file, for the message.
+            reader: Metadata that the model would write.
+
+        Raises:
+            CorruptArtifactError: If it may not.
+        """
+        mine, theirs = (
+            f"{abbreviate_hash(m.model)} ({m.family}, {m.layers} layers, {m.kv_heads} KV heads of {m.head_size})"
+            for m in (self, reader)
+        )
+        if self.model != reader.model:
+            raise CorruptArtifactError(
+                f"memory: {file} was written for weights {mine}, this model is {theirs}; compress again with this model"
+            )
+        if self.tokenizer != reader.tokenizer:
+            raise CorruptArtifactError(
+                f"memory: {file} was written with tokenizer {abbreviate_hash(self.tokenizer)}, this model has "
+                f"{abbreviate_hash(reader.tokenizer)}; compress again with this model"
+            )
+
+    def check_joinable(self, operation: str, other: "KVMemoryMetadata") -> None:
+        """Raise `CorruptArtifactError` if two memories were not written by the same model."""
+        for name in ("model", "tokenizer", "chat"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise CorruptArtifactError(
+                    f"{operation}: the memories differ in {name}: {abbreviate_hash(str(mine))} and "
+                    f"{abbreviate_hash(str(theirs))}; compress both in the same way"
+                )
+
+    @classmethod
+    def from_json(cls, file: str, data: Mapping[str, Any]) -> "KVMemoryMetadata":
+        """Parse the metadata of a file.
+
+        Raises:
+            CorruptArtifactError: If the format is newer or a field is malformed.
+        """
+        schema = data.get("schema")
+        if type(schema) is int and schema != FORMAT_VERSION:
+            raise CorruptArtifactError(
+                f"memory: {file} has format version {schema}, this version of laconic reads {FORMAT_VERSION}; "
+                f"{'update laconic' if schema > FORMAT_VERSION else 'compress again'}"
+            )
+        types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int)}
+        types |= {"chat": bool, **dict.fromkeys(MAPPING_FIELDS, dict)}
+        bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
+        try:
+            rows = tuple(tuple(SourceDocument.from_json(entry) for entry in row) for row in data["documents"])
+        except (KeyError, TypeError, AttributeError):
+            bad, rows = bad or "documents", ()
+        if bad is not None:
+            raise CorruptArtifactError(f"memory: {file}: invalid metadata field {bad}; use another copy")
+        return cls(**{name: data[name] for name in types}, documents=rows)
+
+
+def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocument, ...]:
+    """Return the documents of a row with the index of each one's first segment."""
+    starts = [sum(len(d.segments) for d in documents[:i]) for i in range(len(documents))]
+    return tuple(replace(document, first=start) for document, start in zip(documents, starts, strict=True))
+
+
+def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:
+    """Write tensors and metadata."""
+    save_artifact(path, tensors, FILE_KIND, asdict(metadata))
+
+
+def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
+    """Read what `save_kv_tensors` wrote, memory-mapped.
+
+    Raises:
+        CorruptArtifactError: If tensors are missing, inconsistent or not finite.
+    """
+    tensors, data = load_artifact(path, FILE_KIND)
+    metadata = KVMemoryMetadata.from_json(path.name, data)
+    bad = first_bad_tensor(tensors, metadata)
+    if bad is not None:
+        raise CorruptArtifactError(
+            f"memory: {path.name}: {bad} is missing or inconsistent with the other tensors; use another copy"
+        )
+    try:
+        for name, tensor in tensors.items():
+            check_finite(name, tensor)
+    except NonFiniteError as error:
+        raise CorruptArtifactError(f"memory: {path.name}: {error}; compress again") from None
+    return tensors, metadata
+
+
+def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> str | None:
+    """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
+    layers = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(metadata.layers)]
+    slots = {"positions": torch.int32, "ranks": torch.int32, "valid": torch.bool, "num_tokens": torch.long}
+    bad = min(tensors.keys() ^ {*layers, *slots}, default=None)
+    if bad is not None:
+        return bad
+    bad = next((name for name, dtype in slots.items() if tensors[name].dtype != dtype), None)
+    if bad is not None or tensors["valid"].ndim != 2:
+        return bad or "valid"
+    B, M = tensors["valid"].shape
+    head, dtype = (B, metadata.kv_heads, M, metadata.head_size), tensors[layers[0]].dtype if layers else None
+    shapes = {**dict.fromkeys(layers, head), "num_tokens": (B,)}
+    shapes |= dict.fromkeys(("positions", "ranks"), (metadata.layers, *head[:3]))
+    bad = next((name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape), None)
+    if bad is not None:
+        return bad
+    if len(metadata.documents) != B or not bool(((tensors["num_tokens"] >= 1) & tensors["valid"].any(1)).all()):
+        return "num_tokens"
+    bounds = tensors["num_tokens"][None, :, None, None]
+    if not bool(((tensors["positions"] >= 0) & (tensors["positions"] < bounds)).all()):
+        return "positions"
+    is_float = dtype is not None and dtype.is_floating_point and dtype.itemsize > 1
+    return next((name for name in layers if tensors[name].dtype != dtype or not is_float), None)

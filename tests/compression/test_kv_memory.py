@@ -1,0 +1,198 @@
+"""KV memories: the cache they stand in for, top slots, batches, documents side by side, and files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic import Decoder, DecoderConfig, KVCache
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_memory_file import KVMemoryMetadata
+from laconic.compression.memory_file import SourceDocument
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.storage import atomic
+from tests import tolerances
+
+FILE = "book.safetensors"
+
+
+def make_decoder(family: str = "llama") -> Decoder:
+    return Decoder(DecoderConfig.tiny(family)).eval()
+
+
+@torch.no_grad()
+def read(decoder: Decoder, ids: list[int], cache: KVCache | None = None) -> KVCache:
+    return decoder(decoder.embed(torch.tensor([ids])), cache).cache
+
+
+@torch.no_grad()
+def logits_after(decoder: Decoder, cache: KVCache | None, ids: list[int]) -> torch.Tensor:
+    rows = 1 if cache is None else cache.B
+    return decoder.logits(decoder(decoder.embed(torch.tensor([ids]).expand(rows, -1)), cache).hidden_states)
+
+
+def make_metadata(decoder: Decoder, **changes: Any) -> KVMemoryMetadata:
+    config = decoder.config
+    document = SourceDocument("book", "d" * 64, 9, (9,))
+    metadata = KVMemoryMetadata(
+        "0", decoder.fingerprint, config.family, config.num_hidden_layers, config.num_key_value_heads, config.head_dim,
+        config.vocab_size, "t" * 64, "window", "2026-01-01T00:00:00+00:00", documents=((document,),),
+    )  # fmt: skip
+    return replace(metadata, **changes)
+
+
+def shuffle_ranks(memory: KVMemory) -> KVMemory:
+    generator = torch.Generator().manual_seed(3)
+    return replace(memory, ranks=torch.rand(memory.ranks.shape, generator=generator).argsort(-1))
+
+
+IDS, NEXT = [1, 5, 9, 2, 8, 4, 4, 7, 3], [6, 2, 11]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_kv_memory_of_a_whole_cache_continues_as_the_text(family: str) -> None:
+    decoder = make_decoder(family)
+    cache = read(decoder, IDS)
+    memory = KVMemory.from_cache(cache)
+    assert memory.to_cache().equal(cache)
+    assert torch.equal(logits_after(decoder, memory.to_cache(), NEXT), logits_after(decoder, cache, NEXT))
+
+
+def test_kv_memory_keep_top_slots_selects_by_rank_in_each_head() -> None:
+    decoder = make_decoder()
+    whole = shuffle_ranks(KVMemory.from_cache(read(decoder, IDS)))
+    memory = whole.keep_top_slots(4)
+    assert memory.M == 4
+    assert len({tuple(head) for layer in memory.positions for head in layer[0].tolist()}) > 1
+    for layer, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
+        for head in range(keys.shape[1]):
+            best = sorted(whole.ranks[layer, 0, head].argsort()[:4].tolist())
+            assert memory.positions[layer, 0, head].tolist() == best
+            assert torch.equal(keys[0, head], whole.keys[layer][0, head, best])
+            assert torch.equal(values[0, head], whole.values[layer][0, head, best])
+    assert memory.keep_top_slots(2).is_equal(whole.keep_top_slots(2))
+    assert whole.keep_top_slots(99).is_equal(whole)
+    with pytest.raises(UsageError, match="0 slots"):
+        memory.keep_top_slots(0)
+
+
+def test_kv_memory_to_cache_continues_at_the_position_after_the_document() -> None:
+    decoder = make_decoder()
+    memory = shuffle_ranks(KVMemory.from_cache(read(decoder, IDS))).keep_top_slots(3)
+    with torch.no_grad():
+        cache = decoder(decoder.embed(torch.tensor([NEXT])), memory.to_cache()).cache
+    assert cache.positions[0, 3:].tolist() == [9, 10, 11]
+
+
+def test_kv_memory_concat_rows_gives_each_document_its_own_result() -> None:
+    decoder = make_decoder()
+    memories = [shuffle_ranks(KVMemory.from_cache(read(decoder, ids))) for ids in (IDS, IDS[:5], IDS[::-1])]
+    memories[2] = memories[2].keep_top_slots(4)
+    batch = KVMemory.concat_rows(*memories)
+    assert batch.num_slots.tolist() == [9, 5, 4]
+    joint = logits_after(decoder, batch.to_cache(), NEXT)
+    for row, memory in enumerate(memories):
+        alone = logits_after(decoder, memory.to_cache(), NEXT)[0]
+        torch.testing.assert_close(joint[row], alone, rtol=0, atol=tolerances.FLOAT32)
+    top = batch.keep_top_slots(4)
+    assert top.num_slots.tolist() == [4, 4, 4]
+    for row, memory in enumerate(memories):
+        assert top.select_rows([row]).is_equal(memory.keep_top_slots(4))
+
+
+def test_kv_memory_concat_documents_equals_reading_the_second_at_later_positions() -> None:
+    decoder, second = make_decoder(), [7, 7, 2, 30]
+    with torch.no_grad():
+        shifted = decoder(decoder.embed(torch.tensor([second])), position_ids=torch.arange(9, 13)[None]).cache
+    expected = read(decoder, IDS).append(shifted)
+    parts = [KVMemory.from_cache(read(decoder, ids)) for ids in (IDS, second)]
+    memory = KVMemory.concat_documents(decoder.config, *parts)
+    assert memory.num_tokens.tolist() == [13]
+    actual = memory.to_cache()
+    assert torch.equal(actual.positions, expected.positions)
+    for mine, theirs in zip(actual.keys + actual.values, expected.keys + expected.values, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerances.FLOAT32)
+    halves = memory.keep_top_slots(6).positions
+    assert bool(((halves < 9).sum(-1) == 4).all())  # each document keeps its share
+    with pytest.raises(UsageError, match="gpt2 with learned positions"):
+        other = make_decoder("gpt2")
+        KVMemory.concat_documents(other.config, *[KVMemory.from_cache(read(other, ids)) for ids in (IDS, second)])
+
+
+def test_kv_memory_file_round_trip(tmp_path: Path) -> None:
+    decoder = make_decoder()
+    metadata = make_metadata(decoder, measured={"loss": 1.5}, settings={"keep": 0.5}, chat=True)
+    memory = shuffle_ranks(KVMemory.from_cache(read(decoder, IDS), metadata)).keep_top_slots(4)
+    memory.save(tmp_path / FILE)
+    assert KVMemory.load(tmp_path / FILE, metadata).is_equal(memory)
+    memory.to(dtype=torch.bfloat16).save(tmp_path / FILE)
+    loaded = KVMemory.load(tmp_path / FILE)
+    assert loaded.metadata is not None
+    assert (loaded.metadata.dtype, loaded.keys[0].dtype) == ("bfloat16", torch.bfloat16)
+    with pytest.raises(UsageError, match="no metadata"):
+        replace(memory, metadata=None).save(tmp_path / FILE)
+
+
+@pytest.mark.parametrize(("changes", "match"), [({"model": "0" * 64}, "0000…00"), ({"tokenizer": "9" * 64}, "9999…99")])
+def test_kv_memory_load_refuses_another_model(tmp_path: Path, changes: dict[str, str], match: str) -> None:
+    decoder = make_decoder()
+    KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder)).save(tmp_path / FILE)
+    with pytest.raises(CorruptArtifactError, match=match):
+        KVMemory.load(tmp_path / FILE, make_metadata(decoder, **changes))
+
+
+def rewrite(path: Path, tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Write a memory file again with other tensors (None removes one) and metadata, and a digest that fits."""
+    old, data = atomic.load_artifact(path, "kv-memory")
+    new = {name: t.clone() for name, t in (old | tensors).items() if t is not None}
+    atomic.save_artifact(path, new, "kv-memory", data | metadata)
+
+
+DAMAGES: list[tuple[str, dict[str, Any]]] = [
+    ("keys.0", {"keys.0": torch.zeros(1, 2, 3, 4)}),
+    ("values.1", {"values.1": None}),
+    ("positions", {"positions": torch.full((2, 1, 2, 9), 9, dtype=torch.int32)}),
+    ("num_tokens", {"num_tokens": torch.tensor([0])}),
+    ("valid", {"valid": torch.ones(9, dtype=torch.bool)}),
+    ("not finite", {"keys.1": torch.full((1, 2, 9, 16), float("nan"))}),
+]
+
+
+@pytest.mark.parametrize(("match", "change"), DAMAGES)
+def test_kv_memory_load_refuses_inconsistent_tensors(
+    tmp_path: Path, match: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = make_decoder()
+    memory = KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder))
+    memory.save(tmp_path / FILE)
+    with monkeypatch.context() as patched:
+        patched.setattr(atomic, "check_finite", lambda name, tensor: None)
+        rewrite(tmp_path / FILE, change, {})
+    with pytest.raises(CorruptArtifactError, match=match):
+        KVMemory.load(tmp_path / FILE)
+
+
+@pytest.mark.parametrize(("field", "value"), [("schema", 99), ("chat", "yes"), ("settings", 3), ("documents", [3])])
+def test_kv_memory_load_refuses_malformed_metadata(tmp_path: Path, field: str, value: Any) -> None:
+    decoder = make_decoder()
+    memory = KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder))
+    memory.save(tmp_path / FILE)
+    rewrite(tmp_path / FILE, {}, {field: value})
+    with pytest.raises(CorruptArtifactError, match="version 99" if field == "schema" else field):
+        KVMemory.load(tmp_path / FILE)
+
+
+def test_kv_memory_concat_refuses_other_models() -> None:
+    decoder = make_decoder()
+    cache = read(decoder, IDS)
+    mine = KVMemory.from_cache(cache, make_metadata(decoder))
+    theirs = KVMemory.from_cache(cache, make_metadata(decoder, model="0" * 64))
+    with pytest.raises(CorruptArtifactError, match="differ in model"):
+        KVMemory.concat_rows(mine, theirs)
+    with pytest.raises(UsageError, match="do not match"):
+        KVMemory.concat_rows(mine, KVMemory.from_cache(read(make_decoder("gpt2"), IDS), mine.metadata))
+    joined = KVMemory.concat_documents(decoder.config, mine, mine)
+    assert joined.metadata is not None
+    assert [document.first for document in joined.metadata.documents[0]] == [0, 1]
