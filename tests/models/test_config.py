@@ -16,7 +16,8 @@ from laconic.errors import InputError
 from laconic.models import block, hf_fields
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates
 from laconic.models.hf_config import to_hf_config
-from laconic.models.rope import ROPE_SCALINGS, RopeConfig
+from laconic.models.rope import RopeConfig
+from laconic.models.rope_scaling import ROPE_SCALINGS
 from tests.conftest import needs
 
 FAMILIES = list(WEIGHT_NAMES)

@@ -6,17 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.models.rope import (
+from laconic.models.rope import RopeConfig, cos_sin_tables, default_frequencies, frequencies, rotate_pairs
+from laconic.models.rope_scaling import (
     ROPE_SCALINGS,
-    RopeConfig,
-    cos_sin_tables,
-    default_frequencies,
     dynamic_frequencies,
-    frequencies,
     linear_frequencies,
     llama3_frequencies,
     longrope_frequencies,
-    rotate_pairs,
     yarn_frequencies,
 )
 from laconic.models.weights import half_split

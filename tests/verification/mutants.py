@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import attention, block, rope, weights
+from laconic.models import attention, block, rope, rope_scaling, weights
 from laconic.models import positions as models_positions
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
@@ -166,16 +166,16 @@ ROPE = (
            swap(*TABLES, wrong.lengthened)),
 )  # fmt: skip
 FURTHER = (
-    Mutant("YaRN ramp inverted", "further", "q_rot", swap(rope.ROPE_SCALINGS, "yarn", wrong.yarn_inverted),
+    Mutant("YaRN ramp inverted", "further", "q_rot", swap(rope_scaling.ROPE_SCALINGS, "yarn", wrong.yarn_inverted),
            config_changes={"rope": YARN}),
     Mutant("YaRN factor missing", "further", "q_rot",
-           swap(rope, "yarn_attention_factor", lambda rope: 1.0), config_changes={"rope": YARN}),
-    Mutant("llama3 s inverted", "further", "q_rot", swap(rope.ROPE_SCALINGS,
+           swap(rope_scaling, "yarn_attention_factor", lambda rope: 1.0), config_changes={"rope": YARN}),
+    Mutant("llama3 s inverted", "further", "q_rot", swap(rope_scaling.ROPE_SCALINGS,
            "llama3", wrong.llama3_inverted),
            config_changes={"rope": LLAMA3}),
     Mutant("longrope lists exchanged", "further", "q_rot", config=swap_longrope_factors,
            config_changes={"rope": LONGROPE}),
-    Mutant("dynamic base with E/(E−1)", "further", "q_rot", swap(rope.ROPE_SCALINGS,
+    Mutant("dynamic base with E/(E−1)", "further", "q_rot", swap(rope_scaling.ROPE_SCALINGS,
            "dynamic", wrong.dynamic_exponent),
            config_changes={"rope": DYNAMIC, "max_position_embeddings": 16}),
     Mutant("Qwen3 norm after rotation", "further", "q",

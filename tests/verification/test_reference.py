@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import rope
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
+from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.hf_reference import TransformersReference
 from laconic.verification.inputs import build_inputs
@@ -112,7 +112,7 @@ def test_reference_rope_tables_are_bit_equal(kind: str, tmp_path: Path):
     assert rope_config is not None
     for start in (0, 100, 3000):
         p = start + torch.arange(32)[None]
-        omega, a = rope.ROPE_SCALINGS[kind](rope_config, decoder.config.head_dim, p.amax(1) + 1)
+        omega, a = ROPE_SCALINGS[kind](rope_config, decoder.config.head_dim, p.amax(1) + 1)
         cos, sin = rope.cos_sin_tables(p, omega, a, torch.float32)
         theirs = reference.model.model.rotary_emb(torch.zeros(1), p)
         assert torch.equal(cos[:, 0], theirs[0]), start

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.models import attention, block, rope
+from laconic.models import attention, block, rope, rope_scaling
 from laconic.models.attention import AttentionMask, capture_nothing
 from laconic.models.cache import KVCache
 from laconic.models.rope import RopeConfig
@@ -121,13 +121,13 @@ def law(power: float = 1.0, base: float | None = None, flip: bool = False) -> An
 
 
 def yarn_inverted(config: RopeConfig, E: int, longest: Tensor) -> Any:
-    omega, a = rope.yarn_frequencies(config, E, longest)
+    omega, a = rope_scaling.yarn_frequencies(config, E, longest)
     plain = rope.frequencies(config.theta, E)
     return plain + plain / config.scaling_factor - omega, a
 
 
 def llama3_inverted(config: RopeConfig, E: int, longest: Tensor) -> Any:
-    omega, a = rope.llama3_frequencies(config, E, longest)
+    omega, a = rope_scaling.llama3_frequencies(config, E, longest)
     plain = rope.frequencies(config.theta, E)
     ratio = config.pretrained_positions * plain / (2 * math.pi)
     between = (ratio > config.low_freq_factor) & (ratio < config.high_freq_factor)

@@ -21,6 +21,7 @@ from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.positions import default_position_ids
+from laconic.models.rope_scaling import ROPE_SCALINGS
 
 MIN_NEW_SLOTS = (
     1024  # slots allocated at once, if as many steps remain; a full buffer is replaced by one twice as large
@@ -249,7 +250,7 @@ def rope_for_steps(
     """Return cos, and sin with the sign of its half, for N future steps; each position is then its row's longest."""
     B, N = p.shape
     positions = p.t().reshape(-1)
-    omega, a = rope.ROPE_SCALINGS[config.kind](config, E, 1 + positions)
+    omega, a = ROPE_SCALINGS[config.kind](config, E, 1 + positions)
     cos, sin = rope.cos_sin_tables(positions[:, None], omega, a, dtype)
     sin = torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1)
     return cos.view(N, B, 1, E), sin.view(N, B, 1, E)

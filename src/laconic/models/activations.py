@@ -135,8 +135,6 @@ def parse_capture(names: tuple[str, ...], config: DecoderConfig) -> CaptureReque
         ValueError: A name or layer does not exist.
     """
     L = config.num_hidden_layers
-    if not names:
-        return CaptureRequest((frozenset(),) * L, frozenset(), frozenset())
     layers: list[set[str]] = [set() for _ in range(L)]
     model: set[str] = set()
     hidden: set[int] = set()

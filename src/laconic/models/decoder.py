@@ -25,6 +25,7 @@ from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
+from laconic.models.rope_scaling import ROPE_SCALINGS
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 ParameterVersion = tuple[tuple[int, int], ...]
@@ -83,6 +84,7 @@ class Decoder(nn.Module):
         self.source_folder: Path | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
         self._cached_fingerprint: tuple[str, ParameterVersion] | None = None
+        self.no_capture = CaptureRequest((frozenset(),) * config.num_hidden_layers, frozenset(), frozenset())
         D, num_positions = config.hidden_size, config.max_position_embeddings + config.position_offset
         add_submodule(self, names.token_embedding, empty_embedding(config.vocab_size, D))
         if names.position_embedding:
@@ -230,9 +232,8 @@ class Decoder(nn.Module):
         for name, p in resized.named_parameters():  # load_state_dict(assign=True) sets requires_grad from these
             p.requires_grad_(parameters[name].requires_grad)
         resized.load_state_dict(parameters, assign=True)
-        resized.source_folder, resized.name_or_path = self.source_folder, self.name_or_path
-        resized.attn_implementation = self.attn_implementation
-        resized.activation_checkpointing = self.activation_checkpointing
+        for name in ("source_folder", "name_or_path", "attn_implementation", "activation_checkpointing"):
+            setattr(resized, name, getattr(self, name))
         return resized.train(self.training)
 
     def embed(self, input_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
@@ -291,7 +292,7 @@ class Decoder(nn.Module):
         if config.rope is not None:
             positions = position_ids[:1] if shared_positions else position_ids
             longest = 1 + positions.masked_fill(~valid[: len(positions)], -1).amax(1)
-            omega, a = rope.ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
+            omega, a = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
             cos, sin = rope.cos_sin_tables(positions[:, S:], omega, a, dtype)
         sdpa_only = self.attn_implementation == "sdpa" and not needs_scores
         masks = {
@@ -346,7 +347,7 @@ class Decoder(nn.Module):
             if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE
                 input_checks.check_positions(self.config, position_ids)
             all_valid = all_valid or bool(valid.all())
-        request = parse_capture(capture, self.config)
+        request = parse_capture(capture, self.config) if capture else self.no_capture
         context = self.build_context(
             positions,
             valid,
@@ -375,8 +376,7 @@ class Decoder(nn.Module):
         activations: dict[str, Tensor],
     ) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        keys, values = list[Tensor](), list[Tensor]()
         every = self.activation_checkpointing if self.training else 0
         for i, block in enumerate(self.layers):
             if i in request.hidden:

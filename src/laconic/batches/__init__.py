@@ -1,0 +1,14 @@
+"""Batches that data, methods, training and evaluation hand to one another."""
+
+from laconic.batches.documents import IGNORE_INDEX, DocumentBatch, next_token_targets
+from laconic.batches.reasoning import AnswerBatch, PassCounts, ReasoningBatch, ReasoningExample
+
+__all__ = [
+    "IGNORE_INDEX",
+    "AnswerBatch",
+    "DocumentBatch",
+    "PassCounts",
+    "ReasoningBatch",
+    "ReasoningExample",
+    "next_token_targets",
+]

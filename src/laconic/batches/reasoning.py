@@ -1,0 +1,131 @@
+"""Questions with their chains of thought and answers, and the answers of a model.
+
+Shapes: B rows; Nq, Nc, Na columns of question, chain and answer. A mask is True at real tokens and False at padding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ReasoningExample:
+    """A question with its chain of thought (a tuple of steps) and its answer, as text.
+
+    `metadata` holds source-specific fields (difficulty, subset, …) that reports group by.
+    """
+
+    id: str
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+
+
+@dataclass(frozen=True)
+class ReasoningBatch:
+    """A batch of questions, chains and answers; each part starts at the same column in every row.
+
+    Questions are padded on the left, chains and answers on the right. A target is stored at the position that
+    predicts it; IGNORE_INDEX marks positions that are not scored.
+
+    Args:
+        question_ids: Question tokens; `question_mask` marks the real ones. The same for `chain` and `answer`.
+        chain_step_index: Number of the reasoning step of each chain token, from 0.
+        question_target: The token that the last question token predicts.
+        chain_targets: The token that each chain token predicts.
+        answer_targets: The token that each answer token predicts.
+        distill_column: Column of the answer token before the first one of the number; -1 if the format has none.
+        answer_number_mask: Answer tokens that contain a character of the number.
+        row_index: Index of each row in its data set. With `epoch` and `step` it seeds everything random of the row.
+        ids: Names of the rows.
+        loss_denominators: Denominators of the whole optimizer step (`Method.loss_denominators` summed over
+            micro-batches and ranks); None if this batch is the whole step.
+    """
+
+    question_ids: Int[Tensor, "B Nq"]
+    question_mask: Bool[Tensor, "B Nq"]
+    chain_ids: Int[Tensor, "B Nc"]
+    chain_mask: Bool[Tensor, "B Nc"]
+    chain_step_index: Int[Tensor, "B Nc"]
+    answer_ids: Int[Tensor, "B Na"]
+    answer_mask: Bool[Tensor, "B Na"]
+    question_target: Int[Tensor, " B"]
+    chain_targets: Int[Tensor, "B Nc"]
+    answer_targets: Int[Tensor, "B Na"]
+    distill_column: Int[Tensor, " B"]
+    answer_number_mask: Bool[Tensor, "B Na"]
+    row_index: Int[Tensor, " B"]
+    ids: tuple[str, ...] = ()
+    epoch: int = 0
+    step: int = 0
+    loss_denominators: Mapping[str, float] | None = None
+
+    @property
+    def B(self) -> int:
+        """Number of rows."""
+        return self.question_ids.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of real tokens in questions, chains and answers."""
+        return sum(int(mask.sum()) for mask in (self.question_mask, self.chain_mask, self.answer_mask))
+
+    @property
+    def sequential_parts(self) -> "tuple[ReasoningBatch, ...]":
+        """Parts that an optimizer step runs one after another: the batch itself."""
+        return (self,)
+
+    def to(self, device: torch.device | str) -> "ReasoningBatch":
+        """Move every tensor to a device."""
+        return self.map_tensors(lambda t: t.to(device))
+
+    def select_rows(self, rows: Sequence[int]) -> "ReasoningBatch":
+        """Return some of the rows; `loss_denominators` stay those of the whole step."""
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.question_ids.device)
+        ids = tuple(self.ids[i] for i in rows) if self.ids else ()
+        return replace(self.map_tensors(lambda t: t.index_select(0, index)), ids=ids)
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "ReasoningBatch":
+        """Apply `function` to every tensor."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: function(t) for name, t in values.items() if isinstance(t, Tensor)})
+
+
+class PassCounts(NamedTuple):
+    """Decoder calls that a row took part in before it ended.
+
+    `prompt`: chunks of the prompt; `latent_setup`: the pass that reads question and placeholders; `latent`: passes
+    that update latent thoughts; `answer`: generated tokens that were read.
+    """
+
+    prompt: int
+    latent_setup: int
+    latent: int
+    answer: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all four."""
+        return sum(self)
+
+
+@dataclass(frozen=True)
+class AnswerBatch:
+    """Answers to B questions.
+
+    Args:
+        texts: Decoded answers.
+        token_ids: Generated ids of each row.
+        passes: Decoder calls of each row.
+        cache_positions: Per row, the number of cached positions when the answer began and when it ended.
+    """
+
+    texts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    passes: tuple[PassCounts, ...]
+    cache_positions: tuple[tuple[int, int], ...]
