@@ -16,6 +16,7 @@ from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import pad_left
+from laconic.generation.state import DecodeState
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -54,8 +55,8 @@ def ids_of(generations: list[Generation]) -> list[list[int]]:
 
 
 def cache_of(generation: Generation) -> KVCache:
-    assert isinstance(generation.state, KVCache)
-    return generation.state
+    assert isinstance(generation.state, DecodeState)
+    return generation.state.cache
 
 
 class Letters:
@@ -219,7 +220,7 @@ def test_generate_continues_from_a_state(family: str) -> None:
     (whole,) = free(decoder, ROWS[:1], 20)
     (first,) = free(decoder, ROWS[:1], 8)
     config = GenerationConfig(max_tokens=12, eos_token_ids=())
-    (second,) = generate(decoder, input_ids=[first.token_ids[-1:]], state=first.state, config=config)
+    (second,) = generate(decoder, input_ids=[[]], state=first.state, config=config)
     assert first.token_ids + second.token_ids == whole.token_ids
     assert cache_of(second).positions.equal(cache_of(whole).positions)
     question = decoder(decoder.embed(torch.tensor([ROWS[0]]))).cache
@@ -271,8 +272,8 @@ def test_generate_without_returning_states() -> None:
     decoder = decoder_of("llama", torch.float32)
     full, bare = (continue_ids(decoder, ROWS, max_tokens=5, return_state=flag) for flag in (True, False))
     assert ids_of(full) == ids_of(bare)
-    assert {(cache_of(g).B, cache_of(g).S) for g in bare} == {(1, 0)}
-    assert decoder(torch.zeros(1, 2, 48), cache_of(bare[0])).cache.S == 2
+    with pytest.raises(UsageError, match="return_state=False"):
+        _ = bare[0].state
 
 
 def test_generate_accepts_no_rows_and_a_single_text() -> None:

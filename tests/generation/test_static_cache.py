@@ -132,10 +132,10 @@ def test_generate_is_equal_with_both_backends(name: str, monkeypatch: pytest.Mon
         assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert error(one.last_hidden, other.last_hidden) <= FLOORS * 1e-6
-        assert one.state.valid.equal(other.state.valid)
-        assert one.state.positions.equal(other.state.positions)
-        assert error(torch.stack(one.state.keys), torch.stack(other.state.keys)) <= FLOORS * 1e-6
-        assert error(torch.stack(one.state.values), torch.stack(other.state.values)) <= FLOORS * 1e-6
+        assert one.state.cache.valid.equal(other.state.cache.valid)
+        assert one.state.cache.positions.equal(other.state.cache.positions)
+        assert error(torch.stack(one.state.cache.keys), torch.stack(other.state.cache.keys)) <= FLOORS * 1e-6
+        assert error(torch.stack(one.state.cache.values), torch.stack(other.state.cache.values)) <= FLOORS * 1e-6
 
 
 class Doubled(nn.Linear):
@@ -205,7 +205,7 @@ def test_static_cache_in_float64_and_bfloat16() -> None:
         decoder = fresh("qwen3").to(dtype)
         assert static_cache.is_stock_decoder(decoder)
         outputs = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
-        assert all(g.state.keys[0].dtype == dtype and g.last_hidden.dtype == dtype for g in outputs)
+        assert all(g.state.cache.keys[0].dtype == dtype and g.last_hidden.dtype == dtype for g in outputs)
     float64 = decoder_of("qwen3")
     one = generate(float64, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     for row, g in zip(ROWS, one, strict=True):

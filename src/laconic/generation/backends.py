@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from laconic.generation.state import DecodeState
 from laconic.generation.static_cache import MAX_COPY_BYTES, StaticCacheDecoder, fuse_weights, is_stock_decoder
 from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
@@ -94,18 +95,13 @@ def choose_backend(
     return StaticCacheDecoder(fuse_weights(decoder, copy_bytes, state.B), state, steps)
 
 
-def final_state(backend: DecodeBackend, row: int, last_id: int, S: int) -> KVCache | RecurrentState:
-    """Return the state of a row that ended: its cache without the last id (S slots came in), or its fast weights."""
+def final_state(backend: DecodeBackend, row: int, last_id: int, S: int) -> DecodeState | RecurrentState:
+    """Return the state of a row that ended: its cache and last id (S slots came in), or its fast weights."""
     if isinstance(backend, StatefulBackend):
         return backend.final_state(row, last_id)
-    return copy_row(backend.to_cache(), row, S)
-
-
-def empty_state(decoder: Decoder, like: Tensor) -> KVCache | RecurrentState:
-    """Return a state of one row that has read nothing."""
-    if isinstance(decoder, StatefulLM):
-        return as_recurrent(decoder.initial_state(1))
-    return KVCache.empty(decoder.config, 1, like.dtype, like.device)
+    cache = copy_row(backend.to_cache(), row, S)
+    with torch.inference_mode(False):
+        return DecodeState(cache, torch.tensor([[last_id]], device=cache.valid.device))
 
 
 @torch.inference_mode(False)

@@ -8,7 +8,8 @@ from typing import SupportsIndex
 from laconic.errors import UsageError
 
 Number = float | int
-OnToken = Callable[[int, int, str, float], None]
+OnToken = Callable[[int, int, str, float], bool | None]
+OnPrefill = Callable[[int, int], None]
 
 
 def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
@@ -35,12 +36,13 @@ class GenerationConfig:
         suppress_token_ids: Ids that are never generated.
         seed: Seed of every row, or a sequence with one seed per row. A row's samples depend on its own seed alone.
         prefill_chunk_size: Prompt positions per forward pass.
-        return_state: Whether each result holds the state after its row; otherwise the state is empty.
+        return_state: Whether each result holds the state after its row, for continuing.
         update_on_prompt: For models with fast weights: whether reading the prompt updates them. None: only if the
             model has no attention, and so could not condition on the prompt otherwise.
         update_on_output: The same for the generated tokens.
         on_token: Called as ``on_token(row, token_id, text, logprob)`` for every new token. The texts are whole
-            characters and concatenate to the row's text.
+            characters and concatenate to the row's text. Returning True ends the row after this token.
+        on_prefill: Called as ``on_prefill(done, total)`` with the prompt positions read so far, after every chunk.
 
     Raises:
         UsageError: A value is out of range (exit code 2).
@@ -68,6 +70,7 @@ class GenerationConfig:
     update_on_prompt: bool | None = None
     update_on_output: bool | None = None
     on_token: OnToken | None = None
+    on_prefill: OnPrefill | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count"):

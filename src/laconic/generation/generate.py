@@ -18,7 +18,6 @@ from laconic.generation.backends import (
     as_recurrent,
     choose_backend,
     clone_outside_inference,
-    empty_state,
     final_state,
 )
 from laconic.generation.config import GREEDY, GenerationConfig, check_range
@@ -31,13 +30,14 @@ from laconic.generation.prompt import (
     prefill,
 )
 from laconic.generation.sampling import Sampler
+from laconic.generation.state import DecodeState
 from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import RecurrentState, StatefulLM
 from laconic.models import input_checks
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
-StopReason = Literal["eos", "stop", "length"]
+StopReason = Literal["eos", "stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,11 @@ class Generation:
 
     Args:
         text: Decoded text, without the end-of-sequence id or stop string that ended it. Empty without a tokenizer.
-        token_ids: Generated ids, including the end-of-sequence id that ended the row.
+        token_ids: Generated ids, including the end-of-sequence id or stop string that ended the row.
         logprobs: Log probability of each id in nats, before temperature and filters.
         passes: Decoder calls of this row.
-        stop_reason: "eos", "stop" (a stop string) or "length".
-        state: Cache of the prompt and every id but the last; for models with fast weights, their state after the
-            last id too. Pass it to `generate` to continue.
+        stop_reason: "eos", "stop" (a stop string), "length" or "cancelled" (`on_token` returned True).
+        final_state: `state`, or None if the options had `return_state=False`.
         last_hidden: Hidden state [D] that the last id was chosen from.
         decoder_calls: Decoder calls of the whole batch.
 
@@ -69,9 +68,25 @@ class Generation:
     logprobs: list[float]
     passes: PassCounts
     stop_reason: StopReason
-    state: KVCache | RecurrentState
+    final_state: DecodeState | RecurrentState | None
     last_hidden: Tensor
     decoder_calls: int
+
+    @property
+    def state(self) -> DecodeState | RecurrentState:
+        """State after the prompt and all of `token_ids`; pass it to `generate` to continue.
+
+        Raises:
+            UsageError: The row was generated with `return_state=False`.
+        """
+        if self.final_state is None:
+            raise UsageError("state: generated with return_state=False; set it to True to continue from the result")
+        return self.final_state
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else f"{self.text[:28]}…{self.text[-28:]}"
+        S = f", S={self.final_state.S}" if isinstance(self.final_state, DecodeState) else ""
+        return f"Generation({text!r}, {len(self.token_ids)} tokens, {self.stop_reason}{S})"
 
 
 def generate(
@@ -82,13 +97,16 @@ def generate(
     input_ids: InputIds | None = None,
     inputs_embeds: Float[Tensor, "B T D"] | None = None,
     attention_mask: Shaped[Tensor, "B T"] | None = None,
-    state: KVCache | RecurrentState | None = None,
+    state: KVCache | DecodeState | RecurrentState | None = None,
     first_positions: Int[Tensor, " B"] | None = None,
     config: GenerationConfig = GREEDY,
 ) -> list[Generation]:
     """Continue a batch of prompts.
 
     Rows are independent: each result equals that of its prompt alone. Greedy unless `config.temperature` is set.
+
+    Continuing from the `state` of a result equals continuing from its text: the state covers the prompt and every
+    generated id. Only the repetition penalty sees no ids from before the call.
 
     Args:
         decoder: A decoder, or a model with fast weights such as :class:`laconic.Hope`.
@@ -97,7 +115,8 @@ def generate(
         input_ids: One list of ids per row, or a tensor with `attention_mask`.
         inputs_embeds: Embeddings, for example latent thoughts or summary vectors.
         attention_mask: True at real tokens of tensor inputs.
-        state: Cache or fast weights to continue from; one row per prompt.
+        state: What to continue from, one row per prompt: `Generation.state`, a KV cache or fast weights. Texts that
+            follow a state are encoded without special tokens. After a `Generation.state`, "" adds nothing.
         first_positions: Position of each row's first token; by default the one after the last cached position.
         config: Length, sampling, stop conditions and streaming.
 
@@ -113,17 +132,22 @@ def generate(
         >>> import laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> config = laconic.GenerationConfig(max_tokens=5, eos_token_ids=())
-        >>> len(laconic.generate(decoder, input_ids=[[1, 17, 42]], config=config)[0].token_ids)
-        5
+        >>> first = laconic.generate(decoder, input_ids=[[1, 17, 42]], config=config)[0]
+        >>> second = laconic.generate(decoder, input_ids=[[8]], state=first.state, config=config)[0]
+        >>> ids = [1, 17, 42, *first.token_ids, 8]
+        >>> second.token_ids == laconic.generate(decoder, input_ids=[ids], config=config)[0].token_ids
+        True
     """
     if config.stop_list and tokenizer is None:
         raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
     if tokenizer is not None:
         check_vocabulary(tokenizer, decoder.config.vocab_size)
     with torch.inference_mode():
-        prompt = build_prompt(decoder, tokenizer, prompts, input_ids, inputs_embeds, attention_mask)
+        prompt = build_prompt(decoder, tokenizer, prompts, input_ids, inputs_embeds, attention_mask, state)
         if not prompt.token_ids:
             return []
+        if isinstance(state, DecodeState):
+            state = state.cache
         if first_positions is not None:
             prompt = prompt._replace(first_positions=first_positions.to(prompt.attention_mask.device))
         prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, config))
@@ -258,17 +282,18 @@ class SequenceState:
             self.stop_reason = "length"
         if self.stop_reason and self.detokenizer is not None:
             text += self.detokenizer.flush()
-        if self.config.on_token is not None:
-            self.config.on_token(self.index, token, text, logprob)
+        if self.config.on_token is not None and self.config.on_token(self.index, token, text, logprob):
+            self.stop_reason = self.stop_reason or "cancelled"
         return self.stop_reason
 
     def to_generation(
-        self, state: KVCache | RecurrentState, last_hidden: Tensor, prefill_passes: int, last_id_read: bool
+        self, state: DecodeState | RecurrentState | None, last_hidden: Tensor, prefill_passes: int
     ) -> Generation:
-        """Return the finished row. `last_id_read`: its last id was read too, as fast weights need."""
+        """Return the finished row."""
         assert self.stop_reason is not None
         text = "" if self.detokenizer is None else self.detokenizer.text
-        passes = PassCounts(prefill_passes, 0, 0, len(self.token_ids) - (not last_id_read))
+        is_last_id_read = isinstance(state, RecurrentState)
+        passes = PassCounts(prefill_passes, 0, 0, len(self.token_ids) - (not is_last_id_read))
         return Generation(text, self.token_ids, self.logprobs, passes, self.stop_reason, state, last_hidden, 0)
 
 
@@ -283,15 +308,20 @@ def decode_loop(
 ) -> list[Generation]:
     """Prefill, then decode until every row has ended; `first_new_position` is that of the longest row."""
     model, Pmax = decoder.config, decoder.config.max_position_embeddings
-    hidden, state_after, prefill_passes = prefill(decoder, prompt, state, config.prefill_chunk_size)
+    num_fitting = max(0, Pmax + 1 - first_new_position)  # new tokens whose positions are below Pmax, and one more
+    warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on"
+    if model.position_encoding == "rope" and not num_fitting:
+        warnings.warn(warning)  # before a long prompt is read
+    hidden, state_after, prefill_passes = prefill(
+        decoder, prompt, state, config.prefill_chunk_size, config.on_prefill
+    )
     logits = decoder.logits(hidden)
     backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
-    empty, finished = empty_state(decoder, hidden), dict[int, Generation]()
+    finished = dict[int, Generation]()
     S = state.S if isinstance(state, KVCache) else 0
-    last_id_read = config.return_state and isinstance(state_after, RecurrentState)
     for t in range(config.max_tokens):
-        if model.position_encoding == "rope" and t == max(0, Pmax + 1 - first_new_position):
-            warnings.warn(f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on")
+        if model.position_encoding == "rope" and t == num_fitting > 0:
+            warnings.warn(warning)
         ids, logprobs = sampler(logits, block_eos=t < config.min_tokens)
         step = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the only device synchronisation of a step
         tokens = cast(list[tuple[float, float]], step.numpy().tolist())
@@ -300,10 +330,9 @@ def decode_loop(
             if isinstance(backend, StatefulBackend) and not math.isfinite(logprob):
                 backend.check_finite(row)
             if sequence.stop_reason is None and sequence.append(int(token), logprob):
-                row_state = final_state(backend, row, int(token), S) if config.return_state else empty
-                finished[sequence.index] = sequence.to_generation(
-                    row_state, clone_outside_inference(hidden[row]), prefill_passes, last_id_read
-                )
+                row_state = final_state(backend, row, int(token), S) if config.return_state else None
+                last_hidden = clone_outside_inference(hidden[row])
+                finished[sequence.index] = sequence.to_generation(row_state, last_hidden, prefill_passes)
         running = [row for row, sequence in enumerate(sequences) if sequence.stop_reason is None]
         if not running:
             break

@@ -1,6 +1,8 @@
 """Prompts: validate and left-pad texts, ids or embeddings, and prefill the model with them in chunks."""
 
+import inspect
 from collections.abc import Sequence, Sized
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -8,6 +10,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from laconic.errors import InputError, UsageError
+from laconic.generation.config import OnPrefill
+from laconic.generation.state import DecodeState
 from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
@@ -74,8 +78,11 @@ def build_prompt(
     input_ids: InputIds | None,
     inputs_embeds: Tensor | None,
     attention_mask: Tensor | None,
+    state: KVCache | DecodeState | RecurrentState | None = None,
 ) -> Prompt:
     """Validate the one of `prompts`, `input_ids` and `inputs_embeds` that is given and move it to the model's device.
+
+    Unread ids of a `DecodeState` are put before it.
 
     Raises:
         UsageError: None or several of them are given, a row is empty, or the mask does not fit.
@@ -88,18 +95,29 @@ def build_prompt(
         check_inputs_embeds(decoder.config, inputs_embeds)
     check_mask(attention_mask, inputs_embeds if input_ids is None else input_ids)
     device = decoder.token_embedding.weight.device
+    unread = [[int(i) for i in row] for row in state.unread_ids] if isinstance(state, DecodeState) else None
     if inputs_embeds is not None:
         shape = inputs_embeds.shape[:2]
         mask = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask
+        if isinstance(state, DecodeState):
+            check_rows(len(mask), state.B)
+            inputs_embeds = torch.cat([decoder.embed(state.unread_ids), inputs_embeds.to(device)], 1)
+            mask = torch.cat([torch.ones_like(state.unread_ids, dtype=torch.bool).to(mask.device), mask], 1)
         check_nonempty_rows(mask)
-        return Prompt(None, inputs_embeds.to(device), mask.to(device), [[] for _ in range(len(mask))])
+        return Prompt(None, inputs_embeds.to(device), mask.to(device), unread or [[] for _ in range(len(mask))])
     if isinstance(input_ids, Tensor):
         if input_ids.is_floating_point():
             raise UsageError(f"input_ids are {dtype_name(input_ids)}; pass embeddings as inputs_embeds")
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
         input_ids = [[int(i) for i in row[real]] for row, real in zip(input_ids.cpu(), mask.cpu(), strict=True)]
-    rows = encode_prompts(tokenizer, prompts) if prompts is not None else [list(row) for row in input_ids or ()]
+    if prompts is not None:
+        rows = encode_prompts(tokenizer, prompts, is_continuation=state is not None)
+    else:
+        rows = [list(row) for row in input_ids or ()]
     check_ids(rows, decoder.config.vocab_size)
+    if unread is not None:
+        check_rows(len(rows), len(unread))
+        rows = [before + row for before, row in zip(unread, rows, strict=True)]
     padded, mask = pad_left(rows)
     check_nonempty_rows(mask)
     return Prompt(padded.to(device), None, mask.to(device), rows)
@@ -132,15 +150,29 @@ def check_nested_ids(ids: Sequence[object] | Tensor) -> None:
         raise UsageError(f"input_ids are {shape}; pass one list per row: [[…]]")
 
 
-def encode_prompts(tokenizer: TokenizerLike | None, prompts: Sequence[str]) -> list[list[int]]:
-    """Encode texts. Raise UsageError without a tokenizer, and for a text without tokens."""
+def encode_prompts(
+    tokenizer: TokenizerLike | None, prompts: Sequence[str], is_continuation: bool = False
+) -> list[list[int]]:
+    """Encode texts; continuations, which may be empty, without special tokens such as BOS.
+
+    Raises UsageError without a tokenizer, and for a text without tokens that continues nothing.
+    """
     if tokenizer is None:
         raise UsageError("prompts need a tokenizer; pass one, or input_ids")
-    rows = [list(tokenizer.encode(text)) for text in ([prompts] if isinstance(prompts, str) else prompts)]
+    encode: Any = tokenizer.encode
+    if is_continuation and "add_special_tokens" in inspect.signature(encode).parameters:
+        encode = partial(encode, add_special_tokens=False)
+    rows = [list(encode(text)) for text in ([prompts] if isinstance(prompts, str) else prompts)]
     for b, row in enumerate(rows):
-        if not row:
+        if not row and not is_continuation:
             raise UsageError(f"prompt {b} is empty and the tokenizer adds no BOS token; pass text, ids or embeddings")
     return rows
+
+
+def check_rows(num_prompts: int, num_rows: int) -> None:
+    """Raise UsageError unless there is one prompt per row of a state."""
+    if num_prompts != num_rows:
+        raise UsageError(f"{num_prompts} prompts on a state of {num_rows} rows; select or concatenate rows")
 
 
 def check_ids(rows: list[list[int]], vocab_size: int) -> None:
@@ -168,7 +200,13 @@ def check_vocabulary(tokenizer: TokenizerLike, vocab_size: int) -> None:
         )
 
 
-def prefill(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None, chunk_size: int) -> PrefillResult:
+def prefill(
+    decoder: Decoder,
+    prompt: Prompt,
+    state: KVCache | RecurrentState | None,
+    chunk_size: int,
+    on_prefill: OnPrefill | None = None,
+) -> PrefillResult:
     """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only."""
     last_hidden: Tensor | None = None
     all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
@@ -179,6 +217,8 @@ def prefill(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | 
         output = read_chunk(decoder, prompt, columns, state, None if all_valid else mask)
         hidden, state = last_valid(output.hidden_states, mask), output.cache
         last_hidden = hidden if last_hidden is None else torch.where(mask.any(1, keepdim=True), hidden, last_hidden)
+        if on_prefill is not None:
+            on_prefill(min(start + chunk_size, T), T)
     assert last_hidden is not None
     assert state is not None
     return PrefillResult(last_hidden, state, -(-T // chunk_size))
