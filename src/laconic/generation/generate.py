@@ -312,9 +312,7 @@ def decode_loop(
     warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on"
     if model.position_encoding == "rope" and not num_fitting:
         warnings.warn(warning)  # before a long prompt is read
-    hidden, state_after, prefill_passes = prefill(
-        decoder, prompt, state, config.prefill_chunk_size, config.on_prefill
-    )
+    hidden, state_after, prefill_passes = prefill(decoder, prompt, state, config.prefill_chunk_size, config.on_prefill)
     logits = decoder.logits(hidden)
     backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
     finished = dict[int, Generation]()
