@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ install_import_hook(
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+CACHE = tempfile.TemporaryDirectory(prefix="laconic-cache-")  # tests do not see what earlier runs cached
+os.environ["LACONIC_CACHE"] = CACHE.name
 
 # Bytecode is kept whatever the environment says: to rewrite asserts anew takes ten seconds, to compile for a child one.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -12,7 +12,8 @@ from laconic.batches import DocumentBatch
 from laconic.config.data import TextConfig
 from laconic.data.documents.load import Document
 from laconic.data.documents.segments import SegmentBoundaries
-from laconic.data.documents.tokenize import TokenArray, tokenize_texts
+from laconic.data.documents.token_cache import tokenize_with_cache
+from laconic.data.documents.tokenize import TokenArray
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
@@ -22,8 +23,8 @@ from laconic.storage.strict_json import to_canonical_json
 def tokenize_documents(
     documents: Sequence[Document], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
 ) -> list[TokenArray]:
-    """Tokenize documents without special tokens."""
-    return tokenize_texts([document.text for document in documents], tokenizer, progress)
+    """Tokenize documents without special tokens; ids of a large corpus are cached on disk."""
+    return tokenize_with_cache([document.text for document in documents], tokenizer, progress)
 
 
 class DocumentDataset:

@@ -1,0 +1,65 @@
+"""Token ids of large corpora on disk, so that a corpus is tokenized once and not at every start."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+
+from laconic.data.documents.tokenize import TokenArray, tokenize_texts
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import LaconicError
+from laconic.storage import atomic
+from laconic.storage.cache_dir import cache_dir
+
+MIN_CHARS = 1_000_000  # smaller corpora take less than a second or two
+KIND = "tokens"
+
+
+def tokenize_with_cache(
+    texts: Sequence[str], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
+) -> list[TokenArray]:
+    """Tokenize texts as `tokenize_texts` does, or read their ids from the cache.
+
+    A file of the cache belongs to these texts, this tokenizer and this version of the tokenizers library. A damaged
+    file is written again; if the cache cannot be written, nothing is lost but time.
+
+    Args:
+        texts: Texts of any length.
+        tokenizer: Tokenizer; special tokens in a text are treated as ordinary characters.
+        progress: Called with a label, the characters done and their total, if texts are tokenized.
+    """
+    if sum(map(len, texts)) < MIN_CHARS:
+        return tokenize_texts(texts, tokenizer, progress)
+    path = cache_dir() / "tokens" / f"{hash_texts(texts, tokenizer)}.safetensors"
+    with suppress(LaconicError):
+        return load_tokens(path)
+    ids = tokenize_texts(texts, tokenizer, progress)
+    with suppress(LaconicError, OSError):
+        save_tokens(path, ids)
+    return ids
+
+
+def hash_texts(texts: Sequence[str], tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of everything that the token ids depend on."""
+    digest = hashlib.sha256(f"{tokenizers.__version__} {tokenizer.fingerprint}".encode())
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def save_tokens(path: Path, ids: Sequence[TokenArray]) -> None:
+    """Write the ids of texts to a file with a digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lengths = torch.tensor([len(text) for text in ids])
+    atomic.save_artifact(path, {"ids": torch.from_numpy(np.concatenate(ids)), "lengths": lengths}, KIND, {})
+
+
+def load_tokens(path: Path) -> list[TokenArray]:
+    """Read a file written by `save_tokens`. Raises LaconicError if it is absent or damaged."""
+    tensors, _ = atomic.load_artifact(path, KIND)
+    return np.split(tensors["ids"].numpy(), tensors["lengths"].cumsum(0)[:-1].numpy())
