@@ -3,11 +3,13 @@
 import doctest
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import laconic
+from tests.runs import train_tiny_run
 
 NAMES = [name for name in laconic.__all__ if not name.startswith("__")]
 
@@ -28,8 +30,18 @@ def test_public_name_has_a_complete_docstring(name: str) -> None:
         assert "Raises:" in doc
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs that the examples load."""
+    folder = tmp_path_factory.mktemp("examples")
+    for method in ("kava", "autocompressor", "hope"):
+        train_tiny_run(method, folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_public_example_runs(name: str) -> None:
+def test_public_example_runs(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
     doc, module_globals = documented(name)
     example = doctest.DocTestParser().get_doctest(doc, module_globals, name, None, 0)
     assert example.examples

@@ -4,7 +4,7 @@ Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`,
 Latent reasoning: `Kava`, `Codi`, `Pccot`, `Coconut`, `Icot`, `Cot`, `NoCot` on `LatentThoughts`.
 Context compression: `AutoCompressor` writes `SummaryMemory`.
 Nested learning: `Hope`, `HopeAttention`, `CMS`, `Titans` update `FastWeightState`; optimizers `DGD` and `M3`.
-Trained models: `load` returns a `TextCompressor` or a `NestedTextModel`.
+Checkpoints and trained runs: `load` returns a `LanguageModel`, `Reasoner`, `TextCompressor` or `NestedTextModel`.
 
 Names are loaded on first use, so that `import laconic` is fast and does not import torch.
 """
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from laconic.data.tokenizer import load_tokenizer
     from laconic.errors import LaconicError
     from laconic.experiment.compressor import TextCompressor
+    from laconic.experiment.language_model import LanguageModel
+    from laconic.experiment.load_model import load
     from laconic.experiment.nested_model import NestedTextModel
-    from laconic.experiment.nested_model import load_text_model as load
+    from laconic.experiment.reasoner import Reasoner
     from laconic.generation.config import GenerationConfig
     from laconic.generation.generate import Generation, generate
     from laconic.latent.coconut import Coconut
@@ -52,6 +54,8 @@ __all__ = [
     "generate",
     "load_tokenizer",
     "load",
+    "LanguageModel",
+    "Reasoner",
     "TextCompressor",
     "NestedTextModel",
     "LatentThoughts",
@@ -85,7 +89,9 @@ _LOCATIONS = {
     "Generation": "laconic.generation.generate",
     "generate": "laconic.generation.generate",
     "load_tokenizer": "laconic.data.tokenizer",
-    "load": "laconic.experiment.nested_model:load_text_model",
+    "load": "laconic.experiment.load_model",
+    "LanguageModel": "laconic.experiment.language_model",
+    "Reasoner": "laconic.experiment.reasoner",
     "TextCompressor": "laconic.experiment.compressor",
     "NestedTextModel": "laconic.experiment.nested_model",
     "LatentThoughts": "laconic.latent.thoughts",

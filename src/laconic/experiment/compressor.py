@@ -21,9 +21,11 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import MemoryMetadata
 from laconic.compression.segment import build_memory_prompt, resolve_position_scheme
 from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, resolve_length_rule
+from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
 from laconic.experiment.resumable_stream import TokenStream
@@ -46,7 +48,7 @@ class MemoryPrompts(NamedTuple):
 
 @dataclass(frozen=True)
 class TextCompressor:
-    """An AutoCompressor with its tokenizer (see `TextModel`).
+    """An AutoCompressor with its tokenizer, as `laconic.load` returns it.
 
     Attributes:
         method: The model.
@@ -54,12 +56,15 @@ class TextCompressor:
         segment_tokens: Length of the segments it was trained on.
         reader_fingerprint: Fingerprint of the weights that read a memory.
         writer_fingerprint: Fingerprint of the weights that write one; another if a LoRA adapter only writes.
+        recipe: Recipe of the run; None for a published checkpoint.
 
     Example:
         >>> import laconic
-        >>> compressor = laconic.load("runs/autocompressor")  # doctest: +SKIP
-        >>> memory = compressor.compress(["A long text …"])  # doctest: +SKIP
-        >>> compressor.generate(["Q: Who arrived? A:"], memory)[0].text  # doctest: +SKIP
+        >>> compressor = laconic.load("runs/autocompressor")
+        >>> memory = compressor.compress(["A long text of several segments, which becomes a few vectors."])
+        >>> generation = compressor.generate(["Q: Who arrived? A:"], memory)[0]
+        >>> generation.stop_reason in ("eos", "length")
+        True
     """
 
     method: AutoCompressor
@@ -67,6 +72,7 @@ class TextCompressor:
     segment_tokens: int
     reader_fingerprint: str
     writer_fingerprint: str
+    recipe: Recipe | None = None
 
     @property
     def decoder(self) -> Decoder:
@@ -249,9 +255,14 @@ class TextCompressor:
                 config=config,
             )
 
+    def __repr__(self) -> str:
+        return f"TextCompressor({describe_decoder(self.decoder)}, up to {self.method.config.max_vectors} vectors)"
 
-def load_compressor(path: str | Path, device: str = "cpu", step: int | None = None) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest step or another, or a published checkpoint.
+
+def load_compressor(
+    path: str | Path, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+) -> TextCompressor:
+    """Load an AutoCompressor: a run at its latest step or another, or a published checkpoint in some dtype.
 
     Raises:
         InputError: If the folder is neither.
@@ -264,7 +275,7 @@ def load_compressor(path: str | Path, device: str = "cpu", step: int | None = No
         return as_compressor(load_run(path, target, step))
     if step is not None:
         raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")
-    method, tokenizer, segment_tokens = load_published(path, target)
+    method, tokenizer, segment_tokens = load_published(path, target, dtype)
     reader, writer = method.decoder.fingerprint, compute_writer_fingerprint(method)
     return TextCompressor(method, tokenizer, segment_tokens, reader, writer)
 
@@ -295,7 +306,8 @@ def as_compressor(run: LoadedRun) -> TextCompressor:
         )
     reader = run.parts.base if method.config.adapter_scope == "write" else method.decoder.fingerprint
     segment_tokens = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
-    return TextCompressor(method, run.parts.tokenizer, segment_tokens, reader, compute_writer_fingerprint(method))
+    writer = compute_writer_fingerprint(method)
+    return TextCompressor(method, run.parts.tokenizer, segment_tokens, reader, writer, run.recipe)
 
 
 def current_time() -> str:

@@ -39,7 +39,9 @@ def is_published(path: str | Path) -> bool:
     return config.is_file() and bool(read_json(config).get(SUMMARY_LENGTH_KEY))
 
 
-def load_published(path: str | Path, device: torch.device) -> PublishedAutoCompressor:
+def load_published(
+    path: str | Path, device: torch.device, dtype: torch.dtype | None = None
+) -> PublishedAutoCompressor:
     """Load a published AutoCompressor: parallel summaries of fixed number, accumulated or replaced, without bos.
 
     Raises:
@@ -57,7 +59,7 @@ def load_published(path: str | Path, device: torch.device) -> PublishedAutoCompr
             f"{folder} has no tensor {SUMMARY_EMBEDDING} with {kappa} rows as in config.json; transformers' classes "
             "drop it, so convert the published file tensor by tensor"
         )
-    decoder = Decoder.from_pretrained(folder, device=device, ignore_tensors=(SUMMARY_EMBEDDING,))
+    decoder = Decoder.from_pretrained(folder, dtype, device, ignore_tensors=(SUMMARY_EMBEDDING,))
     shape, D = tensors[SUMMARY_EMBEDDING].spec.shape, decoder.config.hidden_size
     if shape != (kappa, D):
         raise InputError(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import Recipe, explicit_values
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
-from laconic.errors import CorruptArtifactError, InputError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment import build_model, build_nested, lora
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.methods import build_method, set_stage
@@ -18,7 +19,7 @@ from laconic.models import weights
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
-from laconic.storage.run_dir import RunDirectory, StepFolder
+from laconic.storage.run_dir import STEP_PATTERN, RunDirectory, StepFolder
 from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 
@@ -45,18 +46,45 @@ def is_run_dir(path: str | Path) -> bool:
     return (Path(path) / RECIPE_FILE).is_file()
 
 
-def load_run(path: str | Path, device: torch.device, step: int | None = None) -> LoadedRun:
+class RunStep(NamedTuple):
+    """A run directory and the number of one of its steps; None for the latest."""
+
+    folder: Path
+    step: int | None
+
+
+def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
+    """Return the run that a path names, which may also be the folder of one of its steps; None for another path.
+
+    Raises:
+        UsageError: For a step folder together with another step.
+    """
+    folder = Path(path)
+    if is_run_dir(folder):
+        return RunStep(folder, step)
+    match, run = STEP_PATTERN.fullmatch(folder.name), folder.parent.parent
+    if match is None or not folder.is_dir() or not is_run_dir(run):
+        return None
+    if step not in (None, int(match[1])):
+        raise UsageError(f"step {step}: {path} is step {int(match[1])}; leave it out, or give {run}")
+    return RunStep(run, int(match[1]))
+
+
+def load_run(
+    path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False
+) -> LoadedRun:
     """Load a run at its latest valid step, or at another.
 
     Args:
         path: Run directory.
         device: Device of the model.
         step: Number of a step.
+        allow_code: Whether a method outside laconic may be imported; the variable LACONIC_ALLOW_CODE=1 allows it too.
 
     Raises:
         InputError: If the path is no run directory or the step does not exist.
         CorruptArtifactError: If the step belongs to another recipe, tokenizer or base model.
-        UsageError: If an older version of laconic wrote the run.
+        UsageError: If an older version of laconic wrote the run, or its method is code that is not allowed.
     """
     folder = Path(path)
     if not is_run_dir(folder):

@@ -10,10 +10,12 @@ import torch
 
 import laconic
 from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.experiment import build_nested
-from laconic.experiment.compressor import TextCompressor, current_time, load_compressor
+from laconic.experiment.compressor import current_time
+from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
@@ -34,23 +36,32 @@ HASH_DIGITS = 12  # of a fingerprint in a message
 
 @dataclass(frozen=True)
 class NestedTextModel:
-    """A nested model with its tokenizer (see `TextModel`).
+    """A nested model with its tokenizer, as `laconic.load` returns it.
 
     Attributes:
         model: The model.
         tokenizer: Its tokenizer.
         update_weights: Whether fast weights are updated while reading; False if they were frozen in training.
+        recipe: Recipe of the run; None for a saved model.
 
     Example:
         >>> import laconic
-        >>> model = laconic.load("runs/hope")  # doctest: +SKIP
-        >>> state = model.compress(["A long text …"])  # doctest: +SKIP
-        >>> model.generate(["Q: Who arrived? A:"], state)[0].text  # doctest: +SKIP
+        >>> model = laconic.load("runs/hope")
+        >>> state = model.compress(["A long text, which changes the fast weights."])
+        >>> generation = model.generate(["Q: Who arrived? A:"], state)[0]
+        >>> generation.stop_reason in ("eos", "length")
+        True
     """
 
     model: Hope
     tokenizer: Tokenizer
     update_weights: bool = True
+    recipe: Recipe | None = None
+
+    @property
+    def decoder(self) -> Hope:
+        """The model, under the name that other loaded models have for theirs."""
+        return self.model
 
     @property
     def has_attention(self) -> bool:
@@ -180,6 +191,10 @@ class NestedTextModel:
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)
         return cast(FastWeightState, values.to(state, embedding.device))
 
+    def __repr__(self) -> str:
+        levels = self.model.hope_config.chunk_sizes[0]
+        return f"NestedTextModel({describe_decoder(self.model)}, levels of {levels} tokens)"
+
 
 def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
     """Return what a state's file says about its tokenizer, time and texts."""
@@ -208,33 +223,10 @@ def is_nested(path: str | Path) -> bool:
     return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None
 
 
-def load_text_model(path: str | Path, device: str = "cpu", step: int | None = None) -> TextCompressor | NestedTextModel:
-    """Load a model that compresses texts, from a run directory or a checkpoint folder.
-
-    Args:
-        path: Run directory, folder of a saved nested model, or folder of a published AutoCompressor.
-        device: Device of the model.
-        step: Step of the run; by default the latest valid one.
-
-    Returns:
-        A `NestedTextModel` for runs of method hope, else a `TextCompressor`.
-
-    Raises:
-        InputError: If the folder holds no such model.
-        UsageError: If the run's method compresses no texts, or for `step` of a checkpoint.
-        CorruptArtifactError: If a file is damaged.
-
-    Example:
-        >>> import laconic
-        >>> model = laconic.load("runs/read-books")  # doctest: +SKIP
-        >>> memory = model.compress([text])  # doctest: +SKIP
-        >>> model.generate(["Q: Who arrived?"], memory)[0].text  # doctest: +SKIP
-    """
-    return (load_nested if is_nested(path) else load_compressor)(path, device, step)
-
-
-def load_nested(path: str | Path, device: str = "cpu", step: int | None = None) -> NestedTextModel:
-    """Load a run of method hope at its latest step or another, or a folder of `save_pretrained`.
+def load_nested(
+    path: str | Path, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+) -> NestedTextModel:
+    """Load a run of method hope at its latest step or another, or a folder of `save_pretrained` in some dtype.
 
     Raises:
         InputError: If the folder is neither.
@@ -249,7 +241,7 @@ def load_nested(path: str | Path, device: str = "cpu", step: int | None = None) 
     folder = Path(path)
     config = build_nested.read_saved_config(folder)
     assert config is not None
-    model = build_nested.model_class(config).from_pretrained(folder, device=target)
+    model = build_nested.model_class(config).from_pretrained(folder, dtype, target)
     return NestedTextModel(model, load_tokenizer(folder))
 
 
@@ -257,4 +249,5 @@ def as_nested(run: LoadedRun) -> NestedTextModel:
     """Return a loaded run of method hope as a `NestedTextModel`."""
     assert isinstance(run.parts.decoder, Hope)
     inner_loop = run.recipe.inner_loop
-    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, inner_loop is None or inner_loop.enabled)
+    updates = inner_loop is None or inner_loop.enabled
+    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)

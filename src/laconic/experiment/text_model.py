@@ -1,42 +1,9 @@
-"""The interface of models that compress texts, into summary vectors or fast weights."""
+"""What the models that compress texts share: names of texts, and the ids that end one."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol, TypeVar
 
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.generation.config import GREEDY, GenerationConfig
-from laconic.generation.generate import Generation
-
-CompressedT = TypeVar("CompressedT")  # SummaryMemory or FastWeightState, one row per text
-
-
-class TextModel(Protocol[CompressedT]):
-    """A model with its tokenizer that turns texts into a compressed value and generates text on it."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the model."""
-        ...
-
-    def compress(self, texts: Sequence[str], *, names: Sequence[str] = ()) -> CompressedT:
-        """Compress texts, one row for each."""
-        ...
-
-    def generate(
-        self, prompts: Sequence[str], compressed: CompressedT | None = None, /, *, config: GenerationConfig = GREEDY
-    ) -> list[Generation]:
-        """Continue prompts on a compressed value, or without one."""
-        ...
-
-    def save(self, compressed: CompressedT, path: str | Path, /) -> None:
-        """Write a compressed value to a file."""
-        ...
-
-    def load(self, path: str | Path, /) -> CompressedT:
-        """Read a file that `save` wrote."""
-        ...
 
 
 def name_texts(texts: Sequence[str], names: Sequence[str]) -> list[tuple[str, str]]:

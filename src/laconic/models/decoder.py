@@ -100,7 +100,7 @@ class Decoder(nn.Module):
     def from_pretrained(
         cls,
         folder_or_hub_name: str | Path,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
         *,
         allow_missing: tuple[str, ...] = (),
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
         Args:
             folder_or_hub_name: A local folder with config.json and safetensors files, or a model on the hub.
-            dtype: None keeps the stored dtype on CUDA; on a CPU it means float32, or bfloat16 if stored so and fast.
+            dtype: Also by name. None keeps the stored dtype on CUDA; on a CPU: float32, or bfloat16 if stored and fast.
             device: The CPU by default.
             allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
             ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
             UnsafeFileError: The weights are pickled (77).
             UsageError: The device does not exist (2).
         """
-        folder = weights.find_checkpoint(folder_or_hub_name, revision)
+        folder, dtype = weights.find_checkpoint(folder_or_hub_name, revision), weights.resolve_dtype(dtype)
         config = DecoderConfig.from_folder(folder)
         with torch.device("meta"):
             decoder = cls(config, seed=None)

@@ -113,6 +113,14 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     return resolved
 
 
+def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a floating dtype that is given by itself or by name, or None. Raise UsageError for another name."""
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(resolved, torch.dtype) and resolved.is_floating_point):
+        raise UsageError(f"dtype {dtype!r}: give float32, bfloat16, float16 or float64")
+    return resolved
+
+
 def _load_group(
     group: Mapping[str, StoredTensor], transposed: frozenset[str], dtype: torch.dtype, samples: dict[str, bytes]
 ) -> Iterator[tuple[str, Tensor]]:

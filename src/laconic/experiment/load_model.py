@@ -1,0 +1,134 @@
+"""`laconic.load`: open a checkpoint or a run as the object that its users need."""
+
+from pathlib import Path
+
+import torch
+
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.lm_baseline import LanguageModelBaseline
+from laconic.config.load import SHIPPED_RECIPES
+from laconic.data.tokenizer import load_tokenizer
+from laconic.errors import InputError, UsageError
+from laconic.experiment import build_nested
+from laconic.experiment.compressor import TextCompressor, as_compressor, load_compressor
+from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.load_autocompressor import is_published
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_run_dir, load_run
+from laconic.experiment.lora import ADAPTER_CONFIG_FILE
+from laconic.experiment.nested_model import NestedTextModel, as_nested, is_nested, load_nested
+from laconic.experiment.reasoner import Reasoner
+from laconic.models import weights
+from laconic.models.decoder import Decoder
+from laconic.storage.manifest import MANIFEST_FILE
+
+LoadedModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
+
+
+def load(
+    path_or_name: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    step: int | None = None,
+    revision: str | None = None,
+    allow_code: bool = False,
+) -> LoadedModel:
+    """Load a checkpoint or a trained run.
+
+    What is opened decides the class, and `isinstance` tells:
+
+    ==================================================  ===========================  ==============================
+    path or name                                        class                        besides `generate`
+    ==================================================  ===========================  ==============================
+    checkpoint (folder, hub name, `.gguf`), run of lm   :class:`LanguageModel`       `save`
+    run of cot, nocot, icot, coconut, codi, pccot,      :class:`Reasoner`            `think(question)`
+    kava, or a method of one's own that answers
+    run of autocompressor, published AutoCompressor     :class:`TextCompressor`      `compress(texts)`, `save`, `load`
+    run of hope, saved nested model                     :class:`NestedTextModel`     `compress(texts)`, `save`, `load`
+    ==================================================  ===========================  ==============================
+
+    All have `generate(prompts)`, `decoder`, `tokenizer` and `recipe`.
+
+    Args:
+        path_or_name: Run directory, one of its step folders, folder of a checkpoint, or name of a model.
+        device: Device of the model.
+        dtype: Type of a checkpoint's weights, as a torch dtype or its name; by default as
+            :meth:`laconic.Decoder.from_pretrained` chooses. A run has the type of its recipe.
+        step: Step of a run; by default the latest valid one.
+        revision: Commit, tag or branch on the hub.
+        allow_code: Import the method of a run that was trained with code outside laconic (`method =
+            "package.module:Class"`). Set it only for runs that you trust.
+
+    Returns:
+        The model, ready to use.
+
+    Raises:
+        InputError: If there is no such model, or the run has no step.
+        UsageError: For a step of a checkpoint, the dtype of a run, or code that is not allowed.
+        CorruptArtifactError: If a file is damaged or belongs to another model.
+
+    Example:
+        >>> import tempfile, laconic
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     laconic.LanguageModel(decoder, tokenizer).save(folder)
+        ...     model = laconic.load(folder)
+        >>> type(model).__name__
+        'LanguageModel'
+    """
+    target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
+    if run_dir is not None:
+        if dtype is not None:
+            raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; leave it out")
+        return wrap_run(load_run(run_dir.folder, target, run_dir.step))
+    check_is_model(path_or_name)
+    if step is not None:
+        raise UsageError(f"step {step}: {path_or_name} is a checkpoint, which has no steps; leave it out")
+    return load_checkpoint(path_or_name, target, weights.resolve_dtype(dtype), revision)
+
+
+def wrap_run(run: LoadedRun) -> LoadedModel:
+    """Return a loaded run as the object for its method."""
+    if isinstance(run.method, AutoCompressor):
+        return as_compressor(run)
+    if run.recipe.method == "hope":
+        return as_nested(run)
+    if isinstance(run.method, LanguageModelBaseline) or not hasattr(run.method, "answer"):
+        return LanguageModel(run.parts.decoder, run.parts.tokenizer, run.recipe)
+    return Reasoner(run)
+
+
+def load_checkpoint(
+    path_or_name: str | Path, device: torch.device, dtype: torch.dtype | None, revision: str | None = None
+) -> LoadedModel:
+    """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
+    folder = weights.find_checkpoint(path_or_name, revision)
+    if is_nested(folder):
+        return load_nested(folder, device, dtype=dtype)
+    if is_published(folder):
+        return load_compressor(folder, device, dtype=dtype)
+    decoder = Decoder.from_pretrained(folder, dtype, device)
+    decoder.name_or_path = str(path_or_name)
+    return LanguageModel(decoder, load_tokenizer(decoder.source_folder or folder))
+
+
+def check_is_model(path_or_name: str | Path) -> None:
+    """Raise InputError for what is often mistaken for a model, with what to load instead."""
+    path = Path(path_or_name)
+    if path.suffix == ".safetensors" and path.is_file():
+        raise InputError(f"{path} is a file of tensors; load its folder, or call load of the model that wrote it")
+    if path.suffix == ".toml" or (not path.exists() and (SHIPPED_RECIPES / f"{path}.toml").is_file()):
+        raise InputError(f"{path} is a recipe, not a trained run; laconic train {path} writes one")
+    if not path.is_dir() or (path / "config.json").is_file():
+        return
+    seeds = sorted(entry.name for entry in path.glob("seed-*") if is_run_dir(entry))
+    if seeds:
+        raise InputError(f"{path} holds runs of several seeds; load one: {path / seeds[0]}")
+    if (path / MANIFEST_FILE).is_file():
+        raise InputError(f"{path} is a step without its run; load the run directory, which has {RECIPE_FILE}")
+    if (path / ADAPTER_CONFIG_FILE).is_file():
+        raise InputError(
+            f"{path} is a peft adapter; laconic export MODEL --adapter {path} --out DIR merges it into its base model"
+        )

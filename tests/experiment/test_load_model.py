@@ -1,0 +1,121 @@
+"""`laconic.load` opens runs of every method and every kind of checkpoint, and answers as the command does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+import laconic
+from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES, MethodName
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import InputError, UsageError
+from laconic.experiment.reasoner import Reasoner
+from tests.conftest import RunCli
+from tests.models.fixtures import fresh
+from tests.runs import train_tiny_run
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+QUESTION_METHODS = sorted(set(METHOD_TABLES) - set(DOCUMENT_METHODS))
+LATENT_METHODS = {"coconut", "codi", "pccot", "kava"}
+QUESTIONS = ["1+2*3=", "4*5-6="]
+SHORT = laconic.GenerationConfig(max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize("method", QUESTION_METHODS)
+def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: RunCli) -> None:
+    run = train_tiny_run(method, place)
+    model = laconic.load(run)
+    assert isinstance(model, Reasoner)
+    assert model.recipe.method == method
+    result = run_cli("generate", run, *QUESTIONS, "--max-tokens", "4", "--format", "json")
+    rows = json.loads(result.out.splitlines()[-1])["generations"]
+    answers = model.generate(QUESTIONS, SHORT)
+    assert [(a.text, list(a.token_ids), a.passes.total) for a in answers] == [
+        (row["text"], row["ids"], row["passes"]["total"]) for row in rows
+    ]
+    assert model.has_latents == (method in LATENT_METHODS)
+    if not model.has_latents:
+        with pytest.raises(UsageError, match="no latents; call generate"):
+            model.think(QUESTIONS[0])
+        return
+    thoughts = model.think(QUESTIONS[0])
+    alone = model.generate(QUESTIONS[0], SHORT)[0]
+    assert thoughts.passes == alone.passes._replace(answer=0)
+    assert thoughts.cache.B == 1
+    assert len(thoughts.tokens) == len(thoughts.latents) == len(thoughts.hidden_states)
+    assert len(repr(thoughts)) < 200
+    assert len(repr(model)) < 200
+
+
+def test_load_every_method_is_tested() -> None:
+    assert {*QUESTION_METHODS, *DOCUMENT_METHODS} == set(get_args(MethodName))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("autocompressor", laconic.TextCompressor),
+        ("hope", laconic.NestedTextModel),
+        ("lm", laconic.LanguageModel),
+    ],
+)
+def test_load_document_run(method: str, kind: type, place: Path) -> None:
+    run = train_tiny_run(method, place)
+    model = laconic.load(run)
+    assert isinstance(model, kind)
+    assert model.recipe is not None
+    assert len(repr(model)) < 200
+    prompts = ["Book 1."]
+    generation = model.generate(prompts, config=SHORT)[0]
+    again = laconic.load(run / "steps" / "step-000001").generate(prompts, config=SHORT)[0]
+    assert again.token_ids == generation.token_ids
+    direct = laconic.generate(model.decoder, model.tokenizer, prompts, config=replace(SHORT, return_state=False))[0]
+    assert direct.token_ids[:1] == generation.token_ids[:1]
+
+
+def test_load_checkpoint_continues_text_and_saves(tmp_path: Path) -> None:
+    decoder, tokenizer = fresh("llama", vocab_size=257), build_byte_tokenizer()
+    laconic.LanguageModel(decoder, tokenizer).save(tmp_path / "plain")
+    model = laconic.load(str(tmp_path / "plain"))
+    assert isinstance(model, laconic.LanguageModel)
+    expected = laconic.generate(decoder, tokenizer, ["Once"], config=SHORT)[0]
+    assert model.generate("Once", SHORT)[0].token_ids == expected.token_ids
+    half = laconic.load(tmp_path / "plain", dtype="bfloat16").decoder
+    assert half.token_embedding.weight.dtype == torch.bfloat16
+    with pytest.raises(UsageError, match="dtype 'int8'"):
+        laconic.load(tmp_path / "plain", dtype="int8")
+    with pytest.raises(UsageError, match="has no steps"):
+        laconic.load(tmp_path / "plain", step=3)
+
+
+def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
+    run = train_tiny_run("nocot", place)
+    with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
+        laconic.load(run, dtype="bfloat16")
+    with pytest.raises(UsageError, match="step 2: .* is step 1"):
+        laconic.load(run / "steps" / "step-000001", step=2)
+    with pytest.raises(InputError, match="laconic train demo-kava"):
+        laconic.load("demo-kava")
+    (run / "steps" / "step-000001").rename(tmp_path / "step-000001")
+    with pytest.raises(InputError, match="no step yet"):
+        laconic.load(run)
+    (tmp_path / "step-000001" / "config.json").unlink()  # as in a step of a LoRA run
+    with pytest.raises(InputError, match="a step without its run"):
+        laconic.load(tmp_path / "step-000001")
+    for name, match in (("adapter_config.json", "a peft adapter"), ("memory.safetensors", "load of the model")):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text("{}")
+        with pytest.raises(InputError, match=match):
+            laconic.load(tmp_path / "other" / (name if "safetensors" in name else ""))
+    (tmp_path / "seeds").mkdir()
+    run.rename(tmp_path / "seeds" / "seed-0")
+    with pytest.raises(InputError, match="several seeds; load one: .*seed-0"):
+        laconic.load(tmp_path / "seeds")

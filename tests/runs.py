@@ -1,0 +1,54 @@
+"""Tiny runs of every method, trained for one update, for tests that load them."""
+
+import json
+from pathlib import Path
+
+from laconic.config.recipe import DOCUMENT_METHODS
+from tests.conftest import TINY_RECIPE, call_cli
+
+TINY_DOCUMENT_RECIPE = """method = "lm"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+[compression]
+max_vectors = 2
+[cms]
+chunk_sizes = [8]
+[data]
+source = "text"
+path = "books.jsonl"
+[data.text]
+row_tokens = 48
+segment_tokens = 16
+segment_lengths = "fixed"
+[train]
+steps = 1
+batch_size = 2
+"""
+LATENTS = {  # coconut and codi think one latent after the other
+    "codi": 'schedule = "sequential"',
+    "coconut": """schedule = "sequential"
+projection = "none"
+[coconut]
+latents_per_step = 2
+first_stage = 1
+max_stage = 1
+""",
+}
+
+
+def train_tiny_run(method: str, folder: Path, *overrides: str) -> Path:
+    """Train a method for one update in `folder`, and return the run's directory."""
+    is_document_method = method in DOCUMENT_METHODS
+    if is_document_method:
+        rows = [{"text": f"Book {b}. " + "A sentence of a book. " * 12} for b in range(4)]
+        (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = folder / f"{method.replace(':', '-')}.toml"
+    text = TINY_DOCUMENT_RECIPE if is_document_method else TINY_RECIPE
+    recipe.write_text(text.replace("jacobi_iterations = 1", LATENTS.get(method, "jacobi_iterations = 1")))
+    out = folder / "runs" / recipe.stem
+    assert call_cli("train", recipe, "--out", out, f"method={method}", "train.steps=1", *overrides) == 0
+    return out
