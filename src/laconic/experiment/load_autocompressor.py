@@ -39,9 +39,7 @@ def is_published(path: str | Path) -> bool:
     return config.is_file() and bool(read_json(config).get(SUMMARY_LENGTH_KEY))
 
 
-def load_published(
-    path: str | Path, device: torch.device, dtype: torch.dtype | None = None
-) -> PublishedAutoCompressor:
+def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | None = None) -> PublishedAutoCompressor:
     """Load a published AutoCompressor: parallel summaries of fixed number, accumulated or replaced, without bos.
 
     Raises:

@@ -9,7 +9,6 @@ from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment import build_nested
 from laconic.experiment.compressor import TextCompressor, as_compressor, load_compressor
 from laconic.experiment.language_model import LanguageModel
 from laconic.experiment.load_autocompressor import is_published

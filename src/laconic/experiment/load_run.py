@@ -70,9 +70,7 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     return RunStep(run, int(match[1]))
 
 
-def load_run(
-    path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False
-) -> LoadedRun:
+def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
     """Load a run at its latest valid step, or at another.
 
     Args:
