@@ -123,7 +123,7 @@ def test_check_format_refuses_other_formats() -> None:
         check_format(pccot_protocol(), "coconut", "runs/x")
     with pytest.raises(UsageError, match=r"--protocol coconut cannot judge runs/x.* pccot"):
         check_format(COCONUT, "pccot", "runs/x")
-    for format in ("pccot", "codi", "coconut", "icot", "digits"):
+    for format in ("pccot", "codi", "coconut", "icot", "chat", "digits"):
         check_format(CODI, format, "x")
         check_format(default_protocol(format, text_answers=False), format, "x")
 

@@ -72,10 +72,10 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "a number among steps": (row(steps=["a", 4]), "1:35", "steps: expected a non-empty string per step, got number"),
     "an empty question": (row(question="  "), "1:14", "question: empty: "),
     "an empty step": (row(steps=["a", ""]), "1:35", "steps: expected a non-empty string per step, got empty string"),
-    "an unknown field": (row(retort="4"), "1:65", "retort: unknown field; expected question, answer"),
+    "an unknown field": (row(retort="4"), "1:65", "retort: unknown field; expected messages"),
     "an id twice": (row(id="x") + row(id="x"), "2:71", "duplicate id 'x'"),
-    "messages": (b'{"messages": []}\n', "1:2", "rows with messages are not reasoning examples"),
-    "prompts": (b'{"prompt": "a", "completion": "b"}\n', "1:17", "rows with completion and prompt are not"),
+    "messages": (b'{"messages": []}\n', "1:1", "messages of which the last is the assistant's"),
+    "prompts": (b'{"prompt": "a", "completion": 3}\n', "1:1", "both strings, or both lists of messages"),
     "a blank line inside": (GOOD + b"\n" + GOOD, "2:1", "a blank line between rows"),
     "text turned round": (row(question="a \u202eb"), "1:17", "a bidirectional control character"),
     "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1:16", "a bidirectional control character"),
@@ -91,7 +91,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
         "2:1",
         "000 bytes; write one JSON object per line, or remove this row",
     ),
-    "an empty file": (b"", "", "contains no row; expected question, answer (strings) and steps"),
+    "an empty file": (b"", "", "contains no row; expected messages, or prompt and completion, or question"),
     "only blank lines": (b"\n\n \n", "", "or cot or rationale (a string), one object per line"),
 }
 

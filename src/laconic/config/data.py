@@ -8,7 +8,7 @@ from laconic.config.config_model import ConfigModel, Fraction, PositiveInt
 from laconic.config.synthetic import FormalLanguagesConfig, MQARConfig, SelectiveCopyingConfig
 
 SplitName = Literal["test", "valid", "train"]
-RowFormat = Literal["pccot", "codi", "coconut", "icot", "digits"]
+RowFormat = Literal["pccot", "codi", "coconut", "icot", "chat", "digits"]
 SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "formal_languages")
 ROW_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
 
@@ -192,12 +192,14 @@ class DataConfig(ConfigModel):
     formal_languages: FormalLanguagesConfig = Field(
         default=FormalLanguagesConfig(), description="options of source formal_languages"
     )
-    format: RowFormat = Field(default="pccot", description="parts of a row and the text that joins them")
+    format: RowFormat = Field(
+        default="pccot", description="parts of a row and the text that joins them; chat: the tokenizer's chat template"
+    )
     chain_steps: Literal["drop_last", "all"] = Field(
         default="drop_last", description="leave out the last step or not; the default for cot, icot, coconut is all"
     )
     answer_prompt: str = Field(
-        default="The answer is:", min_length=1, description="text before the number (pccot, codi)"
+        default="The answer is:", min_length=1, description="text before the number (pccot, codi, chat)"
     )
     separator: Literal["none", "eos"] = Field(
         default="none", description="codi: eos after question, chain and end vector, or nothing"

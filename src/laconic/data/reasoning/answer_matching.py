@@ -24,7 +24,9 @@ MAX_CHAIN_TOKENS = 256  # a chain with its answer
 MAX_TEXT_TOKENS = 128  # an answer that is text
 # Tokens of an answer without a chain, by protocol or format. iCoT's is that of its code and also covers its chains:
 # those of nine-digit products are longer than MAX_CHAIN_TOKENS.
-MAX_ANSWER_TOKENS: Mapping[str, int] = {"codi": 256, "pccot": 10, "coconut": 64, "icot": 800, "digits": 96}
+MAX_ANSWER_TOKENS: Mapping[str, int] = {
+    "codi": 256, "pccot": 10, "coconut": 64, "icot": 800, "chat": 256, "digits": 96,
+}  # fmt: skip
 
 
 class AnswerProtocol(NamedTuple):
@@ -202,7 +204,7 @@ def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
         return COCONUT
     if format == "digits":
         return DIGIT
-    return TEXT if text_answers else PROTOCOLS[format]
+    return TEXT if text_answers else PROTOCOLS["codi" if format == "chat" else format]
 
 
 def max_answer_tokens(protocol: AnswerProtocol, format: str, *, with_chain: bool, text_answers: bool) -> int:

@@ -1,9 +1,13 @@
-"""Convert rows of published data sets to our fields: GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP, MultiArith, iCoT."""
+"""Convert rows of published data sets to our fields: GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP, MultiArith, iCoT.
+
+Conversations are converted by `chat`.
+"""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from laconic.data.reasoning.chat import convert_messages, convert_prompt_completion
 from laconic.data.strict_jsonl import RowError, make_excerpt
 
 Row = dict[str, Any]
@@ -77,11 +81,15 @@ COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "gsm-hard": renaming_converter("instruction", "response"),
     "svamp": renaming_converter("question_concat", "Answer"),
     "multiarith": renaming_converter("question", "final_ans"),
+    "messages": convert_messages,
+    "prompt-completion": convert_prompt_completion,
 }
 IDENTIFYING_COLUMNS = {
     "gsm-hard": {"instruction", "response"},
     "svamp": {"question_concat", "Answer"},
     "multiarith": {"final_ans"},
+    "messages": {"messages"},
+    "prompt-completion": {"prompt", "completion"},
 }
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
+from laconic.data.reasoning.chat import render_chat_prompt
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
@@ -132,11 +133,12 @@ class ReasoningEncoder:
     def _encode_parts(self, example: ReasoningExample, steps: tuple[str, ...], start: int, end: int) -> EncodedExample:
         """Encode question, chain and answer separately; [start, end) is the number in the answer."""
         config, eos = self.config, (self.eos_token_id,)
-        question, num_prefix = self.encode_question(example.question + ("\n" if config.format == "coconut" else ""))
+        question, num_prefix = self._encode_prompt(example)
         separator = eos if config.format == "codi" and config.separator == "eos" else ()
         chain, step_index = self._encode_joined(steps) if config.format == "codi" else self._encode_steps(steps)
-        prompt = f"{self.answer_prompt} " if config.format in ("codi", "coconut") else ""
-        prompt_ids = () if prompt else self.answer_prompt_ids
+        is_chat_reply = config.format == "chat" and config.answer_type == "text"  # the answer alone
+        prompt = f"{self.answer_prompt} " if config.format in ("codi", "coconut", "chat") and not is_chat_reply else ""
+        prompt_ids = () if prompt or is_chat_reply else self.answer_prompt_ids
         answer = self.encode_text(prompt + example.answer)
         first, last = answer.token_range(len(prompt) + start, len(prompt) + end)
         shift = len(separator) + len(prompt_ids)
@@ -151,9 +153,16 @@ class ReasoningEncoder:
             num_prefix_tokens=num_prefix,
         )
 
+    def _encode_prompt(self, example: ReasoningExample) -> tuple[EncodedText, int]:
+        """Encode the question, and return how many tokens at its beginning cannot be dropped: a whole chat prompt."""
+        if self.config.format != "chat":
+            return self.encode_question(example.question + ("\n" if self.config.format == "coconut" else ""))
+        encoding = self.tokenizer.backend.encode(render_chat_prompt(example, self.tokenizer), add_special_tokens=False)
+        return EncodedText(encoding.ids, encoding.offsets), len(encoding.ids)
+
     def _encode_steps(self, steps: tuple[str, ...]) -> tuple[list[int], list[int]]:
         """Encode each step separately; return the ids and the step of each."""
-        line_end = "\n" if self.config.format == "coconut" else ""
+        line_end = "\n" if self.config.format in ("coconut", "chat") else ""
         encoded = [self.encode_text(step + line_end).ids for step in steps]
         return [id for ids in encoded for id in ids], [i for i, ids in enumerate(encoded) for _ in ids]
 

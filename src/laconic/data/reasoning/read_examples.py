@@ -33,8 +33,11 @@ from laconic.data.strict_jsonl import (
 from laconic.errors import InputError, translate_os_errors
 
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
-OTHER_FORMATS = ({"messages"}, {"prompt", "completion"}, {"text"})
-ACCEPTED_FIELDS = "expected question, answer (strings) and steps (a list of strings), or cot or rationale (a string)"
+OTHER_FORMATS = ({"text"},)
+ACCEPTED_FIELDS = (
+    "expected messages, or prompt and completion, or question, answer (strings) and steps (a list of strings), or cot "
+    "or rationale (a string)"
+)
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,9 @@ class RowSchema:
         for field in ("question", "answer", *(["id"] if "id" in row else [])):
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
-        if self.forbid_unknown_fields and metadata:
-            key = next(iter(metadata))
+        unknown = [key for key in metadata if key != "messages"]
+        if self.forbid_unknown_fields and unknown:
+            key = unknown[0]
             column = locate_field(text, key)[0]
             raise RowError(column, "unknown fields", f"{key[:60]}: unknown field; {ACCEPTED_FIELDS}")
         steps = self._parse_steps(row, text)

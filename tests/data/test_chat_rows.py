@@ -1,0 +1,130 @@
+"""Rows of messages and of prompt and completion: their parts, and their ids as in transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic.batches import IGNORE_INDEX
+from laconic.config.data import DataConfig
+from laconic.data.reasoning.dataset import ReasoningDataset, encode_example
+from laconic.data.reasoning.read_examples import read_examples
+from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.errors import InputError
+from tests.conftest import needs, shared_dir
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+USER, REPLY = {"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "It is 7."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+THINKING = REPLY | {"content": "<think>\n3 + 4 = 7\nDone.\n</think>\n\nIt is 7."}
+
+
+@pytest.fixture(scope="module")
+def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with GPT-2's tokenizer, ChatML's two special tokens and template."""
+    source, folder = shared_dir() / "data/tokenizers/gsm-bpe-2048", tmp_path_factory.mktemp("chatml")
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    first = max(token["id"] for token in tokenizer["added_tokens"]) + len(tokenizer["model"]["vocab"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"] += [
+        {"id": first + i, "content": text, **flags} for i, text in enumerate(("<|im_start|>", "<|im_end|>"))
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(chatml: Path) -> Tokenizer:
+    return load_tokenizer(chatml)
+
+
+def read(tmp_path: Path, *rows: dict[str, Any], **values: Any) -> Any:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_examples(file, DataConfig(path=str(file), **values)).examples
+
+
+def test_read_examples_messages(tmp_path: Path) -> None:
+    rows = read(tmp_path, {"messages": [SYSTEM, USER, THINKING]}, {"messages": [USER, REPLY, USER, REPLY]})
+    assert [row.question for row in rows] == ["What is 3 + 4?"] * 2
+    assert [row.answer for row in rows] == ["It is 7."] * 2
+    assert [row.steps for row in rows] == [("3 + 4 = 7", "Done."), ()]
+    assert [len(row.metadata["messages"]) for row in rows] == [2, 3]
+    reply = REPLY | {"reasoning_content": "3 + 4 = 7"}
+    assert read(tmp_path, {"messages": [USER, reply]}, forbid_unknown_fields=True)[0].steps == ("3 + 4 = 7",)
+
+
+def test_read_examples_prompt_and_completion(tmp_path: Path) -> None:
+    rows = read(tmp_path, {"prompt": "3 + 4 =", "completion": " 7"})
+    assert (rows[0].question, rows[0].answer) == ("3 + 4 =", " 7")
+    rows = read(tmp_path, {"prompt": [SYSTEM, USER], "completion": [REPLY]})
+    assert (rows[0].question, rows[0].answer) == ("What is 3 + 4?", "It is 7.")
+
+
+@pytest.mark.parametrize("messages", [[USER], [REPLY], [USER, {"role": "assistant", "content": None}], "text", [1]])
+def test_read_examples_refuses_other_messages(tmp_path: Path, messages: Any) -> None:
+    with pytest.raises(InputError, match="messages: expected"):
+        read(tmp_path, {"messages": messages})
+
+
+@pytest.mark.parametrize("messages", [[USER, REPLY], [SYSTEM, USER, REPLY, USER, REPLY]])
+def test_encode_example_chat_equals_transformers(
+    tmp_path: Path, chatml: Path, tokenizer: Tokenizer, messages: Any
+) -> None:
+    needs("transformers")
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(chatml)
+    (example,) = read(tmp_path, {"messages": messages})
+    config = DataConfig(path="rows.jsonl", format="chat", answer_type="text", chain_steps="all")
+    row = encode_example(example, tokenizer, config)
+    prompt = theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+    assert list(row.question_ids) == prompt
+    whole = theirs.apply_chat_template(messages, return_dict=False)
+    newline = theirs.encode("\n", add_special_tokens=False)
+    assert [*row.question_ids, *row.chain_ids, *row.answer_ids, *newline] == whole
+    assert row.answer_ids[-1] == theirs.eos_token_id
+
+
+def test_encode_example_chat_with_chain_and_number(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (example,) = read(tmp_path, {"question": "3 + 4 - 2 =", "steps": ["3 + 4 = 7", "7 - 2 = 5"], "answer": "5"})
+    row = encode_example(example, tokenizer, DataConfig(path="rows.jsonl", format="chat", chain_steps="all"))
+    text = tokenizer.backend.decode([*row.question_ids, *row.chain_ids, *row.answer_ids], skip_special_tokens=False)
+    assert text == (
+        "<|im_start|>user\n3 + 4 - 2 =<|im_end|>\n<|im_start|>assistant\n"
+        "3 + 4 = 7\n7 - 2 = 5\nThe answer is: 5<|im_end|>"
+    )
+    assert tokenizer.decode(row.answer_ids[slice(*row.number_span)]).strip() == "5"
+    assert row.distill_column == row.number_span[0] - 1
+    assert set(row.chain_step_index) == {0, 1}
+
+
+def test_reasoning_dataset_scores_the_reply_only(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    examples = read(tmp_path, {"messages": [SYSTEM, USER, REPLY]}, {"messages": [USER, THINKING]})
+    config = DataConfig(path="rows.jsonl", format="chat", answer_type="text", chain_steps="all")
+    batch = ReasoningDataset(examples, tokenizer, config).batch([0, 1], 0, 0)
+    first = torch.where(batch.chain_mask[:, :1].any(1), batch.chain_ids[:, 0], batch.answer_ids[:, 0])
+    assert batch.question_target.equal(first)
+    scored = (batch.answer_targets != IGNORE_INDEX).sum(1)
+    assert scored.equal(batch.answer_mask.sum(1) - 1)
+
+
+def test_encode_example_chat_refuses_special_tokens_and_no_template(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config = DataConfig(path="rows.jsonl", format="chat", answer_type="text", chain_steps="all")
+    (example,) = read(tmp_path, {"messages": [USER | {"content": "x<|im_end|>y"}, REPLY]})
+    with pytest.raises(InputError, match=r"special token <\|im_end\|>"):
+        encode_example(example, tokenizer, config)
+    plain = load_tokenizer(shared_dir() / "data/tokenizers/gsm-bpe-2048")
+    with pytest.raises(InputError, match="no chat template"):
+        encode_example(
+            read(tmp_path, {"messages": [USER, REPLY]})[0],
+            plain,
+            config.model_copy(update={"eos_token": "<|endoftext|>"}),
+        )
