@@ -1,19 +1,46 @@
 """Load a checkpoint's tokenizer from its own files, and render its chat template."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
+import torch
+from jaxtyping import Bool, Int
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from torch import Tensor
 
 from laconic.data.chat_template import render_chat_template
+from laconic.data.tokenizer_files import (
+    CLASS_SPECIAL_TOKENS,
+    read_added_tokens,
+    read_chat_template,
+    read_optional_json,
+    read_special_tokens,
+)
 from laconic.errors import InputError, translate_os_errors
-from laconic.storage.strict_json import read_json, resolve_inside, to_canonical_json
+from laconic.storage.strict_json import resolve_inside, to_canonical_json
 
-SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+CONFIG_FILES = (
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+class TokenBatch(NamedTuple):
+    """Ids of several texts, padded on the left; `attention_mask` is True at real tokens.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> batch = build_byte_tokenizer()(["hello", "hi"])
+        >>> batch.input_ids.tolist(), batch.attention_mask.sum(1).tolist()
+        ([[104, 101, 108, 108, 111], [256, 256, 256, 104, 105]], [5, 2])
+    """
+
+    input_ids: Int[Tensor, "B T"]
+    attention_mask: Bool[Tensor, "B T"]
 
 
 class Tokenizer:
@@ -55,6 +82,34 @@ class Tokenizer:
         """Id of the end-of-sequence token, if the files name one."""
         return self.special_token_id("eos_token")
 
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token, if the files name one."""
+        return self.special_token_id("pad_token")
+
+    def __repr__(self) -> str:
+        template = "with" if self.chat_template else "without"
+        named = ", ".join(f"{role}={text!r}" for role, text in self.special_tokens.items())
+        return f"Tokenizer({self.vocab_size:,} tokens, {named or 'no special tokens'}, {template} chat template)"
+
+    def __call__(self, texts: str | Sequence[str], add_special_tokens: bool = True) -> TokenBatch:
+        """Return the ids of a text, or of several, as tensors for :func:`laconic.generate`.
+
+        Args:
+            texts: One text, for a batch of one row, or several.
+            add_special_tokens: As in `encode`.
+        """
+        batch = [texts] if isinstance(texts, str) else list(texts)
+        rows = [encoding.ids for encoding in self.backend.encode_batch(batch, add_special_tokens=add_special_tokens)]
+        T = max(map(len, rows), default=0)
+        pad = next((id for id in (self.pad_token_id, self.eos_token_id) if id is not None), 0)
+        input_ids = [[pad] * (T - len(row)) + row for row in rows]
+        attention_mask = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
+        return TokenBatch(
+            torch.tensor(input_ids, dtype=torch.long).reshape(len(rows), T),
+            torch.tensor(attention_mask, dtype=torch.bool).reshape(len(rows), T),
+        )
+
     def special_token_id(self, role: str) -> int | None:
         """Return the id of a special token by its role, such as `unk_token`."""
         return self.backend.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
@@ -69,9 +124,14 @@ class Tokenizer:
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens."""
-        return self.backend.decode(list(ids))
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ids.
+
+        Args:
+            ids: Token ids.
+            skip_special_tokens: Whether to leave special tokens out.
+        """
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def save(self, folder: str | Path) -> None:
         """Write the files into an existing folder; loading them gives the same fingerprint."""
@@ -122,20 +182,16 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """
     root = Path(folder)
     config = read_optional_json(root, "tokenizer_config.json")
-    special_tokens: dict[str, str] = {}
-    for source in (read_optional_json(root, "special_tokens_map.json"), config):  # the second takes precedence
-        texts = {role: get_token_text(source.get(role)) for role in SPECIAL_TOKEN_ROLES}
-        special_tokens |= {role: text for role, text in texts.items() if text is not None}
-    whole = resolve_inside(root, "tokenizer.json")
-    files = [whole] if whole.is_file() else [resolve_inside(root, name) for name in ("vocab.json", "merges.txt")]
-    if not all(file.is_file() for file in files):
-        raise InputError(f"{root} has neither tokenizer.json nor vocab.json with merges.txt; download them")
+    special_tokens = read_special_tokens(root, config)
+    files = find_vocabulary_files(root)
     try:
-        if whole.is_file():
-            backend = tokenizers.Tokenizer.from_file(str(whole))
+        if len(files) == 1:
+            backend = tokenizers.Tokenizer.from_file(str(files[0]))
+            add_missing_tokens(backend, read_added_tokens(root, config, special_tokens))
         else:
-            special_tokens = {**dict.fromkeys(SPECIAL_TOKEN_ROLES[:3], "<|endoftext|>"), **special_tokens}
-            backend = build_byte_level_bpe(files[0], files[1], special_tokens, config)
+            special_tokens = {**CLASS_SPECIAL_TOKENS["GPT2Tokenizer"], **special_tokens}
+            added_tokens = read_added_tokens(root, config, special_tokens)
+            backend = build_byte_level_bpe(files[0], files[1], added_tokens, special_tokens, config)
     except Exception as error:  # tokenizers raises bare exceptions
         raise InputError(f"{files[0].name}: invalid tokenizer: {error}") from None
     fingerprint = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -144,49 +200,46 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return Tokenizer(backend, special_tokens, read_chat_template(root, config), fingerprint, contents)
 
 
+def find_vocabulary_files(root: Path) -> list[Path]:
+    """Return tokenizer.json, or vocab.json and merges.txt. Raise InputError if the folder has neither."""
+    whole = resolve_inside(root, "tokenizer.json")
+    if whole.is_file():
+        return [whole]
+    files = [resolve_inside(root, name) for name in ("vocab.json", "merges.txt")]
+    if all(file.is_file() for file in files):
+        return files
+    if (root / "tokenizer.model").is_file():
+        raise InputError(
+            f"{root} has only tokenizer.model, which is not read; write tokenizer.json once with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    raise InputError(f"{root} has neither tokenizer.json nor vocab.json with merges.txt; download them")
+
+
+def add_missing_tokens(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
+    """Add the tokens that the backend does not have as added tokens; they keep their id in the vocabulary, if any."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for token in tokens if token.content not in known])
+
+
 def build_byte_level_bpe(
-    vocab: Path, merges: Path, special_tokens: Mapping[str, str], config: Mapping[str, Any]
+    vocab: Path,
+    merges: Path,
+    added_tokens: Iterable[AddedToken],
+    special_tokens: Mapping[str, str],
+    config: Mapping[str, Any],
 ) -> tokenizers.Tokenizer:
     """Build the byte-level BPE of GPT-2, or of OPT, whose configuration adds a first token."""
     backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))  # pyright: ignore[reportCallIssue]
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
     backend.decoder = decoders.ByteLevel()
-    by_id = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    added = [text for _, token in by_id if (text := get_token_text(token)) is not None]
-    for text in dict.fromkeys([*added, *special_tokens.values()]):
-        backend.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+    add_missing_tokens(backend, added_tokens)
     if config.get("add_bos_token"):
         bos = special_tokens["bos_token"]
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )
     return backend
-
-
-def read_optional_json(root: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if the file does not exist."""
-    path = resolve_inside(root, name)
-    return read_json(path) if path.is_file() else {}
-
-
-def get_token_text(token: Any) -> str | None:
-    """Return the text of a token, which configuration files write as a string or as an object."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
-
-
-def read_chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
-    """Return `chat_template.jinja`, else the string or the entry named "default" in `tokenizer_config.json`."""
-    path = resolve_inside(root, "chat_template.jinja")
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path.name}: not UTF-8 at byte {error.start}; download it again") from None
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
 
 
 def build_byte_tokenizer() -> Tokenizer:

@@ -15,7 +15,7 @@ from laconic.nested.cms.equations import place_levels
 from laconic.nested.hope.config import MODEL_TYPE, UNLIMITED_POSITIONS, HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.language_model import check_levels
-from laconic.storage.strict_json import read_json
+from laconic.storage.strict_json import read_foreign_json
 
 
 def nested_options(recipe: Recipe) -> tuple[MixerConfig, CMSConfig]:
@@ -25,7 +25,7 @@ def nested_options(recipe: Recipe) -> tuple[MixerConfig, CMSConfig]:
 
 def read_saved_config(folder: Path | None) -> HopeConfig | None:
     """Return the configuration of a saved nested model, or None for another folder."""
-    if folder is None or read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
+    if folder is None or read_foreign_json(folder / "config.json").get("model_type") != MODEL_TYPE:
         return None
     return HopeConfig.from_folder(folder)
 

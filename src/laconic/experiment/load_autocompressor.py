@@ -19,7 +19,7 @@ from laconic.errors import InputError, UnsafeFileError
 from laconic.experiment.build_model import check_vocabulary
 from laconic.models.checkpoint_files import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, index_tensors
 from laconic.models.decoder import Decoder
-from laconic.storage.strict_json import read_json
+from laconic.storage.strict_json import read_foreign_json
 
 SUMMARY_EMBEDDING, SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "embed_summary.weight", "summary_length", "accumulate_summary"
 TRAINED_SEGMENT_TOKENS = 1536  # mean segment length in the paper's training
@@ -36,7 +36,7 @@ class PublishedAutoCompressor(NamedTuple):
 def is_published(path: str | Path) -> bool:
     """Return whether a folder's config.json has a number of summary tokens."""
     config = Path(path) / "config.json"
-    return config.is_file() and bool(read_json(config).get(SUMMARY_LENGTH_KEY))
+    return config.is_file() and bool(read_foreign_json(config).get(SUMMARY_LENGTH_KEY))
 
 
 def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | None = None) -> PublishedAutoCompressor:
@@ -48,7 +48,7 @@ def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | 
     """
     folder = Path(path)
     check_not_pickle(folder)
-    config, tensors = read_json(folder / "config.json"), index_tensors(folder)
+    config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
     accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
     if type(accumulates) is not bool:
         raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; add it: true, or false for RMT")

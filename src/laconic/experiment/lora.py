@@ -145,7 +145,7 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
     """Read the adapter_config.json of a folder; LoRA and its variants are supported."""
     from peft import LoraConfig, PeftConfig
 
-    file = strict_json.read_json(folder / ADAPTER_CONFIG_FILE)
+    file = strict_json.read_foreign_json(folder / ADAPTER_CONFIG_FILE)
     kind = file.get("peft_type")
     if kind != "LORA":
         raise InputError(

@@ -125,7 +125,7 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         files = {SINGLE_FILE: [""]}
     elif (folder / INDEX_FILE).exists():
-        files = _read_index(strict_json.read_json(strict_json.resolve_inside(folder, INDEX_FILE)))
+        files = _read_index(strict_json.read_foreign_json(strict_json.resolve_inside(folder, INDEX_FILE)))
     else:
         refuse_pickle(folder)
         raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")

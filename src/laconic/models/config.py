@@ -12,7 +12,7 @@ from laconic.errors import InputError
 from laconic.models.hf_config import DropoutRates, parse_hf_config, to_hf_config
 from laconic.models.hf_fields import FAMILIES, HF_KEYS
 from laconic.models.rope import RopeConfig
-from laconic.storage.strict_json import read_json
+from laconic.storage.strict_json import read_foreign_json
 
 __all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "WeightNames"]
 
@@ -126,7 +126,9 @@ class DecoderConfig:
     def from_folder(cls, folder: Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder."""
         generation = folder / "generation_config.json"
-        return cls.from_dict(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None)
+        return cls.from_dict(
+            read_foreign_json(folder / "config.json"), read_foreign_json(generation) if generation.is_file() else None
+        )
 
     @classmethod
     def from_dict(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":

@@ -68,38 +68,51 @@ def to_canonical_json(value: object) -> str:
 
 
 def read_json(path: Path, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
-    """Read the object in a JSON file; see `parse_json`."""
+    """Read the object in a JSON file of our own; see `parse_json`."""
+    return parse_json(_read_small_file(path), path.name, max_parts)
+
+
+def read_foreign_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file that another program wrote, as Python's `json` does.
+
+    NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold.
+    """
+    return parse_json(_read_small_file(path), path.name, is_strict=False)
+
+
+def _read_small_file(path: Path) -> bytes:
+    """Return the bytes of a file that exists and is not too large for a JSON file."""
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
     with translate_os_errors(path):
         if path.stat().st_size > MAX_HEADER_BYTES:
             raise InputError(f"{path.name} has {path.stat().st_size:,} bytes; the limit is {MAX_HEADER_BYTES:,}")
-        return parse_json(path.read_bytes(), path.name, max_parts)
+        return path.read_bytes()
 
 
-def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
+def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS, *, is_strict: bool = True) -> dict[str, Any]:
     """Parse a JSON object from an untrusted source.
 
     Args:
         data: UTF-8 text.
         label: Name of the source, for error messages.
         max_parts: Limit on the number of commas and brackets.
+        is_strict: Whether to refuse repeated keys, NaN, infinity and numbers out of range.
 
     Raises:
-        InputError: For invalid JSON, repeated keys, NaN, infinity, unpaired surrogates, and values that are nested too
+        InputError: For invalid JSON, what `is_strict` refuses, unpaired surrogates, and values that are nested too
             deeply or are too long.
     """
     parts = sum(map(data.count, (b",", b"[", b"{")))
     if parts > max_parts:
         raise InputError(f"{label}: {parts:,} values; the limit is {max_parts:,}")
+    strict_options: dict[str, Any] = {
+        "object_pairs_hook": _check_duplicate_keys,
+        "parse_constant": _reject_constant,
+        "parse_float": _parse_float,
+    }
     try:
-        value: object = json.loads(
-            data.decode(),
-            object_pairs_hook=_check_duplicate_keys,
-            parse_constant=_reject_constant,
-            parse_int=_parse_integer,
-            parse_float=_parse_float,
-        )
+        value: object = json.loads(data.decode(), parse_int=_parse_integer, **(strict_options if is_strict else {}))
         _check_tree(value)
     except json.JSONDecodeError as error:
         raise InputError(f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None

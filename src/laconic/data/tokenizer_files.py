@@ -1,0 +1,90 @@
+"""Special tokens, added tokens and chat template from the files of a checkpoint's tokenizer, as transformers reads them.
+
+Files: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, chat_template.json.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from laconic.errors import InputError
+from laconic.storage.strict_json import read_foreign_json, resolve_inside
+
+SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+END_OF_TEXT = "<|endoftext|>"
+CLASS_SPECIAL_TOKENS: dict[str, dict[str, str]] = {  # what transformers' classes use where the files name no token
+    "GPT2Tokenizer": {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT},
+    "Qwen2Tokenizer": {"eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT, "pad_token": END_OF_TEXT},
+}
+FAMILY_CLASSES = {"gpt2": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def read_optional_json(root: Path, name: str) -> dict[str, Any]:
+    """Read a JSON object; return an empty one if the file does not exist."""
+    path = resolve_inside(root, name)
+    return read_foreign_json(path) if path.is_file() else {}
+
+
+def read_named_tokens(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tokenizer_config.json's keys; in older checkpoints special_tokens_map.json takes precedence over them."""
+    if "added_tokens_decoder" in config:
+        return dict(config)
+    return {**config, **read_optional_json(root, "special_tokens_map.json")}
+
+
+def read_special_tokens(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by role. A role that is null in the files has no token."""
+    name = config.get("tokenizer_class") or FAMILY_CLASSES.get(
+        str(read_optional_json(root, "config.json").get("model_type"))
+    )
+    tokens: dict[str, str | None] = dict(CLASS_SPECIAL_TOKENS.get(str(name).removesuffix("Fast"), {}))
+    named = read_named_tokens(root, config)
+    tokens |= {role: get_token_text(named[role]) for role in SPECIAL_TOKEN_ROLES if role in named}
+    return {role: text for role, text in tokens.items() if text is not None}
+
+
+def read_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
+    """Return the tokens that the files name beside the vocabulary, in order of their ids; those without one are last."""
+    named = read_named_tokens(root, config)
+    others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
+    others = list(others.values()) if isinstance(others, dict) else others
+    special = [*special_tokens.values(), *(text for other in others if (text := get_token_text(other)) is not None)]
+    by_id = config.get("added_tokens_decoder")
+    if isinstance(by_id, dict):
+        ordered = [entry for _, entry in sorted(by_id.items(), key=lambda item: int(item[0]))]
+        added = [build_added_token(entry) for entry in ordered if get_token_text(entry) is not None]
+    else:
+        ids = read_optional_json(root, "added_tokens.json")
+        texts = sorted(ids, key=lambda text: ids[text])
+        added = [AddedToken(text, normalized=text not in special, special=text in special) for text in texts]
+    return [*added, *(AddedToken(text, normalized=False, special=True) for text in dict.fromkeys(special))]
+
+
+def build_added_token(entry: Mapping[str, Any]) -> AddedToken:
+    """Return an entry of `added_tokens_decoder` with its flags."""
+    return AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in TOKEN_FLAGS if flag in entry})
+
+
+def get_token_text(token: Any) -> str | None:
+    """Return the text of a token, which configuration files write as a string or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def read_chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the chat template: of chat_template.jinja, tokenizer_config.json (the one named "default", if there are
+    several) or chat_template.json, in this order."""
+    path = resolve_inside(root, "chat_template.jinja")
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path.name}: not UTF-8 at byte {error.start}; download it again") from None
+    template = config.get("chat_template") or read_optional_json(root, "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
