@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 ProgressFn = Callable[[str, int, int], None]
-LOG_INTERVAL = 10  # seconds between progress lines without a terminal
+LOG_INTERVAL = 5  # seconds between progress lines without a terminal
 
 
 def log_message(text: str) -> None:
@@ -17,7 +17,13 @@ def log_message(text: str) -> None:
 
 def is_interactive() -> bool:
     """Return whether standard error is a terminal that supports progress bars."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def log_note(text: str) -> None:
+    """Print a line of lesser importance to standard error, dim on a terminal with colours."""
+    should_dim = is_interactive() and "NO_COLOR" not in os.environ
+    log_message(f"\x1b[2m{text}\x1b[0m" if should_dim else text)
 
 
 @contextlib.contextmanager
@@ -34,7 +40,7 @@ def status(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[ProgressFn]:
-    """Show progress with the time left: a bar on a terminal, elsewhere a line every ten seconds.
+    """Show progress with the time left: a bar on a terminal, elsewhere a line every few seconds.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """
@@ -45,7 +51,8 @@ def progress(text: str) -> Iterator[ProgressFn]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(text, total=None)
         yield lambda name, done, total: bar.update(
             task, description=f"{text} {name}", completed=done, total=total or None

@@ -1,4 +1,4 @@
-"""Law of state: continuing from the state of a result equals continuing from its text, for decoders and fast weights."""
+"""Law of state: continuing from the state of a result equals continuing from its text."""
 
 from typing import Any
 
@@ -108,8 +108,15 @@ def test_generation_repr_is_one_short_line() -> None:
     assert repr(generation) == f"Generation({generation.text!r}, 4 tokens, length, S=84)"
 
 
-def test_on_prefill_reports_every_chunk() -> None:
-    calls: list[tuple[int, int]] = []
-    config = GenerationConfig(max_tokens=1, prefill_chunk_size=4, on_prefill=lambda *args: calls.append(args))
-    generate(decoder_of("llama"), input_ids=[[1] * 10], config=config)
-    assert calls == [(4, 10), (8, 10), (10, 10)]
+def test_generate_reports_chunks_and_rows_as_they_end() -> None:
+    calls: list[Any] = []
+    config = GenerationConfig(
+        max_tokens=9,
+        eos_token_ids=(),
+        prefill_chunk_size=4,
+        on_prefill=lambda *args: calls.append(args),
+        on_token=lambda row, *rest: row == 1,
+        on_finish=lambda row, generation: calls.append((row, generation.stop_reason, generation.num_prompt_tokens)),
+    )
+    generate(decoder_of("llama"), input_ids=[[1] * 10, [2] * 3], config=config)
+    assert calls == [(0, 10), (4, 10), (8, 10), (10, 10), (1, "cancelled", 3), (0, "length", 10)]

@@ -1,10 +1,9 @@
-"""`laconic generate`: continue prompts, or answer questions with a trained run."""
+"""`laconic generate`: continue prompts, reply to chat messages, or answer questions with a trained run."""
 
 import json
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,33 +11,59 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
     OptionalDtype,
+    OptionalInt,
     OptionalPath,
     OptionalStr,
     OutputFormat,
     parse_dtype,
     refuse_flags,
-    to_utf8,
 )
+from laconic.cli.generate_output import GenerationPrinter, generation_to_json
+from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, to_chat
+from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
     from laconic import Decoder, Generation, GenerationConfig, SummaryMemory
+    from laconic.data.tokenizer import Tokenizer
 
-TokenCallback = Callable[[int, int, str, float], None]
+DEFAULT_MAX_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class GenerateCommand:
+class GenerateCommand(SamplingFlags):
     """Generate text, optionally conditioned on memories; for a run, answer with its method.
 
+    A PROMPT is printed and continued. With --chat, only the reply is printed.
+
     Example: laconic generate stories260k "Once upon a time" --max-tokens 196
+
+    Example: cat letter.txt | laconic generate smollm2 - --chat --system "Summarize in one sentence."
+
+    Example: laconic generate smollm2 --input questions.jsonl --output answers.jsonl --chat
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """checkpoint in Hugging Face layout (folder or hub name), or a run of laconic train"""
     prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT", help_behavior_hint="")]
-    """prompts to continue or questions to answer; several are one batch"""
+    """prompts to continue or questions to answer; several are one batch; - reads standard input"""
+    file: OptionalPath = None
+    """text file with the prompt; it is not printed, nor is standard input"""
+    no_echo: bool = False
+    """print the continuation of a PROMPT without the prompt"""
+    chat: bool = False
+    """wrap each prompt in the model's chat template, as a user message"""
+    system: OptionalStr = None
+    """with chat messages: system message to put first"""
+    messages: OptionalPath = None
+    """JSON file with a list of chat messages (role, content) to reply to; - reads standard input"""
+    input: OptionalPath = None
+    """JSONL file whose rows have a prompt or messages; each is written with a field generation"""
+    output: OptionalPath = None
+    """with --input: JSONL file to write; an interrupted command continues when repeated (default: standard output)"""
+    batch_size: int = 8
+    """with --input: rows to process at once; row i samples with seed + i"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
     """file(s) written by laconic compress, prepended to the prompt in order; for a model with fast weights, one file
     with its state"""
@@ -46,28 +71,14 @@ class GenerateCommand:
     """for models with fast weights: let prompt and answer update them; see --save-state"""
     save_state: OptionalPath = None
     """with --learn: file for the state after prompt and answer"""
-    max_tokens: int = 128
-    """largest number of new tokens"""
+    max_tokens: OptionalInt = None
+    """largest number of new tokens (default: 128, or as many as fit the context)"""
     min_tokens: int = 0
     """number of new tokens before which no end-of-sequence token is generated"""
-    temperature: float = 0.0
-    """0: take the most likely token; otherwise sample"""
-    top_k: int = 0
-    """sample from the k most likely tokens; 0: all"""
-    top_p: float = 1.0
-    """sample from the most likely tokens whose probabilities add up to this"""
-    min_p: float = 0.0
-    """sample from tokens at least this many times as likely as the most likely one"""
-    repetition_penalty: float = 1.0
-    """values above 1 make tokens that occurred before less likely"""
-    stop_string: UseAppendAction[tuple[str, ...]] = ()
-    """end the output before this text"""
-    seed: int = 0
-    """random seed for sampling"""
+    allow_long_prompt: bool = False
+    """read prompts longer than the context that the model was trained on; the text may be poor"""
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
-    chat: bool = False
-    """wrap each prompt in the model's chat template, as a user message"""
     dtype: OptionalDtype = None
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     device: str = "cpu"
@@ -76,14 +87,14 @@ class GenerateCommand:
     """commit, tag or branch on the hub"""
     allow_missing: UseAppendAction[tuple[str, ...]] = ()
     """tensor that may be missing from the checkpoint; it is then initialised at random"""
+    logprobs: bool = False
+    """in JSON output: add the log probability of each new token, in nats"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Generate; the text goes to standard output, the statistics to standard error."""
-        prompts = [to_utf8(prompt) for prompt in self.prompts]
-        if not prompts:
-            raise UsageError("no prompt given; laconic generate MODEL PROMPT")
+        self.validate()
         from laconic.experiment.compressor import is_compressor
         from laconic.experiment.load_run import is_run_dir
         from laconic.experiment.nested_model import is_nested
@@ -91,35 +102,57 @@ class GenerateCommand:
         if is_nested(self.model):
             from laconic.cli.nested import generate_text
 
-            return generate_text(self, prompts)
+            return generate_text(self, self.read_plain_prompts("a model with fast weights"))
         reason = f"{self.model} has no fast weights; use a run of method hope"
         refuse_flags({"learn": self.learn, "save_state": self.save_state}, reason)
         if is_compressor(self.model):
-            return self.generate_with_memory(prompts)
+            return self.generate_with_memory(self.read_plain_prompts("a run"))
         if is_run_dir(self.model):
+            prompts = self.read_plain_prompts("a run")
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
         refuse_flags({"memory": self.memory, "with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
-        return self.generate_with_checkpoint(prompts)
+        return self.generate_with_checkpoint(self.read_prompts())
 
-    def generation_config(self, on_token: TokenCallback | None = None) -> "GenerationConfig":
-        """Return the options of generation that the flags set."""
-        from laconic.generation.config import GenerationConfig
+    def validate(self) -> None:
+        """Raise `UsageError` (2) for flags that do not fit one another."""
+        sources = {"PROMPT": self.prompts, "--file": self.file, "--messages": self.messages, "--input": self.input}
+        present = [name for name, value in sources.items() if value]
+        if len(present) > 1:
+            raise UsageError(f"{present[0]} and {present[1]} given; give one of {', '.join(sources)}")
+        if self.system is not None and not (self.chat or self.messages or self.input):
+            raise UsageError("--system: needs --chat or --messages")
+        if self.output is not None and self.input is None:
+            raise UsageError(f"--output {self.output}: needs --input")
+        if self.output is not None and not self.output.resolve().parent.is_dir():
+            raise UsageError(f"--output {self.output}: folder {self.output.parent} does not exist; create it first")
+        for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.batch_size)):
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} {value}: must be at least 1")
+        if self.logprobs and self.format != "json" and self.input is None:
+            raise UsageError("--logprobs: needs --format json or --input")
 
-        return GenerationConfig(
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            stop_strings=self.stop_string,
-            seed=self.seed,
-            on_token=on_token,
-        )
+    def read_prompts(self) -> list[PromptRow]:
+        """Return the prompts of a checkpoint, from whichever source is given."""
+        if self.input is not None:
+            return read_prompt_rows(self.input, self.chat, self.system)
+        if self.messages is not None:
+            return [read_message_file(self.messages, self.system)]
+        rows = read_texts(self.prompts, self.file)
+        return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
-    def generate_with_checkpoint(self, prompts: list[str]) -> int:
-        """Continue prompts with a checkpoint in Hugging Face layout."""
+    def read_plain_prompts(self, kind: str) -> list[str]:
+        """Return the prompts of a run as texts; raise `UsageError` (2) for flags of checkpoints."""
+        names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt")
+        refuse_flags({name: getattr(self, name) for name in names}, f"not available for {kind}")
+        return [row.text or "" for row in read_texts(self.prompts, self.file)]
+
+    def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
+        """Return the options of generation that the flags set, with the callbacks of a printer."""
+        config = replace(self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS), min_tokens=self.min_tokens)
+        return config if printer is None else printer.attach(config)
+
+    def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
+        """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout."""
         import laconic
 
         with status(f"loading {self.model}"):
@@ -131,39 +164,59 @@ class GenerateCommand:
                 allow_missing=self.allow_missing,
             )
             tokenizer = laconic.load_tokenizer(decoder.source_folder or self.model)
-        chat_ids = None
-        if self.chat:
-            turns = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in prompts]
-            chat_ids = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
-        start = time.perf_counter()
-        generations = laconic.generate(
-            decoder,
-            tokenizer,
-            None if self.chat else prompts,
-            input_ids=chat_ids,
-            config=self.generation_config(self.make_streamer(prompts)),
+        ids = [row.encode(tokenizer) for row in rows]
+        room = self.check_context(decoder, rows, ids)
+        max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
+        config = replace(
+            self.sampling_config(max_tokens, decoder.source_folder),
+            min_tokens=self.min_tokens,
+            eos_token_ids=self.eos_token_ids(rows, decoder, tokenizer),
         )
-        self.print_generations(prompts, generations, decoder, time.perf_counter() - start)
+        if self.input is not None:
+            from laconic.cli.generate_batch import generate_rows
+
+            options = {"output": self.output, "batch_size": self.batch_size, "should_add_logprobs": self.logprobs}
+            generate_rows(decoder, tokenizer, rows, ids, config, **options)
+            return 0
+        labels = [row.text or "" if row.should_echo and not self.no_echo else "" for row in rows]
+        printer = GenerationPrinter(labels, is_silent=self.format == "json")
+        generations = laconic.generate(decoder, tokenizer, input_ids=ids, config=printer.attach(config))
+        self.print_generations([row.to_json() for row in rows], generations, decoder, printer)
         return 0
+
+    def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
+        """Return the ids that end a row: the model's, and for chat messages the tokenizer's, which ends a turn."""
+        ids, eos = decoder.config.eos_token_ids, tokenizer.eos_token_id
+        is_chat = all(row.text is None for row in rows)
+        return (*ids, eos) if is_chat and eos is not None and eos not in ids else ids
+
+    def check_context(self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]]) -> int:
+        """Return how many tokens fit after the longest prompt; raise `UsageError` (2) for one that is too long."""
+        limit = decoder.config.max_position_embeddings
+        for row, row_ids in zip(rows, ids, strict=True):
+            if len(row_ids) >= limit and not self.allow_long_prompt:
+                raise UsageError(
+                    f"{row.name} has {len(row_ids):,} tokens, the context of {self.model} {limit:,}; shorten it by "
+                    f"{len(row_ids) + 1 - limit:,} tokens or more, or go on with --allow-long-prompt"
+                )
+        return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - max(map(len, ids))
 
     def generate_with_memory(self, prompts: list[str]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
         from laconic.compression.memory import SummaryMemory
         from laconic.experiment.compressor import load_compressor
 
-        self.refuse_checkpoint_flags({"chat": self.chat, "with_cot": self.with_cot})
+        self.refuse_checkpoint_flags({"with_cot": self.with_cot})
         with status(f"loading {self.model}"):
             compressor = load_compressor(self.model, self.device)
             memories = [compressor.load(path) for path in self.memory]
             memory = SummaryMemory.concat_segments(*memories) if memories else None
-        rows = 1 if memory is None else memory.B
         titled = prompts
         if len(prompts) == 1:
             titled = [f"{title}{prompts[0]}" for title in memory_row_titles(memory)]
-        start = time.perf_counter()
-        config = self.generation_config(self.make_streamer(prompts) if rows == 1 else None)
-        generations = compressor.generate(prompts, memory, config=config)
-        self.print_generations(titled, generations, compressor.decoder, time.perf_counter() - start)
+        printer = GenerationPrinter(titled, is_silent=self.format == "json")
+        generations = compressor.generate(prompts, memory, config=self.generation_config(printer))
+        self.print_generations([{"prompt": text} for text in titled], generations, compressor.decoder, printer)
         return 0
 
     def refuse_checkpoint_flags(self, flags: dict[str, object]) -> None:
@@ -177,11 +230,13 @@ class GenerateCommand:
         from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
         from laconic.models.weights import resolve_device
 
-        flags = {"chat": self.chat, "stop_string": self.stop_string, "min_tokens": self.min_tokens}
+        flags = {"stop_string": self.stop_string, "min_tokens": self.min_tokens, "logprobs": self.logprobs}
         self.refuse_checkpoint_flags(flags)
         with status(f"loading {self.model}"):
             run = load_run(self.model, resolve_device(self.device))
-        decoding = answer_decoding(run.parts, run.recipe, self.max_tokens, self.generation_config(), self.seed)
+        decoding = answer_decoding(
+            run.parts, run.recipe, self.max_tokens or DEFAULT_MAX_TOKENS, self.generation_config(), self.seed
+        )
         start = time.perf_counter()
         batch = build_questions_batch(run.parts, run.recipe, prompts).to(self.device)
         answers = answer_questions(run.method, batch, decoding, with_cot=self.with_cot)
@@ -201,42 +256,24 @@ class GenerateCommand:
         log_message(f"{sum(map(len, answers.token_ids))} tokens in {passes} passes, {seconds:.2f} s")
         return 0
 
-    def make_streamer(self, prompts: list[str]) -> TokenCallback | None:
-        """Return a callback that prints a single text as it is generated; several texts and JSON are printed later."""
-        if self.format == "json" or len(prompts) != 1:
-            return None
-        pending = iter(prompts)
-
-        def print_token(row: int, token: int, text: str, logprob: float) -> None:
-            sys.stdout.write(next(pending, "") + text)
-            sys.stdout.flush()
-
-        return print_token
-
     def print_generations(
-        self, prompts: list[str], generations: "Sequence[Generation]", decoder: "Decoder", seconds: float
+        self,
+        prompts: Sequence[dict[str, object]],
+        generations: "Sequence[Generation]",
+        decoder: "Decoder",
+        printer: GenerationPrinter,
     ) -> None:
-        """Print the generated texts that are not streamed, and the number of passes and seconds."""
+        """Print JSON, or after the texts a line with the numbers of tokens and seconds."""
+        printer.finish(generations)
         if self.format == "json":
             rows = [
-                {
-                    "prompt": prompt,
-                    "text": g.text,
-                    "ids": g.token_ids,
-                    "stop_reason": g.stop_reason,
-                    "passes": g.passes._asdict() | {"total": g.passes.total},
-                }
-                for prompt, g in zip(prompts, generations, strict=True)
+                prompt | generation_to_json(generation, self.logprobs)
+                for prompt, generation in zip(prompts, generations, strict=True)
             ]
-            metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint, "seconds": round(seconds, 3)}
-            print(json.dumps(metadata | {"generations": rows}, ensure_ascii=False))
+            metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint}
+            print(json.dumps(metadata | printer.timer.to_json() | {"generations": rows}, ensure_ascii=False))
             return
-        if len(prompts) == 1:
-            print()
-        else:
-            print("\n\n".join(prompt + g.text for prompt, g in zip(prompts, generations, strict=True)))
-        passes, tokens = sum(g.passes.total for g in generations), sum(len(g.token_ids) for g in generations)
-        log_message(f"{tokens} tokens in {passes} passes, {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+        log_message(printer.timer.describe())
 
 
 def memory_row_titles(memory: "SummaryMemory | None") -> list[str]:

@@ -22,6 +22,7 @@ from laconic.cli.generate import GenerateCommand
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.report import ReportCommand
 from laconic.cli.tasks import TasksListCommand
+from laconic.cli.threads import apply_cpu_quota
 from laconic.cli.train import TrainCommand, normalise_args
 from laconic.cli.verify import VerifyAllCommand, VerifyParityCommand
 from laconic.console import log_message
@@ -135,6 +136,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale is
+    apply_cpu_quota()
     try:
         code = parse_command(sys.argv[1:]).run()
         sys.stdout.flush()

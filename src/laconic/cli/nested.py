@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from laconic.cli.arguments import refuse_flags
+from laconic.cli.generate_output import GenerationPrinter
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
@@ -80,10 +81,10 @@ def generate_text(command: "GenerateCommand", prompts: list[str]) -> int:
     prompt_labels = prompts
     if rows > 1 and len(prompts) == 1:
         prompt_labels = [f"{title}{prompts[0]}" for title in state_row_titles(documents, rows)]
-    start = time.perf_counter()
-    config = command.generation_config(command.make_streamer(prompts) if rows == 1 else None)
-    generations = model.generate(prompts, state, config=replace(config, update_on_prompt=command.learn or None))
-    command.print_generations(prompt_labels, generations, model.model, time.perf_counter() - start)
+    printer = GenerationPrinter(prompt_labels, is_silent=command.format == "json")
+    config = replace(command.generation_config(printer), update_on_prompt=command.learn or None)
+    generations = model.generate(prompts, state, config=config)
+    command.print_generations([{"prompt": text} for text in prompt_labels], generations, model.model, printer)
     if command.save_state is not None:
         save_generated_state(command.save_state, model, prompts, generations, documents)
     return 0
@@ -91,7 +92,7 @@ def generate_text(command: "GenerateCommand", prompts: list[str]) -> int:
 
 def validate_generate(command: "GenerateCommand") -> None:
     """Raise `UsageError` (2) for flags that are invalid for a model with fast weights."""
-    names = ("chat", "with_cot", "allow_missing", "dtype", "revision")
+    names = ("with_cot", "allow_missing", "dtype", "revision")
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")

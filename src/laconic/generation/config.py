@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 from laconic.errors import UsageError
+from laconic.generation.result import Generation
 
 Number = float | int
 OnToken = Callable[[int, int, str, float], bool | None]
 OnPrefill = Callable[[int, int], None]
+OnFinish = Callable[[int, Generation], None]
 
 
 def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
@@ -42,7 +44,9 @@ class GenerationConfig:
         update_on_output: The same for the generated tokens.
         on_token: Called as ``on_token(row, token_id, text, logprob)`` for every new token. The texts are whole
             characters and concatenate to the row's text. Returning True ends the row after this token.
-        on_prefill: Called as ``on_prefill(done, total)`` with the prompt positions read so far, after every chunk.
+        on_prefill: Called as ``on_prefill(done, total)`` with the prompt positions read so far, before the first chunk
+            and after each one.
+        on_finish: Called as ``on_finish(row, generation)`` when a row ends, before the others have.
 
     Raises:
         UsageError: A value is out of range (exit code 2).
@@ -71,6 +75,7 @@ class GenerationConfig:
     update_on_output: bool | None = None
     on_token: OnToken | None = None
     on_prefill: OnPrefill | None = None
+    on_finish: OnFinish | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count"):

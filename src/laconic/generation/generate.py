@@ -3,8 +3,8 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from laconic.generation.prompt import (
     check_vocabulary,
     prefill,
 )
+from laconic.generation.result import Generation, StopReason
 from laconic.generation.sampling import Sampler
 from laconic.generation.state import DecodeState
 from laconic.generation.text_stream import IncrementalDetokenizer
@@ -36,57 +37,6 @@ from laconic.interfaces import RecurrentState, StatefulLM
 from laconic.models import input_checks
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-
-StopReason = Literal["eos", "stop", "length", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The continuation of one row, without its prompt.
-
-    Args:
-        text: Decoded text, without the end-of-sequence id or stop string that ended it. Empty without a tokenizer.
-        token_ids: Generated ids, including the end-of-sequence id or stop string that ended the row.
-        logprobs: Log probability of each id in nats, before temperature and filters.
-        passes: Decoder calls of this row.
-        stop_reason: "eos", "stop" (a stop string), "length" or "cancelled" (`on_token` returned True).
-        final_state: `state`, or None if the options had `return_state=False`.
-        last_hidden: Hidden state [D] that the last id was chosen from.
-        decoder_calls: Decoder calls of the whole batch.
-
-    Example:
-        >>> import laconic
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
-        >>> config = laconic.GenerationConfig(max_tokens=3, eos_token_ids=())
-        >>> generation = laconic.generate(decoder, input_ids=[[1, 17]], config=config)[0]
-        >>> generation.stop_reason, generation.passes.total
-        ('length', 3)
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    passes: PassCounts
-    stop_reason: StopReason
-    final_state: DecodeState | RecurrentState | None
-    last_hidden: Tensor
-    decoder_calls: int
-
-    @property
-    def state(self) -> DecodeState | RecurrentState:
-        """State after the prompt and all of `token_ids`; pass it to `generate` to continue.
-
-        Raises:
-            UsageError: The row was generated with `return_state=False`.
-        """
-        if self.final_state is None:
-            raise UsageError("state: generated with return_state=False; set it to True to continue from the result")
-        return self.final_state
-
-    def __repr__(self) -> str:
-        text = self.text if len(self.text) <= 60 else f"{self.text[:28]}…{self.text[-28:]}"
-        S = f", S={self.final_state.S}" if isinstance(self.final_state, DecodeState) else ""
-        return f"Generation({text!r}, {len(self.token_ids)} tokens, {self.stop_reason}{S})"
 
 
 def generate(
@@ -315,7 +265,7 @@ def decode_loop(
     hidden, state_after, prefill_passes = prefill(decoder, prompt, state, config.prefill_chunk_size, config.on_prefill)
     logits = decoder.logits(hidden)
     backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
-    finished = dict[int, Generation]()
+    finished, prompt_lengths = dict[int, Generation](), [int(n) for n in prompt.attention_mask.sum(1)]
     S = state.S if isinstance(state, KVCache) else 0
     for t in range(config.max_tokens):
         if model.position_encoding == "rope" and t == num_fitting > 0:
@@ -330,7 +280,11 @@ def decode_loop(
             if sequence.stop_reason is None and sequence.append(int(token), logprob):
                 row_state = final_state(backend, row, int(token), S) if config.return_state else None
                 last_hidden = clone_outside_inference(hidden[row])
-                finished[sequence.index] = sequence.to_generation(row_state, last_hidden, prefill_passes)
+                generation = sequence.to_generation(row_state, last_hidden, prefill_passes)
+                generation = replace(generation, num_prompt_tokens=prompt_lengths[sequence.index])
+                finished[sequence.index] = generation
+                if config.on_finish is not None:
+                    config.on_finish(sequence.index, generation)
         running = [row for row, sequence in enumerate(sequences) if sequence.stop_reason is None]
         if not running:
             break

@@ -211,6 +211,8 @@ def prefill(
     last_hidden: Tensor | None = None
     all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
     read_chunk = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
+    if on_prefill is not None:
+        on_prefill(0, T)
     for start in range(0, T, chunk_size):
         columns = slice(start, start + chunk_size)
         mask = prompt.attention_mask[:, columns]

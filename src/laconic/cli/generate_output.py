@@ -1,0 +1,166 @@
+"""Output of `laconic generate`: texts as they are generated, progress, timing, and JSON."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from laconic.cli.threads import format_threads
+from laconic.console import ProgressFn, progress
+
+if TYPE_CHECKING:
+    from laconic.generation.config import GenerationConfig
+    from laconic.generation.generate import Generation
+
+MIN_SHOWN_PROMPT = 256  # positions of a prompt from which reading it shows progress
+
+
+class GenerationTimer:
+    """Measure prefill and decoding of one or more `generate` calls, and show the progress of prefill."""
+
+    def __init__(self, *, shows_progress: bool = True) -> None:
+        self.shows_progress = shows_progress
+        self.start = self.phase_start = time.perf_counter()
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.first_token_seconds: float | None = None
+        self.prompt_tokens = self.new_tokens = self.rows = 0
+        self.stack = ExitStack()
+        self.show: ProgressFn | None = None
+
+    def on_prefill(self, done: int, total: int) -> None:
+        """Follow the prompt; open a progress bar for a long one, and close it before the first token."""
+        now = time.perf_counter()
+        if done == 0:
+            self.phase_start = now
+            if self.shows_progress and total >= MIN_SHOWN_PROMPT:
+                self.show = self.stack.enter_context(progress("reading the prompt,"))
+        if self.show is not None:
+            self.show("tokens", done, total)
+        if done == total:
+            self.close_progress()
+            self.prefill_seconds += now - self.phase_start
+            self.phase_start = now
+
+    def close_progress(self) -> None:
+        """Remove the progress bar."""
+        self.stack.close()
+        self.show = None
+
+    def on_token(self) -> None:
+        """Note the time of the first token."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = time.perf_counter() - self.start
+
+    def add(self, generations: "Sequence[Generation]") -> None:
+        """Count the results of a finished call."""
+        self.decode_seconds += time.perf_counter() - self.phase_start
+        self.prompt_tokens += sum(g.num_prompt_tokens for g in generations)
+        self.new_tokens += sum(len(g.token_ids) for g in generations)
+        self.rows += len(generations)
+
+    @property
+    def decode_rate(self) -> float:
+        """New tokens per second; the first token of each row comes from prefill and does not count."""
+        return (self.new_tokens - self.rows) / max(self.decode_seconds, 1e-9)
+
+    def describe(self) -> str:
+        """Return a line with prefill and decoding."""
+        rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
+        return (
+            f"{self.prompt_tokens:,} tokens read in {self.prefill_seconds:.1f} s, "
+            f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, {format_threads()}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurements for `--format json`."""
+        import torch
+
+        rates = (self.prompt_tokens / max(self.prefill_seconds, 1e-9), self.decode_rate)
+        prefill = {"tokens": self.prompt_tokens, "seconds": self.prefill_seconds, "tokens_per_second": rates[0]}
+        decode = {"tokens": self.new_tokens, "seconds": self.decode_seconds, "tokens_per_second": rates[1]}
+        return {
+            "seconds": round(time.perf_counter() - self.start, 3),
+            "seconds_to_first_token": round(self.first_token_seconds or 0.0, 4),
+            "prefill": {name: round(value, 4) for name, value in prefill.items()},
+            "decode": {name: round(value, 4) for name, value in decode.items()},
+            "threads": torch.get_num_threads(),
+        }
+
+
+class GenerationPrinter:
+    """Print a single text as it is generated, and several in their order as they end.
+
+    Args:
+        labels: Text to print before each continuation, one per row.
+        is_silent: Print nothing, and show the progress of decoding instead.
+    """
+
+    def __init__(self, labels: Sequence[str], *, is_silent: bool = False) -> None:
+        self.labels, self.is_silent, self.timer = labels, is_silent, GenerationTimer()
+        self.finished: dict[int, str] = {}
+        self.num_printed = self.num_tokens = 0
+        self.show: ProgressFn | None = None
+        self.max_tokens = 0
+
+    def attach(self, config: "GenerationConfig") -> "GenerationConfig":
+        """Return the options with callbacks that print and measure."""
+        self.max_tokens = config.max_tokens * len(self.labels)
+        return replace(
+            config, on_prefill=self.timer.on_prefill, on_token=self.print_token, on_finish=self.print_finished
+        )
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a single text is printed token by token."""
+        return len(self.labels) == 1 and not self.is_silent
+
+    def print_token(self, row: int, token: int, text: str, logprob: float) -> None:
+        """Print a piece of a single text, or count it."""
+        self.timer.on_token()
+        if self.is_streaming:
+            write_text((self.labels[0] if self.num_tokens == 0 else "") + text)
+        else:
+            if self.show is None:
+                self.show = self.timer.stack.enter_context(progress("generating,"))
+            self.show("tokens", self.num_tokens, self.max_tokens)
+        self.num_tokens += 1
+
+    def print_finished(self, row: int, generation: "Generation") -> None:
+        """Print the rows that have ended, in order."""
+        if self.is_silent or self.is_streaming:
+            return
+        self.finished[row] = generation.text
+        self.timer.close_progress()  # it must not be on the terminal while a text is printed
+        self.show = None
+        while self.num_printed in self.finished:
+            separator = "\n" if self.num_printed else ""
+            text = self.labels[self.num_printed] + self.finished[self.num_printed]
+            write_text(f"{separator}{text}\n")
+            self.num_printed += 1
+
+    def finish(self, generations: "Sequence[Generation]") -> None:
+        """End the output and the measurement."""
+        self.timer.close_progress()
+        self.timer.add(generations)
+        if self.is_streaming:
+            write_text("\n")
+
+
+def write_text(text: str) -> None:
+    """Write to standard output at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def generation_to_json(generation: "Generation", should_add_logprobs: bool) -> dict[str, Any]:
+    """Return a result as it stands in JSON output."""
+    row: dict[str, Any] = {
+        "text": generation.text,
+        "ids": generation.token_ids,
+        "stop_reason": generation.stop_reason,
+        "prompt_tokens": generation.num_prompt_tokens,
+        "passes": generation.passes._asdict() | {"total": generation.passes.total},
+    }
+    return row | ({"logprobs": [round(x, 6) for x in generation.logprobs]} if should_add_logprobs else {})

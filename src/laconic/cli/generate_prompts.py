@@ -1,0 +1,139 @@
+"""Prompts of `laconic generate`: from arguments, standard input, text files, files of messages, and JSONL rows."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from laconic.cli.arguments import to_utf8
+from laconic.errors import InputError, UsageError, translate_os_errors
+
+if TYPE_CHECKING:
+    from laconic.data.tokenizer import Tokenizer
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """A prompt: a text to continue, or chat messages to reply to.
+
+    Attributes:
+        name: Name for error messages.
+        text: Text to continue; None for messages.
+        messages: Messages to reply to; empty for a text.
+        should_echo: Whether the text is printed before its continuation.
+        source: Object of the JSONL row that it came from.
+    """
+
+    name: str
+    text: str | None
+    messages: Sequence[dict[str, Any]] = ()
+    should_echo: bool = False
+    source: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self, tokenizer: "Tokenizer") -> list[int]:
+        """Return the ids of the text, or of the messages in the chat template.
+
+        Raises:
+            UsageError: The prompt has no tokens.
+            InputError: The tokenizer has no chat template, or the template rejects the messages.
+        """
+        if self.text is None:
+            return tokenizer.encode(tokenizer.apply_chat_template(self.messages), add_special_tokens=False)
+        ids = tokenizer.encode(self.text)
+        if not ids:
+            raise UsageError(f"{self.name} is empty; give text")
+        return ids
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prompt as it stands in JSON output."""
+        return {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, or standard input for "-"."""
+    if str(path) == STANDARD_INPUT:
+        return sys.stdin.buffer.read()
+    if not path.is_file():
+        raise InputError(f"no file {path}; give an existing file, or - for standard input")
+    with translate_os_errors(path):
+        return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 text, or standard input for "-", without the line end at its end."""
+    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    try:
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
+    """Return the prompts of the command line; "-" is standard input.
+
+    Raises:
+        UsageError: No prompt, or an argument that is not UTF-8.
+        InputError: A file is missing or not UTF-8.
+    """
+    if file is not None and prompts:
+        raise UsageError("PROMPT and --file given; give one of them")
+    if file is not None:
+        return [PromptRow(str(file), read_text(file))]
+    if not prompts:
+        raise UsageError("no prompt given; laconic generate MODEL PROMPT, or - for standard input, or --file PATH")
+    if prompts.count(STANDARD_INPUT) > 1:
+        raise UsageError("- given twice; standard input is one prompt")
+    return [
+        PromptRow("standard input", read_text(Path(prompt)))
+        if prompt == STANDARD_INPUT
+        else PromptRow(f"prompt {number}", to_utf8(prompt), should_echo=True)
+        for number, prompt in enumerate(prompts, 1)
+    ]
+
+
+def to_chat(row: PromptRow, system: str | None) -> PromptRow:
+    """Return a text as a user message, after a system message if one is given."""
+    from laconic.data.messages import add_system_message
+
+    messages = row.messages if row.text is None else [{"role": "user", "content": row.text}]
+    return PromptRow(row.name, None, add_system_message(messages, system), source=row.source)
+
+
+def read_message_file(path: Path, system: str | None) -> PromptRow:
+    """Return the messages of a JSON file, or of standard input."""
+    from laconic.data.messages import parse_messages
+
+    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    return to_chat(PromptRow(name, None, parse_messages(read_bytes(path), name)), system)
+
+
+def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[PromptRow]:
+    """Return the rows of a JSONL file with `prompt` or `messages`; other fields are copied to the output.
+
+    Raises:
+        InputError: The file does not exist, or has invalid rows; they are listed with their lines.
+    """
+    from laconic.data.messages import check_messages
+    from laconic.data.strict_jsonl import RowError, read_rows
+
+    def convert(row: dict[str, Any], text: str, name: str) -> PromptRow:
+        if ("prompt" in row) == ("messages" in row):
+            raise RowError(1, "fields", 'expected one of "prompt" and "messages"')
+        if "generation" in row:
+            raise RowError(1, "fields", 'has "generation", which is the field for the output; rename it')
+        if "prompt" in row and not isinstance(row["prompt"], str):
+            raise RowError(1, "fields", '"prompt" is not text')
+        try:
+            messages = check_messages(row["messages"], "messages") if "messages" in row else ()
+        except InputError as error:
+            raise RowError(1, "messages", str(error)) from None
+        prompt = PromptRow(name, row.get("prompt"), messages, source=row)
+        return to_chat(prompt, system) if is_chat or messages else prompt
+
+    if not path.is_file():
+        raise InputError(f"--input: no file {path}")
+    return read_rows(path, convert)[0]

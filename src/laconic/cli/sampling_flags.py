@@ -1,0 +1,51 @@
+"""Flags of `laconic generate` and `laconic chat` that set sampling."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import UseAppendAction
+
+from laconic.cli.arguments import OptionalFloat, OptionalInt
+from laconic.console import log_note
+
+if TYPE_CHECKING:
+    from laconic.generation.config import GenerationConfig
+
+SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """Sampling; without `--sample` and `--temperature` the most likely token is taken."""
+
+    sample: bool = False
+    """sample as the model's generation_config.json says; the flags below take precedence over it"""
+    temperature: OptionalFloat = None
+    """0: take the most likely token; otherwise sample (default: 0; with --sample: as published, else 1)"""
+    top_k: OptionalInt = None
+    """sample from the k most likely tokens; 0: all"""
+    top_p: OptionalFloat = None
+    """sample from the most likely tokens whose probabilities add up to this"""
+    min_p: OptionalFloat = None
+    """sample from tokens at least this many times as likely as the most likely one"""
+    repetition_penalty: OptionalFloat = None
+    """values above 1 make tokens that occurred before less likely"""
+    stop_string: UseAppendAction[tuple[str, ...]] = ()
+    """end the output before this text"""
+    seed: int = 0
+    """random seed for sampling"""
+
+    def sampling_config(self, max_tokens: int, folder: Path | None = None) -> "GenerationConfig":
+        """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""
+        from laconic.generation.config import GenerationConfig
+        from laconic.generation.published import read_published_sampling
+
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in SAMPLING_OPTIONS if getattr(self, name) is not None
+        }
+        if self.sample and folder is not None:
+            published = read_published_sampling(folder)
+            options = published.options | options
+            log_note(published._replace(options=options).describe())
+        return GenerationConfig(max_tokens=max_tokens, stop_strings=self.stop_string, seed=self.seed, **options)

@@ -1,0 +1,70 @@
+"""Chat messages: validate them, read and write them as JSON, and put a system message before them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import InputError, UsageError, translate_os_errors
+from laconic.storage.strict_json import parse_json
+
+Message = dict[str, Any]
+
+
+def check_messages(value: Any, name: str) -> list[Message]:
+    """Return a list of messages with `role` and `content`; other keys are passed on to the chat template.
+
+    Content in OpenAI's list form is joined into one text.
+
+    Args:
+        value: Parsed JSON.
+        name: Source of the messages, for the error.
+
+    Raises:
+        InputError: The value is not a non-empty list of messages with text.
+    """
+    if not isinstance(value, list) or not value:
+        raise InputError(f'{name}: expected a list of messages such as [{{"role": "user", "content": "Hello"}}]')
+    messages: list[Message] = []
+    for index, message in enumerate(value, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InputError(f'{name}: message {index} has no role; expected {{"role": …, "content": …}}')
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+            content = None if None in parts else "".join(map(str, parts))
+        if content is None and "tool_calls" in message:
+            content = ""
+        if not isinstance(content, str):
+            raise InputError(f"{name}: the content of message {index} ({message['role']}) is not text")
+        messages.append({**message, "content": content})
+    return messages
+
+
+def add_system_message(messages: Sequence[Message], system: str | None) -> list[Message]:
+    """Put a system message first; None changes nothing. Raise UsageError if there already is one."""
+    if system is None:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        raise UsageError("--system: the messages already begin with a system message; leave one of them out")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def parse_messages(data: bytes, name: str) -> list[Message]:
+    """Parse a JSON list of messages, or an object with `messages`. Raises InputError like `check_messages`."""
+    if data.lstrip().startswith(b"["):
+        data = b'{"messages": ' + data + b"}"
+    return check_messages(parse_json(data, name).get("messages"), name)
+
+
+def read_messages(path: Path) -> list[Message]:
+    """Read a file with a JSON list of messages, or an object with `messages`. Raises InputError."""
+    if not path.is_file():
+        raise InputError(f"no file {path}; give a JSON list of messages")
+    with translate_os_errors(path):
+        return parse_messages(path.read_bytes(), path.name)
+
+
+def format_messages(messages: Sequence[Message]) -> str:
+    """Return messages as indented JSON."""
+    return json.dumps(list(messages), ensure_ascii=False, indent=2) + "\n"

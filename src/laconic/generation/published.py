@@ -1,0 +1,41 @@
+"""Sampling options that a checkpoint publishes in generation_config.json."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from laconic.errors import InputError
+from laconic.storage.strict_json import read_json, resolve_inside
+
+DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+class PublishedSampling(NamedTuple):
+    """Options by their name in `GenerationConfig`, and the names of those that the file has."""
+
+    options: dict[str, float | int]
+    published: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return a line with the options in use."""
+        changed = [f"{name} {value:g}" for name, value in self.options.items() if value != DEFAULTS[name]]
+        source = f"published: {', '.join(self.published)}" if self.published else "the model publishes none"
+        return f"sampling with {', '.join(changed) or 'temperature 1'} ({source})"
+
+
+def read_published_sampling(folder: Path) -> PublishedSampling:
+    """Read temperature, top_p, top_k, min_p and repetition_penalty of a checkpoint; others than these are ignored.
+
+    Args:
+        folder: Checkpoint folder. Without generation_config.json, or without an option in it, the model's own
+            distribution is sampled: temperature 1 and no filters.
+
+    Raises:
+        InputError: The file is not JSON, or an option is not a number.
+    """
+    path = resolve_inside(folder, "generation_config.json")
+    content = read_json(path) if path.is_file() else {}
+    published = {name: content[name] for name in DEFAULTS if content.get(name) is not None}
+    for name, value in published.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"generation_config.json: {name} = {value!r} is not a number; correct the file")
+    return PublishedSampling(DEFAULTS | published, tuple(published))

@@ -1,0 +1,207 @@
+"""`laconic generate` on a checkpoint: sources of prompts, chat, JSONL, JSON, sampling, the length of the context."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import laconic
+from laconic.cli import generate_batch
+from laconic.cli.threads import apply_cpu_quota, count_cores, read_cpu_quota
+from laconic.errors import InputError
+from laconic.generation.published import read_published_sampling
+from tests.conftest import CliResult, RunCli
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+
+def read_jsonl(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Make `text` standard input."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def generate_json(run_cli: RunCli, *args: object) -> dict[str, Any]:
+    result = run_cli("generate", *args, "--format", "json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_generate_chat_prints_the_reply_alone(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+    tokenizer, decoder = laconic.load_tokenizer(chat_model), laconic.Decoder.from_pretrained(chat_model)
+    ids = tokenizer.encode("<system>Be brief.<eos><user>Hi<eos><assistant>")
+    config = laconic.GenerationConfig(max_tokens=8, eos_token_ids=(256,))
+    text = laconic.generate(decoder, tokenizer, input_ids=[ids], config=config)[0].text
+    flags = ("--chat", "--system", "Be brief.", "--max-tokens", 8)
+    assert run_cli("generate", chat_model, "Hi", *flags).out == f"{text}\n"
+    for name, content in (("list.json", TURNS), ("object.json", {"messages": TURNS})):
+        (tmp_path / name).write_text(json.dumps(content))
+        result = run_cli("generate", chat_model, "--messages", tmp_path / name, "--max-tokens", 8)
+        assert result.out == f"{text}\n"
+
+
+def test_generate_reads_prompts_from_standard_input_and_files(
+    run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_text("Grüße\n")
+    echoed = run_cli("generate", chat_model, "Grüße", "--max-tokens", 5).out
+    continued = run_cli("generate", chat_model, "Grüße", "--max-tokens", 5, "--no-echo").out
+    assert echoed == f"Grüße{continued}"
+    assert run_cli("generate", chat_model, "--file", tmp_path / "prompt.txt", "--max-tokens", 5).out == continued
+    pipe(monkeypatch, "Grüße\n")
+    assert run_cli("generate", chat_model, "-", "--max-tokens", 5).out == continued
+    pipe(monkeypatch, json.dumps(TURNS))
+    assert generate_json(run_cli, chat_model, "--messages", "-")["generations"][0]["messages"] == TURNS
+
+
+def test_generate_json_measures_prefill_and_decoding_apart(run_cli: RunCli, chat_model: Path) -> None:
+    report = generate_json(run_cli, chat_model, "Once", "Hello there", "--max-tokens", 4, "--logprobs")
+    assert [row["prompt_tokens"] for row in report["generations"]] == [4, 11]
+    assert report["prefill"]["tokens"] == 15
+    assert report["decode"]["tokens"] == 8
+    assert 0 < report["seconds_to_first_token"] <= report["seconds"] + 0.001
+    assert report["threads"] == torch.get_num_threads()
+    for row in report["generations"]:
+        assert len(row["logprobs"]) == len(row["ids"]) == 4
+        assert all(x < 0 for x in row["logprobs"])
+    assert "logprobs" not in generate_json(run_cli, chat_model, "Once", "--max-tokens", 2)["generations"][0]
+
+
+def test_generate_rows_equal_single_prompts(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "Once", "id": 3}, {"messages": TURNS}, {"prompt": "Hello there, you"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--max-tokens", 6, "--temperature", 1.0)
+    output = tmp_path / "answers.jsonl"
+    result = run_cli(
+        "generate", chat_model, "--input", tmp_path / "rows.jsonl", "--output", output, *flags, "--batch-size", 2
+    )
+    assert result.code == 0, result.err
+    answers = read_jsonl(output.read_text())
+    assert [{k: v for k, v in answer.items() if k != "generation"} for answer in answers] == rows
+    (tmp_path / "turns.json").write_text(json.dumps(TURNS))
+    prompts = [("Once",), ("--messages", tmp_path / "turns.json"), ("Hello there, you",)]
+    for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        single = generate_json(run_cli, chat_model, *prompt, *flags, "--seed", seed)["generations"][0]
+        assert answer["generation"]["ids"] == single["ids"]
+    again = run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", *flags)
+    assert [row["generation"]["ids"] for row in read_jsonl(again.out)] == [a["generation"]["ids"] for a in answers]
+    assert run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", "--output", output).code == 73
+
+
+def test_generate_rows_continue_after_an_interruption(
+    run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"Row {i}"}) + "\n" for i in range(5)))
+    command = ("generate", chat_model, "--input", rows, "--max-tokens", 3, "--batch-size", 2)
+    whole = run_cli(*command).out
+    append, calls = generate_batch.append_line, list[str]()
+
+    def interrupt(part: Path, line: str) -> None:
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(line)
+        append(part, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generate_batch, "append_line", interrupt)
+        stopped = run_cli(*command, "--output", output)
+    assert stopped.code == 130
+    assert "3 of 5 rows are done" in stopped.err
+    part = tmp_path / "answers.jsonl.part"
+    part.write_text(part.read_text() + '{"prompt": "Row 3", "gener')  # a torn line
+    other = run_cli(*command, "--output", output, "--temperature", 1)
+    assert other.code == 2
+    assert "was begun with other rows, flags or weights" in other.err
+    assert run_cli(*command, "--output", output).code == 0
+    assert output.read_text() == whole
+    assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("Hi", "--file", "prompt.txt"), 2, "PROMPT and --file given; give one of"),
+        (("--file", "gone.txt"), 66, "no file gone.txt"),
+        (("--input", "gone.jsonl"), 66, "no file gone.jsonl"),
+        (("--input", "bad.jsonl"), 66, 'expected one of "prompt" and "messages"'),
+        (("--messages", "bad.json"), 66, "message 2 has no role"),
+        (("--messages", "turns.json", "--system", "x"), 2, "already begin with a system message"),
+        (("Hi", "--system", "x"), 2, "--system: needs --chat"),
+        (("Hi", "--output", "x.jsonl"), 2, "needs --input"),
+        (("Hi", "--logprobs"), 2, "needs --format json"),
+        (("--input", "rows.jsonl", "--output", "no/x.jsonl"), 2, "folder no does not exist"),
+        (("x" * 300,), 2, "prompt 1 has 300 tokens, the context of"),
+    ],
+)
+def test_generate_refuses_in_one_line(
+    run_cli: RunCli,
+    chat_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[object, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"prompt.txt": "x", "bad.jsonl": '{"text": "x"}', "bad.json": '[{"role": "user", "content": "x"}, {}]'}
+    for name, text in (files | {"turns.json": json.dumps(TURNS), "rows.jsonl": '{"prompt": "x"}'}).items():
+        Path(name).write_text(f"{text}\n")
+    result: CliResult = run_cli("generate", chat_model, *args)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_generate_reads_a_long_prompt_only_if_allowed(run_cli: RunCli, chat_model: Path) -> None:
+    result = run_cli("generate", chat_model, "x" * 300)
+    assert "shorten it by 45 tokens or more, or go on with --allow-long-prompt" in result.err
+    result = run_cli("generate", chat_model, "x" * 300, "--allow-long-prompt", "--max-tokens", 2)
+    assert result.code == 0
+    assert "exceeds the 256 positions" in result.err
+    clipped = generate_json(run_cli, chat_model, "x" * 250)
+    assert clipped["decode"]["tokens"] == 6, "as many tokens as fit"
+
+
+def test_generate_samples_as_published(run_cli: RunCli, chat_model: Path) -> None:
+    flags = ("--max-tokens", 30, "--no-echo")
+    published = run_cli("generate", chat_model, "Hi", "--sample", *flags)
+    expected = run_cli("generate", chat_model, "Hi", "--temperature", 0.7, "--top-p", 0.9, *flags)
+    assert published.out == expected.out
+    assert "sampling with temperature 0.7, top_p 0.9 (published: temperature, top_p)" in published.err
+    greedy = run_cli("generate", chat_model, "Hi", *flags).out
+    assert greedy != published.out
+    assert run_cli("generate", chat_model, "Hi", "--sample", "--temperature", 0, *flags).out == greedy
+
+
+def test_read_published_sampling_of_other_files(tmp_path: Path) -> None:
+    sampling = read_published_sampling(tmp_path)
+    assert sampling.describe() == "sampling with temperature 1 (the model publishes none)"
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(InputError, match="temperature = 'hot' is not a number"):
+        read_published_sampling(tmp_path)
+
+
+def test_cpu_quota_limits_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laconic.cli.threads.count_cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored after the test
+    for text, threads in (("150000 100000", "2"), ("max 100000", None), ("900000 100000", None)):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        (tmp_path / "cpu.max").write_text(text)
+        apply_cpu_quota(tmp_path)
+        assert os.environ.get("OMP_NUM_THREADS") == threads
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert read_cpu_quota(tmp_path) == 0.5
+    assert count_cores() >= 1
