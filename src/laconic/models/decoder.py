@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         Weights are memory-mapped from the file where dtype and layout allow it.
 
         Args:
-            folder_or_hub_name: A local folder with config.json and safetensors files, or a model on the hub.
+            folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
             dtype: Also by name. None keeps the stored dtype on CUDA; on a CPU: float32, or bfloat16 if stored and fast.
             device: The CPU by default.
             allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
