@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +72,21 @@ def download_checkpoint(name: str, revision: str | None) -> Path:
     try:
         folder = snapshot_download(hub_name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         advice = f"; {named.instructions.format(folder=named.folder())}" if named else ""
-        raise InputError(f"{name}: no such local folder, and the hub says: {reason}{advice}") from error
+        raise InputError(f"{name}: no such local folder; {describe_hub_error(error)}{advice}") from error
     if named:
         log_once(f"laconic: {name} is {hub_name} from the hub, in full precision")
     return Path(folder)
+
+
+def describe_hub_error(error: Exception) -> str:
+    """Return why a download from the hub failed: offline, or the first line that the hub's client says."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError):
+        return f"offline, and not in {constants.HF_HUB_CACHE}"
+    return f"the hub says: {next(iter(str(error).strip().splitlines()), type(error).__name__)}"
 
 
 def load_weights(
@@ -132,11 +141,38 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a floating dtype that is given by itself or by name, or None. Raise UsageError for another name."""
+def resolve_device_map(
+    device: torch.device | str | None, device_map: str | Mapping[str, Any] | None
+) -> torch.device | str | None:
+    """Return the device that transformers' `device_map` names: one for the whole model, or "auto" for the first GPU.
+
+    Raises:
+        UsageError: It spreads the model over several devices, or `device` is set as well.
+    """
+    if device_map is None:
+        return device
+    if device is not None:
+        raise UsageError(f"device={device} and device_map={device_map!r}: pass one of them")
+    if device_map == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    devices = {device_map} if isinstance(device_map, str) else set(device_map.values())
+    if len(devices) != 1 or devices & {"balanced", "balanced_low_0", "sequential", "disk"}:
+        raise UsageError(f"device_map={device_map!r}: a decoder lies on one device; pass device='cuda' or device='cpu'")
+    (target,) = devices
+    return f"cuda:{target}" if isinstance(target, int) else target
+
+
+def resolve_dtype(dtype: torch.dtype | str | None, folder: Path) -> torch.dtype | None:
+    """Return a floating dtype that is given by itself or by name, the stored one for "auto", or None.
+
+    Raises:
+        UsageError: The name is not a floating dtype's.
+    """
+    if dtype == "auto":
+        return stored_dtype(folder)
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(resolved, torch.dtype) and resolved.is_floating_point):
-        raise UsageError(f"dtype {dtype!r}: give float32, bfloat16, float16 or float64")
+        raise UsageError(f"dtype {dtype!r}: give float32, bfloat16, float16, float64 or auto")
     return resolved
 
 
