@@ -3,11 +3,13 @@
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 ProgressFn = Callable[[str, int, int], None]
-LOG_INTERVAL = 5  # seconds between progress lines without a terminal
+FIRST_LINE_AFTER = 4.0  # seconds without a terminal; nothing is silent for more than five
+LOG_INTERVAL = 5  # seconds between later lines
 
 
 def log_message(text: str) -> None:
@@ -28,9 +30,10 @@ def log_note(text: str) -> None:
 
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show a spinner with a text on a terminal."""
+    """Show a spinner with a text on a terminal; elsewhere print the text if it takes some seconds."""
     if not is_interactive():
-        yield
+        with call_after(FIRST_LINE_AFTER, lambda: log_message(f"{text} …")):
+            yield
         return
     from rich.console import Console
 
@@ -40,12 +43,14 @@ def status(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[ProgressFn]:
-    """Show progress with the time left: a bar on a terminal, elsewhere a line every few seconds.
+    """Show progress with the time left: a bar on a terminal, elsewhere a line after four seconds, then every five.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """
     if not is_interactive():
-        yield log_progress(text)
+        log = ProgressLog(text)
+        with call_after(FIRST_LINE_AFTER, log.print_line):
+            yield log.update
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -59,16 +64,37 @@ def progress(text: str) -> Iterator[ProgressFn]:
         )
 
 
-def log_progress(text: str) -> ProgressFn:
-    """Return a function that logs progress and the seconds left, at most once per LOG_INTERVAL."""
-    start = last = time.monotonic()
+@contextlib.contextmanager
+def call_after(seconds: float, function: Callable[[], None]) -> Iterator[None]:
+    """Call a function from another thread if the block takes longer."""
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
-    def update(name: str, done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done and now - last >= LOG_INTERVAL:
-            last = now
-            remaining = (now - start) / done * (total - done)
-            log_message(f"{text} {name}" + (f": {done} of {total}, {remaining:.0f} s left" if total else ""))
 
-    return update
+class ProgressLog:
+    """Progress as lines on standard error, with the seconds left."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.name, self.done, self.total = text, "", 0, 0
+        self.start = self.last = time.monotonic()
+
+    def update(self, name: str, done: int, total: int) -> None:
+        """Print a line, unless the last one is recent."""
+        self.name, self.done, self.total = name, done, total
+        if time.monotonic() - self.last >= LOG_INTERVAL:
+            self.print_line()
+
+    def print_line(self) -> None:
+        """Print what was reported last."""
+        self.last = time.monotonic()
+        line = f"{self.text} {self.name}".rstrip()
+        if self.total:
+            line += f": {self.done} of {self.total}"
+        if self.total and self.done:
+            line += f", {(self.last - self.start) / self.done * (self.total - self.done):.0f} s left"
+        log_message(line if self.total else f"{line} …")

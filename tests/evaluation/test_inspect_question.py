@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.evaluation.inspection import dataset as inspection_dataset
+from laconic.evaluation.inspection import question
 from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_selection import best_token_per_slot
@@ -53,8 +53,13 @@ def test_slots_alone_are_those_asked_for(
     alone: list[tuple[str, str, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
-    result = inspect_question(subject, Rows().batch([0], 0, 0), requested, Rows())
+    monkeypatch.setattr(question, "NUM_MEAN_QUESTIONS", 4)
+    reports = list[tuple[str, int, int]]()
+    result = inspect_question(
+        subject, Rows().batch([0], 0, 0), requested, Rows(), progress=lambda *report: reports.append(report)
+    )
+    assert [done for _, done, _ in reports] == list(range(len(reports)))
+    assert all(len(reports) <= total for _, _, total in reports[1:])
     assert [item.spec for item in result.effects] == requested
     assert [(e.spec.kind, e.spec.target, *(e.spec.slots or ())) for e in result.slot_effects] == alone
 

@@ -18,7 +18,7 @@ from laconic.evaluation.run_names import short_run_names
 
 if TYPE_CHECKING:
     from laconic.data.reasoning.answer_matching import AnswerProtocol
-    from laconic.evaluation.inspection.interventions import InterventionSpec
+    from laconic.evaluation.inspection.interventions import InterventionKind, InterventionSpec
     from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
     from laconic.evaluation.reasoning.question_sets import QuestionSet
     from laconic.experiment.load_run import LoadedRun
@@ -95,7 +95,9 @@ class InspectCommand:
         else:
             print(format_summary(summary), flush=True)
         if self.page_path is not None:
-            write_file(self.page_path, render_inspection_page(summary))
+            with status("drawing the page"):
+                page = render_inspection_page(summary)
+            write_file(self.page_path, page)
         return 0
 
     def inspect_file(self) -> int:
@@ -147,7 +149,7 @@ class InspectCommand:
         self, runs: "Sequence[LoadedRun]", specs: "Sequence[InterventionSpec]", device: Any
     ) -> "QuestionSummary":
         """Inspect one question."""
-        from laconic.evaluation.inspection.question import inspect_question
+        from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
         from laconic.evaluation.inspection.run import with_given_chain, with_teacher_chain
         from laconic.evaluation.inspection.summary import QuestionSummary
         from laconic.evaluation.reasoning.question_sets import single_question
@@ -159,14 +161,16 @@ class InspectCommand:
         question_sets = [single_question(run, text, steps, gold, protocol) for run in runs]
         inspected = self.load_inspected_runs(runs, question_sets, device)
         has_teacher = inspected[0].teacher_chain is not None
-        if has_teacher and not steps:
-            question = with_teacher_chain(first, question_sets[0], device)
-        else:
-            question = with_given_chain(first, question_sets[0])
-        others, notes = None, list[str]()
-        if {spec.kind for spec in specs} & {"mean", "swap"}:
-            others, notes = reference_questions(first, protocol, self.data_dir)
-        inspections = [inspect_question(run, question.batch, specs, others, seed=self.seed) for run in inspected]
+        with status("reading other questions of the recipe, and writing the teacher's chain"):
+            others, notes = reference_questions(first, protocol, self.data_dir, {spec.kind for spec in specs})
+            if has_teacher and not steps:
+                question = with_teacher_chain(first, question_sets[0], device)
+            else:
+                question = with_given_chain(first, question_sets[0])
+        inspections: list[QuestionInspection] = []
+        for run in inspected:
+            with progress(run.name) as show:
+                inspections.append(inspect_question(run, question.batch, specs, others, seed=self.seed, progress=show))
         chain = inspections[0].lens.chain
         notes += list_caveats(runs, len(chain))
         if not has_teacher:
@@ -267,18 +271,24 @@ def check_comparable(runs: "Sequence[LoadedRun]") -> None:
                 )
 
 
-def reference_questions(run: "LoadedRun", protocol: "AnswerProtocol", root: str | None) -> tuple[Any, list[str]]:
-    """Return other questions of the run's recipe for mean and swap, and notes on what is left out without them."""
-    from laconic.evaluation.inspection.dataset import MIN_REFERENCE_QUESTIONS
+def reference_questions(
+    run: "LoadedRun", protocol: "AnswerProtocol", root: str | None, kinds: "set[InterventionKind]"
+) -> tuple[Any, list[str]]:
+    """Return other questions of the run's recipe if mean or swap needs them, and notes on what these rest on."""
+    from laconic.evaluation.inspection.question import NUM_MEAN_QUESTIONS
     from laconic.evaluation.reasoning.question_sets import load_question_set
 
+    if not kinds & {"mean", "swap"}:
+        return None, []
     try:
-        source = load_question_set(run, "valid", protocol, root=root, limit=MIN_REFERENCE_QUESTIONS).source
+        source = load_question_set(run, "valid", protocol, root=root, limit=NUM_MEAN_QUESTIONS).source
     except LaconicError as error:
         return None, [f"mean and swap are left out, because they need other questions of the recipe: {error}"]
-    if len(source) >= MIN_REFERENCE_QUESTIONS:
+    if "mean" not in kinds:
         return source, []
-    note = f"mean is left out: the recipe has {len(source)} validation rows, fewer than {MIN_REFERENCE_QUESTIONS}."
+    if len(source) >= NUM_MEAN_QUESTIONS:
+        return source, [f"mean is that of the first {NUM_MEAN_QUESTIONS} validation questions; --task takes more."]
+    note = f"mean is left out: the recipe has {len(source)} validation rows, fewer than {NUM_MEAN_QUESTIONS}."
     return source, [note]
 
 

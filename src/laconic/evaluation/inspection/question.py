@@ -15,11 +15,29 @@ from laconic.evaluation.inspection.interventions import InterventionInputs, Inte
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
+from laconic.evaluation.results_store import ProgressCallback
 from laconic.interfaces import TrainingData
 from laconic.latent.rollout import LatentRollout
 
 MAX_DONOR_TRIES = 8
-MEANS_BATCH_SIZE = 64
+NUM_MEAN_QUESTIONS = 16  # for "mean"; a page on one question must not read hundreds of others
+
+
+class PartCounter:
+    """Reports the parts of an inspection as they begin, so that a progress bar can show them.
+
+    Args:
+        callback: Called with the part's name, the number of finished parts, and their total; 0 if unknown.
+    """
+
+    def __init__(self, callback: ProgressCallback | None) -> None:
+        self.callback, self.total, self.num_begun = callback, 0, 0
+
+    def begin(self, name: str) -> None:
+        """Report that a part begins."""
+        if self.callback is not None:
+            self.callback(name, self.num_begun, self.total)
+        self.num_begun += 1
 
 
 class ChangedAnswer(NamedTuple):
@@ -95,6 +113,7 @@ def inspect_question(
     *,
     top: int = 5,
     seed: int = 0,
+    progress: ProgressCallback | None = None,
 ) -> QuestionInspection:
     """Inspect a run on one question.
 
@@ -105,16 +124,22 @@ def inspect_question(
         others: Other questions, for "mean" and "swap".
         top: Tokens per latent in the logit lens.
         seed: Seed of the interventions.
+        progress: Called as each part begins, with its name, the number of finished parts, and their total.
     """
-    batch = batch.to(run.device)
+    batch, parts = batch.to(run.device), PartCounter(progress)
+    parts.begin("thinking and answering")
     rollout = run.think(batch, record_passes=True)
+    kinds = {spec.kind for spec in specs}
+    parts.total = 2 + len(kinds & {"mean", "swap"}) + len(specs)
+    parts.total += rollout.latents.shape[1] * len(kinds & {"zero", "swap"})
     answer = inspection_dataset.answer_after_rollout(run, batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     n = int(batch.chain_mask.sum())
     if run.teacher_chain is not None and n:
+        parts.begin("comparing the latents with the chain")
         inspection = with_chain(inspection, run, batch, rollout, run.teacher_chain(batch), n)
-    return with_interventions(inspection, run, batch, rollout, specs, others, seed)
+    return with_interventions(inspection, run, batch, rollout, specs, others, seed, parts)
 
 
 def with_chain(
@@ -152,15 +177,24 @@ def with_interventions(
     specs: Sequence[InterventionSpec],
     others: TrainingData | None,
     seed: int,
+    parts: PartCounter,
 ) -> QuestionInspection:
     """Add the answers under each intervention that is possible, and of "zero" and "swap" for each latent alone."""
-    has_reference = others is not None and len(others) >= inspection_dataset.MIN_REFERENCE_QUESTIONS
-    means = inspection_dataset.reference_means_of(run, others, MEANS_BATCH_SIZE) if others and has_reference else None
-    donor_rollout, donor_answer = find_donor(inspection, run, others)
+    kinds, means, donor = {spec.kind for spec in specs}, None, (None, None)
+    if "mean" in kinds and others is not None and len(others) >= NUM_MEAN_QUESTIONS:
+        parts.begin(f"thinking about {NUM_MEAN_QUESTIONS} other questions for mean")
+        rows = [inspection_dataset.load_batch(run, others, np.arange(NUM_MEAN_QUESTIONS))]
+        means = interventions.compute_reference_means(run, rows)
+    if "swap" in kinds:
+        parts.begin("finding a question to swap with")
+        donor = find_donor(inspection, run, others)
+    donor_rollout, donor_answer = donor
     inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
     M = rollout.latents.shape[1]
 
     def change_answer(spec: InterventionSpec) -> ChangedAnswer:
+        slots = "" if spec.slots is None else f", latent {', '.join(str(m + 1) for m in spec.slots)}"
+        parts.begin(f"{spec.kind} in {spec.target}{slots}")
         changed = interventions.run_intervention(run, batch, spec, inputs)
         answer = inspection_dataset.answer_after_rollout(run, batch, changed).texts[0]
         return ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None)

@@ -34,8 +34,12 @@ class QuestionWithChain(NamedTuple):
 
 def with_given_chain(run: LoadedRun, questions: QuestionSet) -> QuestionWithChain:
     """Return a question with the user's chain."""
-    is_cut = run.recipe.data.chain_steps == "drop_last" and len(questions.examples[0].steps) > 0
-    source = "as given, without its last step, which training leaves out" if is_cut else "as given"
+    num_steps = len(questions.examples[0].steps)
+    source = "as given" if num_steps else "none was given"
+    if num_steps and run.recipe.data.chain_steps == "drop_last":
+        source = "as given, without its last step, which training leaves out"
+        if num_steps == 1:
+            source = "whose only step training leaves out (data.chain_steps is drop_last), so give two or more"
     return QuestionWithChain(cast(ReasoningBatch, questions.source.batch([0], 0, 0)), source, None)
 
 

@@ -252,9 +252,9 @@ def format_summary(summary: QuestionSummary | DatasetSummary) -> str:
 
 def format_question(summary: QuestionSummary) -> list[str]:
     """Return the results on one question as lines."""
-    lines = [summary.text, f"chain, {summary.chain_source}: {''.join(summary.chain) or 'none'}"]
+    lines = [summary.text, f"chain, {summary.chain_source}: {join_words(''.join(summary.chain)) or 'none'}"]
     if summary.teacher_output is not None:
-        lines.append(f"the teacher writes: {summary.teacher_output}")
+        lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")
     for run in summary.runs:
         lines += [
             "",
@@ -308,6 +308,11 @@ def format_dataset(summary: DatasetSummary) -> list[str]:
             for name, x in chain_word_rates(run).items()
         ]
     return [*lines, "", *list_caveats(summary)]
+
+
+def join_words(text: str) -> str:
+    """Return a text on one line."""
+    return " ".join(text.split())
 
 
 def correctness_suffix(answer: str, summary: QuestionSummary) -> str:

@@ -1,0 +1,50 @@
+"""Progress without a terminal: a line after some seconds, then at intervals."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+from laconic import console
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    logged: list[str] = []
+    monkeypatch.setattr(console, "log_message", logged.append)
+    monkeypatch.setattr(console, "is_interactive", lambda: False)
+    return logged
+
+
+def test_call_after_calls_once_the_time_has_passed() -> None:
+    called = threading.Event()
+    with console.call_after(0.0, called.set):
+        assert called.wait(60)
+    other = threading.Event()
+    with console.call_after(60.0, other.set):
+        pass
+    assert not other.is_set()
+
+
+def test_status_names_what_takes_long(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def call_at_once(seconds: float, function: Callable[[], None]) -> AbstractContextManager[None]:
+        function()
+        return nullcontext()
+
+    monkeypatch.setattr(console, "call_after", call_at_once)
+    with console.status("loading a model"):
+        pass
+    assert lines == ["loading a model …"]
+
+
+def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    log = console.ProgressLog("run")
+    log.print_line()
+    log.update("part", 0, 4)
+    for done, seconds in ((1, 3), (2, 4), (3, 1)):
+        now[0] += seconds
+        log.update("part", done, 4)
+    assert lines == ["run …", "run part: 2 of 4, 7 s left"]
