@@ -12,7 +12,13 @@ from laconic.batches import DocumentBatch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.data import TextConfig
 from laconic.config.methods import CompressionConfig, StopHeadConfig
+from laconic.config.recipe import LoraConfig
+from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
+from laconic.data.documents.load import Document
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.experiment.build_model import add_lora
 from tests.models.fixtures import fresh, noise
 
 EOS, V = 2, 97
@@ -69,6 +75,27 @@ def compressor(
         decoder, summaries, config, head, total_steps=total_steps, seed=1, bos_token_id=bos_token_id
     )
     return method.eval()
+
+
+def distilled_compressor(with_lora: bool) -> AutoCompressor:
+    """A compressor that is distilled from its base model, or from itself without LoRA."""
+    config = CompressionConfig(max_vectors=3, summary_init="last_tokens", distillation_weight=0.5)
+    decoder = fresh("llama", vocab_size=257)
+    summaries = SummaryParameters(decoder, config, eos_token_id=2)
+    if not with_lora:
+        return AutoCompressor(decoder, summaries, config, total_steps=4)
+    decoder.requires_grad_(False)
+    adapter = add_lora(decoder, LoraConfig(rank=2, alpha=4, dropout=0.0), 0)
+    return AutoCompressor(decoder, summaries, config, total_steps=4, base_model_context=adapter.disable_adapter)
+
+
+def short_books() -> DocumentDataset:
+    """Rows of four segments, some of which end early."""
+    texts = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((40, 22, 33, 21))]
+    text = TextConfig(
+        row_tokens=40, segment_tokens=10, segment_lengths="fixed", segments_per_window=2, segment_overlap=0
+    )
+    return DocumentDataset(texts, tokenize_documents(texts, build_byte_tokenizer()), text, 0, 100)
 
 
 def some(cells: Sequence[Any], every: int) -> list[Any]:

@@ -30,6 +30,7 @@ CELLS: tuple[dict[str, Any], ...] = (
     {"summary_positions": "reserved", "length_policy": "nested_dropout"},
     {"bos": "sink"},
     {"bos": "first"},
+    {"summary_init": "last_tokens", "distillation_weight": 0.5},
 )
 HEADS: tuple[dict[str, Any], ...] = (
     {"estimator": "ponder"},
@@ -152,11 +153,14 @@ def test_rows_are_independent_with_learned_lengths(head: dict[str, Any]) -> None
     assert_close(u, result["summaries.u"], within)
 
 
-@pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])
-def test_checkpointed_segments_are_equal_bit_for_bit(generator: str) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"summary": "parallel"}, {"summary": "autoregressive"}, {"summary": "pool"}, {"summary_init": "last_tokens"}],
+    ids=cell_id,
+)
+def test_checkpointed_segments_are_equal_bit_for_bit(settings: dict[str, Any]) -> None:
     plain, again = (
-        compressor(summary=generator, length_policy="nested_dropout", checkpoint_segments=on).train()
-        for on in (False, True)
+        compressor(length_policy="nested_dropout", checkpoint_segments=on, **settings).train() for on in (False, True)
     )
     batch = documents()
     (x, first, _), (y, second, _) = run_step(plain, batch), run_step(again, batch)

@@ -1,4 +1,4 @@
-"""VL1, VL2, VL25 to VL28 and CP1 against their oracles: summary vectors and memory policies."""
+"""VL1, VL2, VL25 to VL29 and CP1 against their oracles: summary vectors and memory policies."""
 
 from typing import Any
 
@@ -12,7 +12,12 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, drop_oldest_segments, exceeds_budget
 from laconic.compression.segment import replace_last_with_trigger
 from laconic.compression.segment_model import mask_trigger_targets
-from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
+from laconic.compression.summary_tokens import (
+    SummaryParameters,
+    last_token_embeds,
+    pool_spans,
+    select_top_columns,
+)
 from laconic.config.methods import CompressionConfig
 from tests.compression.documents import compressor
 from tests.models.fixtures import noise, small
@@ -62,8 +67,8 @@ class Mapped(torch.nn.Module):
         super().__init__()
         self.inside = inside
 
-    def forward(self, z: Tensor) -> Tensor:
-        return self.inside.map_to_vectors(z)
+    def forward(self, z: Tensor, last_embeds: Tensor | None = None) -> Tensor:
+        return self.inside.map_to_vectors(z, last_embeds)
 
 
 def test_map_to_vectors_at_initialization() -> None:
@@ -204,6 +209,22 @@ def test_drop_oldest_segments(budget: int) -> None:
 
     misreadings = {n: tupled(wrong) for n, wrong in MISREAD["VL28"].items() if budget < 6}
     agree(of, tupled(ORACLE["VL28"]), misreadings if budget == 4 else {}, blocks, budget)
+
+
+@pytest.mark.equation("halting", "VL29")
+def test_add_mapped_states() -> None:
+    summaries, K = compressor(summary_init="last_tokens").summaries, 3
+    mask = torch.tensor([[False, True, True, True, True], [True] * 5, [False, True, False, True, False]])
+    D = summaries.width
+    x, z, W = noise(1, 3, 5, D), noise(2, 3, K, D), noise(3, D, D)
+
+    def of(x: Tensor, mask: Tensor, z: Tensor, W: Tensor, r: float, K: int) -> Tensor:
+        arguments = z, last_token_embeds(x, mask, K)
+        return torch.func.functional_call(Mapped(summaries), {"inside.residual": W}, arguments)
+
+    agree(of, ORACLE["VL29"], MISREAD["VL29"], x, mask, z, W, float(summaries.r), K)
+    leaves = [x.requires_grad_(), z.requires_grad_(), W.requires_grad_()]
+    assert gradcheck(lambda x, z, W: of(x, mask, z, W, 1.0, K), leaves, fast_mode=True)
 
 
 @pytest.mark.equation("halting", "CP1")

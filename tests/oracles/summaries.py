@@ -1,4 +1,4 @@
-"""Oracles of VL1, VL2, VL25 to VL28 and CP1, as loops over rows and tokens, and misreadings of them.
+"""Oracles of VL1, VL2, VL25 to VL30 and CP1, as loops over rows and tokens, and misreadings of them.
 
 `decoder(inputs_embeds [1, S, D], position_ids=[1, S])` is any model; the loop of VL2 reads the whole sequence again at
 every step, without a cache, row by row without padding.
@@ -164,6 +164,44 @@ def fifo(blocks: list[list[int]], budget: int, *, slots: bool = False, newest: b
     return result
 
 
+def begun_as_last_tokens(
+    x: Tensor, mask: Tensor, z: Tensor, W: Tensor, r: float, K: int,
+    *, first: bool = False, pads: bool = False, norm: str = "rms", scaled: bool = True, transposed: bool = False,
+    alone: bool = False,
+) -> Tensor:  # fmt: skip
+    """VL29: the vectors of each row; a text of c < K tokens is followed by repetitions of its last one."""
+    result = torch.zeros_like(z)
+    for b in range(len(x)):
+        at = [j for j in range(x.shape[1]) if pads or mask[b, j]]
+        for t in range(z.shape[1]):
+            place = (0 if first else max(len(at) - K, 0)) + t
+            square = (z[b, t] * z[b, t]).sum()
+            size = torch.sqrt(square / z.shape[2]) if norm == "rms" else torch.sqrt(square)
+            state = (r if scaled else 1.0) * z[b, t] / size
+            more = torch.stack([((W[:, i] if transposed else W[i]) * state).sum() for i in range(len(W))])
+            result[b, t] = more if alone else x[b, at[min(place, len(at) - 1)]] + more
+    return result
+
+
+def divergence(
+    q: Tensor, p: Tensor, tau: float, *, reverse: bool = False, unscaled: bool = False, entropy: bool = False,
+    teacher_only: bool = False, mean: bool = False,
+) -> Tensor:  # fmt: skip
+    """VL30: tau^2 KL(p || q) of each token, from logits."""
+    result = torch.zeros(len(q), dtype=q.dtype)
+    for j in range(len(q)):
+        student = (q[j] / (1.0 if teacher_only else tau)).exp()
+        teacher = (p[j] / tau).exp()
+        student, teacher = student / student.sum(), teacher / teacher.sum()
+        if reverse:
+            student, teacher = teacher, student
+        total = torch.zeros((), dtype=q.dtype)
+        for v in range(q.shape[1]):
+            total = total + teacher[v] * ((1.0 if entropy else teacher[v]) / student[v]).log()
+        result[j] = total * (1.0 if unscaled else tau**2) / (q.shape[1] if mean else 1)
+    return result
+
+
 def triggered(trigger: Tensor, embeds: Tensor, mask: Tensor, *, column: bool = False, inserted: bool = False) -> Tensor:
     """CP1: the trigger in place of the last token of each row."""
     result = embeds.clone()
@@ -200,6 +238,8 @@ ORACLE = {
     "VL26": selected,
     "VL27": condensed,
     "VL28": fifo,
+    "VL29": begun_as_last_tokens,
+    "VL30": divergence,
     "CP1": published,
 }
 
@@ -246,6 +286,21 @@ MISREAD = {
     "VL28": {
         "slots for blocks": lambda *arguments: fifo(*arguments, slots=True),
         "the newest dropped": lambda *arguments: fifo(*arguments, newest=True),
+    },
+    "VL29": {
+        "the first tokens": lambda *arguments: begun_as_last_tokens(*arguments, first=True),
+        "pads counted": lambda *arguments: begun_as_last_tokens(*arguments, pads=True),
+        "divided by the L2 norm": lambda *arguments: begun_as_last_tokens(*arguments, norm="l2"),
+        "r forgotten": lambda *arguments: begun_as_last_tokens(*arguments, scaled=False),
+        "W transposed": lambda *arguments: begun_as_last_tokens(*arguments, transposed=True),
+        "without the tokens": lambda *arguments: begun_as_last_tokens(*arguments, alone=True),
+    },
+    "VL30": {
+        "KL(q || p)": lambda *arguments: divergence(*arguments, reverse=True),
+        "without tau^2": lambda *arguments: divergence(*arguments, unscaled=True),
+        "cross-entropy": lambda *arguments: divergence(*arguments, entropy=True),
+        "only the teacher at tau": lambda *arguments: divergence(*arguments, teacher_only=True),
+        "mean over the vocabulary": lambda *arguments: divergence(*arguments, mean=True),
     },
     "CP1": {
         "the last column": lambda *arguments: published(*arguments, column=True),

@@ -28,7 +28,7 @@ from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import SingleProcess, map_over_ranks
-from tests.compression.documents import compressor
+from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error
 from tests.training.multi_rank import run_ranks, run_ranks_ok
@@ -181,6 +181,21 @@ def test_ranks_fsdp_with_documents_of_any_length(tmp_path: Path, compression: di
         train_on_ranks(tmp_path / "two", settings(parallel="fsdp"), method(), data=source(True))
 
     run_training(tmp_path / "one", settings(), method=method(), data=source(False))
+    run_ranks_ok(tmp_path, work)
+    assert trajectories_agree(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_ranks_distillation_matches_one_process(tmp_path: Path, with_lora: bool) -> None:
+    config = toy_config(
+        batch_size=4, micro_batch_size=1, steps=3, learning_rate=1e-3, weight_decay=0.0, warmup_ratio=0.0
+    )
+
+    def work() -> None:
+        train_on_ranks(tmp_path / "two", config, distilled_compressor(with_lora), data=short_books())
+
+    run_training(tmp_path / "one", config, method=distilled_compressor(with_lora), data=short_books())
     run_ranks_ok(tmp_path, work)
     assert trajectories_agree(tmp_path / "two", tmp_path / "one")
 

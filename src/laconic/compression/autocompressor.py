@@ -139,7 +139,7 @@ class AutoCompressor(nn.Module):
         windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         weight = self.row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
-        loss = torch.stack([(window.losses.sum(1) * weight).sum() for window in windows]).mean()
+        loss = torch.stack([(self.row_nats(window) * weight).sum() for window in windows]).mean()
         if head is not None and phase != "decoder":
             omega = 1.0
             if phase == "joint":
@@ -180,11 +180,17 @@ class AutoCompressor(nn.Module):
             return torch.full_like(n, 1 / (denominators["scored"] or 1.0), dtype=torch.float64)
         return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
+    def row_nats(self, window: WindowRun) -> Float[Tensor, " B"]:
+        """Eq. VL30: sum of the cross-entropies of the segments, and of the weighted KL divergences."""
+        return window.losses.sum(1) + self.config.distillation_weight * window.kls.sum(1)
+
     def compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
         """Compute nats and accuracy per scored token, nats by segment of the window, and statistics of lengths."""
         num_tokens, num_compressions = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
         nats, is_priced = window.losses.detach(), mark_priced_segments(window)
         metrics = {"nats": nats.sum() / num_tokens, "accuracy": torch.stack(window.num_correct).sum() / num_tokens}
+        if self.config.distillation_weight:
+            metrics["kl"] = window.kls.detach().sum() / ((num_tokens - denominators["scored.1"]) or 1.0)
         for i in range(window.batch.windows[0]):
             total = nats[:, i].sum() if i < window.w else nats.new_zeros(())
             metrics[f"nats.{i + 1}"] = total / (denominators[f"scored.{i + 1}"] or 1.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.compression.halting.stop_distribution import attention_gate_bias
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.summary_tokens import SummaryParameters
+from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds
 from laconic.config.methods import CompressionConfig
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
@@ -60,11 +60,13 @@ class CompressionOutput(NamedTuple):
         text_states: Last hidden states of the text.
         summary_states: Last hidden states at the summary positions, from which the vectors are computed.
         first_state: The state that the ratio classifier reads.
+        last_embeds: Embeddings of the last tokens that the summary tokens begin as; None if they begin otherwise.
     """
 
     text_states: Float[Tensor, "B T D"]
     summary_states: Float[Tensor, "B n D"]
     first_state: Float[Tensor, "B D"]
+    last_embeds: Float[Tensor, "B n D"] | None = None
 
 
 def resolve_position_scheme(config: CompressionConfig, decoder_config: DecoderConfig) -> PositionScheme:
@@ -161,11 +163,11 @@ def read_segment(
     memory: SummaryMemory,
     text_embeds: Float[Tensor, "B T D"],
     attention_mask: Bool[Tensor, "B T"],
-    summary_embeds: Float[Tensor, "n D"] | None = None,
+    summary_embeds: Float[Tensor, "*#B n D"] | None = None,
     bos_token_id: int | None = None,
 ) -> SegmentOutput:
     """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n]; a soft memory is gated."""
-    (B, T), n = attention_mask.shape, 0 if summary_embeds is None else len(summary_embeds)
+    (B, T), n = attention_mask.shape, 0 if summary_embeds is None else summary_embeds.shape[-2]
     prompt = build_memory_prompt(decoder, config, memory, bos_token_id, attention_mask, n)
     parts, P = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds], prompt.inputs_embeds.shape[1]
     if summary_embeds is not None:
@@ -251,9 +253,11 @@ def compress_segment(
         return read_segment(decoder, config, memory, text, attention_mask, summary_embeds, bos_token_id)
 
     if config.summary == "parallel":
-        assert summaries.tokens is not None
-        output = read(text_embeds, summaries.tokens[:num_vectors])
-        return CompressionOutput(output.text_states, output.summary_states, output.summary_states[:, 0])
+        last = None
+        if summaries.copies_last_tokens:
+            last = last_token_embeds(text_embeds, attention_mask, summaries.K)[:, :num_vectors]
+        output = read(text_embeds, summaries.summary_inputs(num_vectors, last))
+        return CompressionOutput(output.text_states, output.summary_states, output.summary_states[:, 0], last)
     if config.summary in ("pool", "select"):
         output = read(text_embeds, None)
         return CompressionOutput(

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.batches import IGNORE_INDEX
+from laconic.compression.distillation import distillation_loss
 from laconic.compression.halting.stop_distribution import scale_by_survival
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, check_fits, exceeds_budget, update_memory
@@ -39,10 +40,11 @@ run_checkpointed: Callable[..., ReadAndCompressed] = partial(  # pyright: ignore
 
 
 class SegmentLoss(NamedTuple):
-    """Summed cross-entropy of each row in nats, and the number of targets predicted correctly."""
+    """Sums over the targets of each row: cross-entropy in nats, correct predictions, and nats from the teacher."""
 
     nll: Float[Tensor, " B"]
     num_correct: Float[Tensor, " B"]
+    kl: Float[Tensor, " B"]
 
 
 def mask_trigger_targets(targets: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -175,15 +177,49 @@ class SegmentModel:
             return run_checkpointed(self.read_and_compress, memory, input_ids, attention_mask, num_vectors, keep_graph)
         return self.read_and_compress(memory, input_ids, attention_mask, num_vectors, keep_graph)
 
-    def segment_loss(self, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> SegmentLoss:
-        """Eq. AC5: -sum over j of log p(x_{j+1} | M_{i-1}, x_{<=j}) of each row; only scored tokens get logits."""
+    def segment_loss(
+        self,
+        hidden_states: Float[Tensor, "B T D"],
+        targets: Int[Tensor, "B T"],
+        teacher_states: Float[Tensor, "B T D"] | None = None,
+    ) -> SegmentLoss:
+        """Eq. AC5: -sum over j of log p(x_{j+1} | M_{i-1}, x_{<=j}) of each row; only scored tokens get logits.
+
+        With the teacher's hidden states, also the distillation loss (Eq. VL30), else 0.
+        """
         at = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
         logits = self.summaries.logits(self.decoder, hidden_states[at])
         scored, logits = targets[at], logits.to(accumulation_dtype(logits.dtype))
         nll = F.cross_entropy(logits, scored, reduction="none")
         is_correct = (logits.detach().argmax(-1) == scored).to(nll.dtype)
-        zeros = nll.new_zeros(len(targets))
-        return SegmentLoss(zeros.index_add(0, at[0], nll), zeros.index_add(0, at[0], is_correct))
+        kl = zeros = nll.new_zeros(len(targets))
+        if teacher_states is not None:
+            teacher_logits = self.teacher_logits(teacher_states[at])
+            student_logits = logits[:, : teacher_logits.shape[1]]  # without control rows
+            kl = zeros.index_add(
+                0, at[0], distillation_loss(student_logits, teacher_logits, self.config.distillation_temperature)
+            )
+        return SegmentLoss(zeros.index_add(0, at[0], nll), zeros.index_add(0, at[0], is_correct), kl)
+
+    @torch.no_grad()
+    def read_as_teacher(
+        self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T D"]:
+        """Compute the last hidden states of the teacher, the base model without a memory, over a text."""
+        with self.teacher_context():
+            memory, embeds = self.empty_memory(len(input_ids)), self.decoder.embed(input_ids)
+            output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, None, self.bos_token_id)
+        return output.text_states
+
+    @torch.no_grad()
+    def teacher_logits(self, hidden_states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Compute the teacher's logits."""
+        with self.teacher_context():
+            return self.decoder.logits(hidden_states)
+
+    def teacher_context(self) -> AbstractContextManager[object]:
+        """Return the context in which the decoder is the teacher: without its adapter, if it has one."""
+        return nullcontext() if self.base_model_context is None else self.base_model_context()
 
     def select_vectors(
         self, compressed: CompressionOutput, attention_mask: Bool[Tensor, "B T"], lengths: Int[Tensor, " B"]
@@ -194,9 +230,11 @@ class SegmentModel:
             return SegmentVectors(self.summaries.map_to_vectors(means), valid)
         if self.config.summary == "select":
             return self.select_tokens(compressed.text_states, attention_mask, lengths)
-        K = compressed.summary_states.shape[1]
-        valid = (torch.arange(K, device=lengths.device) < lengths[:, None]) & attention_mask.any(1, keepdim=True)
-        return SegmentVectors(self.summaries.map_to_vectors(compressed.summary_states), valid)
+        z, last_embeds = compressed.summary_states, compressed.last_embeds
+        if last_embeds is not None:
+            lengths = lengths.minimum(attention_mask.sum(1))
+        valid = (torch.arange(z.shape[1], device=z.device) < lengths[:, None]) & attention_mask.any(1, keepdim=True)
+        return SegmentVectors(self.summaries.map_to_vectors(z, last_embeds), valid)
 
     def select_tokens(
         self, h: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"], lengths: Int[Tensor, " B"]

@@ -3,6 +3,10 @@
 AutoCompressors (arXiv:2305.14788), their variable-length variant (jo100sun/AutoCompressors bb15bc1), mean pooling
 (arXiv:2510.20797), Nugget (arXiv:2310.02409).
 
+The papers' vectors are hidden states, which a pretrained decoder has never read: their norm is many times that of
+token embeddings, and before training they do more harm than no memory. With summary_init "last_tokens", an untrained
+memory is the text of each segment's last tokens.
+
 Symbols: K summary positions, D width, V vocabulary; h_j, z_t last hidden states at text token j and at summary
 position t; A the map from a state to a vector; c tokens of a segment; N vectors kept.
 """
@@ -37,7 +41,7 @@ class SummaryParameters(nn.Module):
         decoder: Decoder whose width, device and embedding table are used.
         config: Compression settings.
         stop_head_config: Settings of learned lengths; required for length_policy "stop_head" and "classifier".
-        eos_token_id: Id whose embedding initialises the summary tokens, with summary_init "eos".
+        eos_token_id: Id whose embedding initialises the summary tokens, with summary_init "eos" (or None).
         seed: Seed of the initialisation.
 
     Raises:
@@ -76,7 +80,7 @@ class SummaryParameters(nn.Module):
         """Create summary tokens, or the trigger with its step embeddings, control rows, or the selection score."""
         config, D = self.config, self.width
         row = torch.zeros(D)
-        if config.summary_init == "eos" and config.summary in ("parallel", "autoregressive"):
+        if config.summary_init in ("eos", None) and config.summary in ("parallel", "autoregressive"):
             if eos_token_id is None:
                 raise UsageError('summary_init = "eos", but the model has no eos token; use "normal"')
             row = row if table.is_meta else table[eos_token_id].cpu()
@@ -84,6 +88,8 @@ class SummaryParameters(nn.Module):
         is_parallel, is_loop = config.summary == "parallel", config.summary == "autoregressive"
         self.control = nn.Parameter(self.init_noisy_copies(row, 2, generator)) if has_rows else None
         self.tokens = nn.Parameter(self.init_noisy_copies(row, self.K, generator)) if is_parallel else None
+        if self.tokens is not None and self.copies_last_tokens:
+            nn.init.zeros_(self.tokens)
         has_start = is_loop and not has_rows
         self.start = nn.Parameter(self.init_noisy_copies(row, 1, generator)[0]) if has_start else None
         has_steps = is_loop and config.step_embedding
@@ -98,6 +104,11 @@ class SummaryParameters(nn.Module):
         return row.to(self.param_dtype) + noise.to(self.param_dtype)
 
     @property
+    def copies_last_tokens(self) -> bool:
+        """Whether summary tokens and vectors begin as the segment's last tokens."""
+        return self.config.summary_init == "last_tokens"
+
+    @property
     def param_dtype(self) -> torch.dtype:
         """dtype of the parameters."""
         return self.r.dtype
@@ -107,8 +118,9 @@ class SummaryParameters(nn.Module):
         kind = self.config.resolved_summary_map
         self.scale = nn.Parameter(torch.ones(1, dtype=self.param_dtype)) if kind != "none" else None
         self.inner = self.outer = None
+        D = self.width
+        self.residual = nn.Parameter(torch.zeros(D, D, dtype=self.param_dtype)) if self.copies_last_tokens else None
         if kind == "mlp":
-            D = self.width
             self.inner, self.outer = (build_seeded_linear(D, D, generator).to(self.param_dtype) for _ in range(2))
             nn.init.zeros_(self.outer.weight)
             nn.init.zeros_(self.outer.bias)
@@ -147,8 +159,22 @@ class SummaryParameters(nn.Module):
         assert trigger is not None
         return trigger
 
-    def map_to_vectors(self, z: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        """Eq. VL1: A(z) = z; "scale": c r z / rms(z); "mlp": that + W2 gelu(W1 z). The dtype is that of z."""
+    def summary_inputs(self, n: int, last_embeds: Float[Tensor, "B n D"] | None = None) -> Float[Tensor, "*#B n D"]:
+        """Return the inputs of the first `n` summary positions: e_t, added to the last tokens' embeddings if given."""
+        assert self.tokens is not None
+        tokens = self.tokens[:n]
+        return tokens if last_embeds is None else last_embeds.to(tokens.dtype) + tokens
+
+    def map_to_vectors(
+        self, z: Float[Tensor, "*B D"], last_embeds: Float[Tensor, "*B D"] | None = None
+    ) -> Float[Tensor, "*B D"]:
+        """Eq. VL1: A(z) = z; "scale": c r z / rms(z); "mlp": that + W2 gelu(W1 z). The dtype is that of z.
+
+        Vectors that begin as the last tokens are those of `add_mapped_states`.
+        """
+        if self.residual is not None:
+            assert last_embeds is not None
+            return add_mapped_states(last_embeds, z, self.residual, self.r)
         if self.scale is None:
             return z
         x = z.to(self.param_dtype)
@@ -229,6 +255,28 @@ class SummaryParameters(nn.Module):
         """
         atomic.load_into_module(self, Path(path), "summaries", {**metadata, "settings": self.settings})
         return self
+
+
+def add_mapped_states(
+    last_embeds: Float[Tensor, "*B D"], z: Float[Tensor, "*B D"], W: Float[Tensor, "D D"], r: Float[Tensor, ""]
+) -> Float[Tensor, "*B D"]:
+    """Eq. VL29: the embeddings x of the last tokens + W r z / rms(z), in the dtype of z; W is 0 at the beginning."""
+    x = r * z.shape[-1] ** 0.5 * F.normalize(z.to(W.dtype), dim=-1)
+    return (last_embeds.to(W.dtype) + F.linear(x, W)).to(z.dtype)
+
+
+def last_token_embeds(
+    text_embeds: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"], K: int
+) -> Float[Tensor, "B K D"]:
+    """Return the embeddings of the last K of the c real tokens of each row, in text order.
+
+    Of a shorter text they are all its tokens, followed by repetitions of the last one that fill up to K.
+    """
+    c = attention_mask.sum(1, keepdim=True)
+    ranks = (c - K).clamp(min=0) + torch.arange(K, device=c.device)
+    order = (~attention_mask).long().argsort(dim=1, stable=True)  # columns of the real tokens first
+    columns = order.gather(1, ranks.minimum(c - 1).clamp(min=0))
+    return text_embeds.gather(1, columns[..., None].expand(-1, -1, text_embeds.shape[2]))
 
 
 def pool_spans(

@@ -51,6 +51,7 @@ class WindowRun:
 
     Attributes:
         segment_losses: Summed nats of each segment, [B] each.
+        segment_kls: Summed KL divergence from the teacher of each segment, [B] each.
         num_correct: Correctly predicted targets of each segment, [B] each.
         a: Stop logits of each compression; None where there was none.
         first_states: What the ratio classifier read at each compression.
@@ -79,6 +80,8 @@ class WindowRun:
         zero = torch.zeros(batch.B, self.w, device=batch.attention_mask.device)
         self.hard_lengths, self.memory_sizes = zero.long(), zero.clone()
         self.segment_losses: list[Tensor] = []
+        self.segment_kls: list[Tensor] = []
+        self.teacher_states: Float[Tensor, "B T D"] | None = None
         self.num_correct: list[Tensor] = []
         self.a: list[Tensor | None] = [None] * self.w
         self.first_states: list[Tensor | None] = [None] * self.w
@@ -94,6 +97,8 @@ class WindowRun:
     def run(self) -> "WindowRun":
         """Process the segments in order."""
         batch = self.batch
+        if self.config.distillation_weight and self.phase != "head_only":
+            self.teacher_states = self.model.read_as_teacher(batch.input_ids, batch.attention_mask)
         with torch.set_grad_enabled(self.phase != "head_only" and torch.is_grad_enabled()):
             for i, s in enumerate(batch.segment_slices):
                 self.run_segment(i, batch.input_ids[:, s], batch.attention_mask[:, s], self.targets[:, s])
@@ -115,8 +120,12 @@ class WindowRun:
         model.check_fits(self.memory, input_ids.shape[1], compresses=compresses)
         n = self.num_summary_positions(N) if compresses else 0
         hidden_states, compressed = model.run_segment(self.memory, input_ids, attention_mask, n, is_read or is_priced)
-        loss = model.segment_loss(hidden_states, targets)
+        teacher_states = None
+        if self.teacher_states is not None and i > 0:
+            teacher_states = self.teacher_states[:, self.batch.segment_slices[i]]
+        loss = model.segment_loss(hidden_states, targets, teacher_states)
         self.segment_losses.append(loss.nll)
+        self.segment_kls.append(loss.kl)
         self.num_correct.append(loss.num_correct)
         if self.pending_trial is not None:
             self.trial_losses[i - 1] = self.compute_trial_losses(
@@ -146,6 +155,11 @@ class WindowRun:
     def losses(self) -> Float[Tensor, "B w"]:
         """Summed nats of each segment."""
         return torch.stack(self.segment_losses, 1)
+
+    @property
+    def kls(self) -> Float[Tensor, "B w"]:
+        """Summed KL divergence of each segment from the teacher; the first of a window has none."""
+        return torch.stack(self.segment_kls, 1)
 
     def map_stop_logits(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:
         """Apply `function` to the stop logits of each compression; 0 where there was none."""
@@ -220,7 +234,7 @@ class WindowRun:
             self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
         self.importance_weights[i] = self.length_log_probs[i].detach().exp() / p.gather(1, column[:, None])[:, 0]
         self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(~has_text, 0)
-        vectors = model.summaries.map_to_vectors(z)
+        vectors = model.summaries.map_to_vectors(z, compressed.last_embeds)
         sampled = first_slots_mask(N, a.shape[1]) & has_text[:, None]
         if config.estimator in ("ponder", "reinforce"):
             return SegmentVectors(vectors, sampled)

@@ -161,8 +161,10 @@ class CompressionConfig(ConfigModel):
         description="map from hidden state to summary vector (VL1); default scale if autoregressive, else none",
     )
     step_embedding: bool = Field(default=True, description="autoregressive: add a learned embedding of the step")
-    summary_init: Literal["eos", "normal"] = Field(
-        default="eos", description="initial summary tokens: the eos embedding with noise, or noise"
+    summary_init: Literal["eos", "normal", "last_tokens"] | None = Field(
+        default=None,
+        description="initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, which are "
+        "then the untrained vectors too (VL29); default last_tokens for parallel summaries of a checkpoint, else eos",
     )
     summary_positions: Literal["contiguous", "reserved", "zero"] | None = Field(
         default=None,
@@ -176,6 +178,12 @@ class CompressionConfig(ConfigModel):
     )
     adapter_scope: Literal["both", "write"] = Field(
         default="both", description="LoRA is active while reading and writing memory, or only while writing"
+    )
+    distillation_weight: NonNegative = Field(
+        default=0.0, description="weight of the KL divergence from the base model that reads the window's text (VL30)"
+    )
+    distillation_temperature: PositiveFloat = Field(
+        default=1.0, description="temperature of both distributions of that KL divergence"
     )
     loss_reduction: Literal["token", "window"] = Field(
         default="token", description="mean over all scored tokens of an update, or sum of the windows' means"
@@ -203,6 +211,12 @@ class CompressionConfig(ConfigModel):
             )
         if self.trigger_placement == "replace" and self.summary != "autoregressive":
             raise ValueError(f'trigger_placement "replace" with summary "{self.summary}": only autoregressive has one')
+        if self.summary_init == "last_tokens" and not self.can_copy_last_tokens:
+            raise ValueError(
+                f'summary_init "last_tokens" with summary "{self.summary}", summary_map {self.summary_map} and '
+                f'memory_policy "{self.memory_policy}": it needs parallel summaries of text, and has a map of its own; '
+                "use eos or normal"
+            )
         if not self.has_valid_lengths:
             raise ValueError(
                 f"allowed_lengths {list(self.possible_lengths)}: give ascending numbers from 1 to max_vectors "
@@ -218,6 +232,11 @@ class CompressionConfig(ConfigModel):
                 f"num_vectors {self.fixed_length}: not one of allowed_lengths {list(self.possible_lengths)}"
             )
         return self
+
+    @property
+    def can_copy_last_tokens(self) -> bool:
+        """Whether summary tokens can begin as the last tokens; a budgeted memory is recompressed without text."""
+        return self.summary == "parallel" and self.summary_map is None and self.memory_policy != "budgeted"
 
     @property
     def has_valid_lengths(self) -> bool:

@@ -205,6 +205,11 @@ class Recipe(ConfigModel):
                 f'data.source "{source}": its documents have no segments to compress; use '
                 f"{' or '.join(SEGMENTED_SOURCES)}"
             )
+        if config.distillation_weight and self.train.trainable != "lora":
+            raise ValueError(
+                f"compression.distillation_weight {config.distillation_weight:g} with train.trainable "
+                f'"{self.train.trainable}": the teacher is the base model without its adapter; use "lora"'
+            )
         text = self.data.text
         if source == "text" and text.mean_segment_tokens >= text.row_tokens:
             raise ValueError(

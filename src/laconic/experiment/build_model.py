@@ -88,8 +88,9 @@ def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, etag_timeout=5))
     except Exception as error:  # the hub's client raises many types
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
-            f"{name}: no configuration, {weights.describe_hub_error(error)}; "
+            f"{name}: the hub provides no configuration: {message}; "
             "set model.name to a folder with config.json and tokenizer.json"
         ) from None
 
@@ -201,9 +202,16 @@ def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Rec
     eos = tokenizer.special_token_id("eos_token")
     if eos is None and decoder.config.eos_token_ids:
         eos = decoder.config.eos_token_ids[0]
-    return SummaryParameters(
-        decoder, resolve_bos(recipe.compression, tokenizer), recipe.stop_head, eos_token_id=eos, seed=recipe.seed
-    )
+    config = resolve_summary_init(resolve_bos(recipe.compression, tokenizer), recipe.model)
+    return SummaryParameters(decoder, config, recipe.stop_head, eos_token_id=eos, seed=recipe.seed)
+
+
+def resolve_summary_init(config: CompressionConfig, model: ModelConfig) -> CompressionConfig:
+    """Return the options with `summary_init` set: the last tokens for a checkpoint, which untrained vectors harm."""
+    if config.summary_init is not None:
+        return config
+    copies = model.name is not None and config.can_copy_last_tokens
+    return config.model_copy(update={"summary_init": "last_tokens" if copies else "eos"})
 
 
 def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:

@@ -92,8 +92,11 @@ def _without_data_dependence(recipe: Recipe) -> Recipe:
     if recipe.latents is not None:
         changes["latents"] = recipe.latents.model_copy(update={"projection_init_scale": "unit"})
     if recipe.compression is not None:
-        fixed = {"summary_init": "normal", "length_policy": "fixed", "num_vectors": None}
-        changes["compression"] = recipe.compression.model_copy(update=fixed)
+        fixed = {"length_policy": "fixed", "num_vectors": None}
+        config = build_model.resolve_summary_init(recipe.compression, recipe.model)
+        if config.summary_init == "eos":
+            fixed["summary_init"] = "normal"
+        changes["compression"] = config.model_copy(update=fixed)
     return recipe.model_copy(update=changes)
 
 

@@ -142,7 +142,7 @@ def select_vectors(
     a, stop_position = inference_stop_logits(model, compressed.summary_states), get_stop_position(model)
     if rule.name == "soft":
         valid = torch.ones_like(a, dtype=torch.bool) & attention_mask.any(1, keepdim=True)
-        vectors = model.summaries.map_to_vectors(compressed.summary_states)
+        vectors = model.summaries.map_to_vectors(compressed.summary_states, compressed.last_embeds)
         return SegmentVectors(vectors, valid, log_survival_gate(a, stop_position).float())
     return model.select_vectors(compressed, attention_mask, first_stop(apply_rule(a, rule), stop_position))
 
