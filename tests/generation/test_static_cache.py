@@ -1,5 +1,6 @@
 """StaticCacheDecoder equals decoding with the decoder on an immutable KV cache."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,22 @@ def test_static_cache_equals_the_decoder(name: str, rows: list[list[int]]) -> No
     actual, expected, floor = run_both(name, rows)
     assert error(actual, expected) <= FLOORS * floor
     assert (actual[:, :, -97:].argmax(-1) == expected[:, :, -97:].argmax(-1)).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, windows"])
+def test_static_cache_with_slots_of_single_heads(name: str) -> None:
+    ids = torch.randint(0, 97, (len(ROWS), STEPS), generator=torch.Generator().manual_seed(3))
+    decoder = decoder_of(name)
+    with torch.inference_mode():
+        cache = prefill_cache(decoder, ROWS)
+        shape = (len(cache.keys), *cache.keys[0].shape[:3], 1)
+        heads = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.6
+        cache = replace(cache, head_valid=tuple(heads))
+        static = static_cache.StaticCacheDecoder(static_cache.fuse_weights(decoder), cache, STEPS)
+        expected = CacheBackend(decoder, cache)
+        torch.testing.assert_close(run_steps(static, ids), run_steps(expected, ids))
+        mine, theirs = static.to_cache(), expected.to_cache()
+        assert all(torch.equal(a, b) for a, b in zip(mine.head_valid, theirs.head_valid, strict=True))
 
 
 @pytest.mark.parametrize("copies", [0, 30_000], ids=["none", "some"])

@@ -179,6 +179,10 @@ class StaticCacheDecoder:
         self.valid_count = self.valid.cumsum(1)
         no_bias = torch.zeros_like(self.valid, dtype=self.buffer.dtype)
         self.invalid_bias = no_bias.masked_fill(~self.valid, -math.inf)[:, None, None]
+        self.head_bias = tuple(
+            F.pad(torch.zeros_like(x, dtype=self.buffer.dtype).masked_fill_(~x, -math.inf)[..., 0], (0, new_slots))
+            for x in cache.head_valid
+        )
         if self.weights.position_embedding is not None:
             self.position_vectors = F.embedding(positions.t() + config.position_offset, self.weights.position_embedding)
         if config.rope is not None:
@@ -205,6 +209,9 @@ class StaticCacheDecoder:
             slots[2 * i].copy_(qk[:, H:])
             slots[2 * i + 1].copy_(z[:, H + G :])
             kv, mask = windows[layer.window]
+            if self.head_bias:
+                bias = self.head_bias[i][:, :, None, : self.num_filled + 1]
+                mask = bias if mask is None else mask + bias
             q = qk[:, :H].view(B, G, R, E)
             c = F.scaled_dot_product_attention(q, kv[2 * i], kv[2 * i + 1], mask, scale=layer.scale)
             x = x + layer.o(c.view(B, H * E))
@@ -223,7 +230,7 @@ class StaticCacheDecoder:
     def attention_window(self, window: int | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Return the visible keys and values, alternating by layer, and their mask if one is needed."""
         end = self.num_filled + 1
-        if self.all_valid:
+        if self.all_valid and (window is None or not self.head_bias):
             start = 0 if window is None else max(0, end - window)
             return self.buffer[:, :, :, start:end].unbind(0), None
         mask = self.invalid_bias[..., :end]
@@ -235,8 +242,13 @@ class StaticCacheDecoder:
     def to_cache(self) -> KVCache:
         """Return the filled slots as views of the buffer."""
         filled = self.buffer[:, :, :, : self.num_filled].unbind(0)
+        heads = (bias[:, :, : self.num_filled, None] == 0 for bias in self.head_bias)
         return KVCache(
-            filled[::2], filled[1::2], self.positions[:, : self.num_filled], self.valid[:, : self.num_filled]
+            filled[::2],
+            filled[1::2],
+            self.positions[:, : self.num_filled],
+            self.valid[:, : self.num_filled],
+            tuple(heads),
         )
 
     def select_rows(self, rows: list[int]) -> None:

@@ -3,7 +3,7 @@
 Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -37,6 +37,8 @@ class KVCache:
         values: Per layer, values [B, G, S, E].
         positions: Position of each slot [B, S].
         valid: True at real slots [B, S].
+        head_valid: Per layer, True at the slots that each KV head attends to [B, G, S, 1]; empty if all heads attend
+            to all valid slots.
 
     Example:
         >>> import torch, laconic
@@ -50,6 +52,7 @@ class KVCache:
     values: tuple[Tensor, ...]
     positions: Int[Tensor, "B S"]
     valid: Bool[Tensor, "B S"]
+    head_valid: tuple[Bool[Tensor, "B G S 1"], ...] = ()
 
     @classmethod
     def empty(
@@ -89,7 +92,16 @@ class KVCache:
         """Return every tensor by its name in a saved file."""
         keys = {f"keys.{i}": k for i, k in enumerate(self.keys)}
         values = {f"values.{i}": v for i, v in enumerate(self.values)}
-        return keys | values | {"positions": self.positions, "valid": self.valid}
+        heads = {f"head_valid.{i}": x for i, x in enumerate(self.head_valid)}
+        return keys | values | heads | {"positions": self.positions, "valid": self.valid}
+
+    def extend(
+        self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], positions: Tensor, valid: Tensor
+    ) -> "KVCache":
+        """Return the cache after a forward pass, from tensors that include the new slots; every head attends to them."""
+        new = valid.shape[1] - self.S
+        heads = tuple(F.pad(x, (0, 0, 0, new), value=True) for x in self.head_valid)
+        return KVCache(keys, values, positions, valid, heads)
 
     def append(self, other: "KVCache") -> "KVCache":
         """Append another cache's slots on the right, row by row.
@@ -106,6 +118,7 @@ class KVCache:
             tuple(torch.cat(pair, 2) for pair in zip(self.values, other.values, strict=True)),
             torch.cat([self.positions, other.positions], 1),
             torch.cat([self.valid, other.valid], 1),
+            concat_head_valid((self, other), 2),
         )
 
     def crop(self, num_slots: int) -> "KVCache":
@@ -121,6 +134,7 @@ class KVCache:
             tuple(v[:, :, :num_slots] for v in self.values),
             self.positions[:, :num_slots],
             self.valid[:, :num_slots],
+            tuple(x[:, :, :num_slots] for x in self.head_valid),
         )
 
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
@@ -147,6 +161,7 @@ class KVCache:
             tuple(map(gather, self.values)),
             self.positions.gather(1, slots),
             self.valid.gather(1, slots),
+            tuple(map(gather, self.head_valid)),
         )
 
     def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
@@ -187,6 +202,7 @@ class KVCache:
             tuple(torch.cat(layer, 0) for layer in zip(*(cache.values for cache in padded), strict=True)),
             torch.cat([cache.positions for cache in padded], 0),
             torch.cat([cache.valid for cache in padded], 0),
+            concat_head_valid(padded, 0),
         )
 
     def pad_left(self, num_slots: int) -> "KVCache":
@@ -200,6 +216,7 @@ class KVCache:
             tuple(map(pad, self.values)),
             F.pad(self.positions, (num_slots, 0)),
             F.pad(self.valid, (num_slots, 0), value=False),
+            tuple(map(pad, self.head_valid)),
         )
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
@@ -230,6 +247,7 @@ class KVCache:
             tuple(map(function, self.values)),
             function(self.positions),
             function(self.valid),
+            tuple(map(function, self.head_valid)),
         )
 
     def equal(self, other: "KVCache") -> bool:
@@ -256,19 +274,29 @@ class KVCache:
         invalid = first_invalid_tensor(tensors)
         if invalid:
             raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
-        layers = range((len(tensors) - 2) // 2)
+        layers = range(sum(name.startswith("keys.") for name in tensors))
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),
             tuple(tensors[f"values.{i}"] for i in layers),
             tensors["positions"],
             tensors["valid"],
+            tuple(tensors[f"head_valid.{i}"] for i in layers if f"head_valid.{i}" in tensors),
         )
+
+
+def concat_head_valid(caches: Sequence[KVCache], dim: int) -> tuple[Bool[Tensor, "B G S 1"], ...]:
+    """Concatenate the `head_valid` of caches; a cache without one has heads that attend to all its slots."""
+    if not any(cache.head_valid for cache in caches):
+        return ()
+    full = [c.head_valid or tuple(torch.ones_like(k[..., :1], dtype=torch.bool) for k in c.keys) for c in caches]
+    return tuple(torch.cat(layer, dim) for layer in zip(*full, strict=True))
 
 
 def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
     layers = range(sum(name.startswith("keys.") for name in tensors))
-    expected = {f"{kind}.{i}" for kind in ("keys", "values") for i in layers} | {"positions", "valid"}
+    kinds = ("keys", "values", "head_valid") if "head_valid.0" in tensors else ("keys", "values")
+    expected = {f"{kind}.{i}" for kind in kinds for i in layers} | {"positions", "valid"}
     unmatched = min(tensors.keys() ^ expected, default=None)
     if unmatched:
         return unmatched
@@ -280,4 +308,7 @@ def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     first = shapes["keys.0"] if layers else ()
     if layers and (len(first) != 4 or first[::2] != shapes["valid"]):
         return "keys.0"
-    return next((name for name in expected - {"positions", "valid"} if shapes[name] != first), None)
+    head = (*first[:3], 1)
+    heads = {name for name in expected if name.startswith("head_valid.")}
+    bad_head = next((name for name in heads if shapes[name] != head or tensors[name].dtype != torch.bool), None)
+    return bad_head or next((name for name in expected - {"positions", "valid"} - heads if shapes[name] != first), None)

@@ -333,7 +333,7 @@ class Decoder(nn.Module):
         input_checks.check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, cache, attention_mask, position_ids, attention_bias
         )
-        (B, T), device = inputs_embeds.shape[:2], inputs_embeds.device
+        (B, T), device, H = inputs_embeds.shape[:2], inputs_embeds.device, self.config.num_attention_heads
         all_valid = attention_mask is None and cache is None
         mask = torch.ones(B, T, dtype=torch.bool, device=device) if attention_mask is None else attention_mask
         past = KVCache.empty(self.config, B, inputs_embeds.dtype, device) if cache is None else cache
@@ -358,6 +358,7 @@ class Decoder(nn.Module):
             needs_scores=any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request.layers),
             shared_positions=shared_positions,
         )
+        context = context._replace(masks=attention.restrict_masks(context.masks, past.head_valid, valid, H))
         x = self.add_positions(inputs_embeds, position_ids)
         activations = {"embed": x} if "embed" in request.model else {}
         x, keys, values = self.run_layers(x, past, context, request, activations)
@@ -365,7 +366,7 @@ class Decoder(nn.Module):
         if len(self.layers) in request.hidden:
             activations[f"hidden.{len(self.layers)}"] = hidden_states
         activations |= self.capture_final(hidden_states, mask, request.model)
-        return DecoderOutput(hidden_states, KVCache(keys, values, positions, valid), activations)
+        return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), activations)
 
     def run_layers(
         self,
@@ -376,7 +377,7 @@ class Decoder(nn.Module):
         activations: dict[str, Tensor],
     ) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
-        keys, values = list[Tensor](), list[Tensor]()
+        pairs = list[tuple[Tensor, Tensor]]()
         every = self.activation_checkpointing if self.training else 0
         for i, block in enumerate(self.layers):
             if i in request.hidden:
@@ -385,10 +386,9 @@ class Decoder(nn.Module):
             inputs = (x, past_kv, context, request.layers[i])
             run = checkpointed if every and i % every == 0 else None
             x, k, v, captured = run(block, *inputs) if run else cast(BlockOutput, block(*inputs))
-            keys.append(k)
-            values.append(v)
+            pairs.append((k, v))
             activations |= captured
-        return x, tuple(keys), tuple(values)
+        return x, tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
 
     def capture_final(self, hidden_states: Tensor, attention_mask: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
         """Compute the requested activations after the last layer."""
