@@ -7,7 +7,10 @@ import pytest
 from laconic import Decoder, DecoderConfig
 from laconic.data.tokenizer import build_byte_tokenizer
 
-TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
+from laconic.cli.chat import ChatCommand
 from laconic.cli.compress import CompressCommand
 from laconic.cli.data import DataCheckCommand, DataListCommand
 from laconic.cli.data_make import DataMakeCommand
@@ -56,6 +57,7 @@ Command = (
     | Annotated[TrainCommand, subcommand("train")]
     | Annotated[CompressCommand, subcommand("compress")]
     | Annotated[GenerateCommand, subcommand("generate")]
+    | Annotated[ChatCommand, subcommand("chat")]
     | Annotated[EvaluateCommand, subcommand("evaluate")]
     | Annotated[InspectCommand, subcommand("inspect")]
     | Annotated[ReportCommand, subcommand("report")]

@@ -1,0 +1,92 @@
+"""`laconic chat` on a pipe: turns, commands, errors; and how Ctrl-C becomes a flag."""
+
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import laconic
+from laconic.cli import chat
+from laconic.experiment.chat_session import ChatSession
+from laconic.generation.config import GenerationConfig
+from tests.conftest import CliResult, RunCli
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture
+def talk(run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that runs `laconic chat` on lines of standard input, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(lines: list[str], *flags: object) -> CliResult:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+        return run_cli("chat", chat_model, "--max-tokens", 5, *flags)
+
+    return run
+
+
+def test_chat_answers_each_line_of_a_pipe(talk, chat_model: Path) -> None:
+    model = laconic.load(chat_model)
+    assert isinstance(model, laconic.LanguageModel)
+    session = ChatSession(model.decoder, model.tokenizer, system="Be brief.")
+    config = GenerationConfig(max_tokens=5)
+    replies = [session.reply(text, config).text for text in ("Hi", "And you?")]
+    result = talk(["Hi", "", "And you?"], "--system", "Be brief.")
+    assert (result.code, result.out, result.err) == (0, "".join(f"{reply}\n" for reply in replies), "")
+
+
+def test_chat_saves_loads_and_resets(talk) -> None:
+    result = talk(["Hi", "/save one.json", "/reset", "/system Be kind.", "Hi", "/save two.json", "/exit", "never"])
+    assert result.code == 0, result.err
+    one, two = (json.loads(Path(name).read_text()) for name in ("one.json", "two.json"))
+    assert [m["role"] for m in one] == ["user", "assistant"]
+    assert [m["role"] for m in two] == ["system", "user", "assistant"]
+    assert two[0]["content"] == "Be kind."
+    again = talk(["/load one.json", "And you?"])
+    assert "2 messages loaded" in again.err
+    assert again.out == talk(["Hi", "And you?"]).out.split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "code", "message"),
+    [
+        (["/nosuch"], (), 2, "/nosuch: no such command"),
+        (["/save"], (), 2, "/save: give a file"),
+        (["/load gone.json"], (), 66, "no file gone.json"),
+        (["x" * 300], (), 2, "the context 256; begin a new one"),
+        ([], ("--memory", "m.safetensors"), 2, "is a plain model"),
+        ([], ("--max-tokens", 0), 2, "must be at least 1"),
+    ],
+)
+def test_chat_on_a_pipe_ends_at_an_error(
+    talk, lines: list[str], flags: tuple[object, ...], code: int, message: str
+) -> None:
+    result = talk(lines, *flags)
+    assert result.code == code
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_chat_takes_paths_for_text_and_says_when_the_context_is_full(talk) -> None:
+    result = talk(["/usr/bin " + "x" * 200, "/help"], "--max-tokens", 100)
+    assert result.code == 0
+    assert "the context of 256 tokens is full; /save FILE" in result.err
+    assert "/reset" in result.err
+
+
+def test_interrupt_is_a_flag_between_tokens() -> None:
+    interrupt = chat.Interrupt()
+    with interrupt.catch():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)  # before the first token
+        interrupt.can_wait = True
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.is_set
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)  # the second time
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
