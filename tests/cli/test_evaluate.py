@@ -16,9 +16,11 @@ from laconic.cli import main as cli
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.train import TrainCommand
 from laconic.evaluation.reasoning import run as reasoning_run
+from laconic.evaluation.reasoning import suite as reasoning_suite
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
+from laconic.training.signals import SignalInterruptError, StopSignal
 from tests.conftest import REPO, TINY_RECIPE, RunCli, shared_dir
 
 WORDS = """method = "kava"
@@ -184,9 +186,9 @@ def test_decoding_for_takes_prompt_and_budget_of_the_protocol(runs: Path) -> Non
     question_set = load_question_set(kava, path, reasoning_run.choose_protocol(kava.recipe, "codi"))
     long = replace(question_set, max_question_tokens=300)
     assert reasoning_run.decoding_for(kava, long).max_tokens == 400 - 300 - 4
-    (warning,) = reasoning_run.budget_warnings(kava, long, "kava")
+    (warning,) = reasoning_run.budget_warnings(kava, long)
     assert "cut at 96 tokens, not 256" in warning
-    assert not reasoning_run.budget_warnings(kava, question_set, "kava")
+    assert not reasoning_run.budget_warnings(kava, question_set)
 
 
 def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +230,6 @@ def test_evaluate_refuses_two_files_of_one_name(run: RunCli, tmp_path: Path) -> 
 def test_evaluate_loads_sets_once_and_times_greedily(
     run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
-
     lines = [f'{{"question": "What is {i} + 4?", "answer": "{i + 4}"}}\n' for i in range(70)]
     (tmp_path / "seventy.jsonl").write_text("".join(lines))
     real, reads, requests = reasoning_run.answer_questions, list[str](), list[tuple[int, float]]()
@@ -243,7 +243,7 @@ def test_evaluate_loads_sets_once_and_times_greedily(
         return load_question_set(run, name, *rest, **more)
 
     monkeypatch.setattr(reasoning_run, "answer_questions", answer)
-    monkeypatch.setattr(reasoning_cli_runs, "load_question_set", read)
+    monkeypatch.setattr(reasoning_suite, "load_question_set", read)
     on = str(tmp_path / "seventy.jsonl")
     report = evaluate_json(run, "plain", "--tasks", on, "--protocol", "codi-sampled", "--latency", 5)
     assert reads == [on]
@@ -275,13 +275,11 @@ def test_evaluate_resumes_after_a_signal(run: RunCli, runs: Path, monkeypatch: p
 
 
 def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
-
     def latencies(*rest: object, **more: object) -> None:
-        raise reasoning_cli_runs.SignalInterruptError
+        raise SignalInterruptError
 
-    monkeypatch.setattr(reasoning_cli_runs, "measure_latencies", latencies)
-    monkeypatch.setattr(reasoning_cli_runs.StopSignal, "signal_name", "SIGINT")
+    monkeypatch.setattr(reasoning_suite, "measure_latencies", latencies)
+    monkeypatch.setattr(StopSignal, "signal_name", "SIGINT")
     code, _, err = run("digits", "--latency", 3, "--device", "cpu")
     assert code == 75
     assert "SIGINT: interrupted while timing test" in err

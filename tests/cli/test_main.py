@@ -176,10 +176,10 @@ def test_verify_writes_json(run_cli: RunCli, tmp_path: Path) -> None:
 
 def test_tasks_list_names_every_task(run_cli: RunCli) -> None:
     from laconic.data.reasoning.catalog import DATASETS
-    from laconic.evaluation.streams.cli_runs import KNOWN_SETS
+    from laconic.evaluation.streams.suite import TASK_NAMES
 
     code, out, _ = run_cli("tasks", "list", "--format", "json")
     assert code == 0
     names = {name for task in json.loads(out)["tasks"] for name in task["name"].split(", ")}
-    assert names >= {*DATASETS, *KNOWN_SETS}
+    assert names >= {*DATASETS, *TASK_NAMES}
     assert "class-incremental" in run_cli("tasks").out

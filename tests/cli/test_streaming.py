@@ -12,12 +12,6 @@ import pytest
 
 from laconic.cli import main as cli
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
-from laconic.evaluation.report.verdicts import FIGURE_ONLY, NOT_REPRODUCED, NOT_RUN, REPRODUCED
-from laconic.evaluation.streams import paper_tables
-from laconic.evaluation.streams.evaluate import StreamItem, StreamItemResult
-from laconic.evaluation.streams.metrics import OVERALL
-from laconic.evaluation.streams.paper_tables import reproduction_verdicts
-from laconic.evaluation.streams.table import StreamTaskResult
 from tests.conftest import RunCli
 from tests.evaluation.pages import check_page
 
@@ -84,8 +78,8 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
     assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
         "lock", "streams-test-ppl-step-2-limit-5", "streams-books-step-2-limit-5",
     }  # fmt: skip
-    monkeypatch.setattr("laconic.evaluation.streams.evaluate.score_tokens", None)  # nothing is read twice
-    monkeypatch.setattr("laconic.evaluation.streams.books.evaluate_book", None)
+    monkeypatch.setattr("laconic.evaluation.streams.passages.score_tokens", None)  # nothing is read twice
+    monkeypatch.setattr("laconic.evaluation.streams.tasks.evaluate_book", None)
     report = json.loads(run("evaluate", "hope", "lm", "--tasks", "test,books", "--limit", "5", "--format", "json")[1])
     ways = {(line["run"], line["task"]): set(line["conditions"]) for line in report["streams"]}
     assert ways[("hope", "test")] == {"learn, carry", "learn, reset", "frozen, carry", "frozen, reset"}
@@ -136,13 +130,6 @@ def test_evaluate_streams_refuses_in_one_line(run: RunCli, code: int, says: str,
     assert says in err.strip().splitlines()[-1]
 
 
-def measured(row: str | None, right: float, n: int = 400) -> StreamTaskResult:
-    rows = [
-        StreamItem(str(i), {"learn": StreamItemResult({OVERALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)
-    ]
-    return StreamTaskResult("test-bin-0", "formal_languages", "run", (0,), [rows], {"table_row": row})
-
-
 def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"text": f"{part} {label} {i}", "label": label, "split": part}
@@ -154,11 +141,11 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     args = ("evaluate", "lm", "--tasks", "banking77", "--data-dir", "rows.jsonl", "--shots", "2", "--limit", "1")
     run_unit, units = ClassIncrementalPlan.run_unit, list[int]()
 
-    def struck(plan: ClassIncrementalPlan, unit: int, metadata: Any, log: Any) -> Any:
+    def struck(plan: ClassIncrementalPlan, unit: int, log: Any) -> Any:
         units.append(unit)
         if len(units) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return run_unit(plan, unit, metadata, log)
+        return run_unit(plan, unit, log)
 
     monkeypatch.setattr(ClassIncrementalPlan, "run_unit", struck)
     monkeypatch.setattr("laconic.evaluation.class_incremental.run.METHODS", ("ncm", "finetune"))
@@ -192,27 +179,6 @@ def test_evaluate_refuses_shots(run: RunCli, says: str, args: list[str]) -> None
     code, _, err = run("evaluate", "lm", *args)
     assert code == 2
     assert says in err
-
-
-def test_reproduction_verdicts() -> None:
-    (table,) = [x for x in paper_tables.load_paper_tables() if x.column_metrics]
-    hope = [row[0] for row in table.rows].index("Hope")
-    assert reproduction_verdicts(table, [])[hope] == NOT_RUN
-    assert reproduction_verdicts(table, [measured(None, 1.0)])[hope] == NOT_RUN
-    assert reproduction_verdicts(table, [measured("hope languages", 1.0)])[hope] == REPRODUCED
-    assert reproduction_verdicts(table, [measured("hope languages", 0.5)])[hope] == NOT_REPRODUCED
-    assert set(reproduction_verdicts(table, [measured("hope languages", 1.0)])) == {REPRODUCED, NOT_RUN}
-    assert [
-        word for x in paper_tables.load_paper_tables() for word in reproduction_verdicts(x, []) if word != NOT_RUN
-    ] == [FIGURE_ONLY] * 3
-
-
-def test_paper_tables_are_complete() -> None:
-    for table in paper_tables.load_paper_tables():
-        names = {row[0] for row in table.rows}
-        assert all(len(row) == len(table.columns) for row in table.rows), table.title
-        assert all(name in names for name, _ in table.row_recipes)
-        assert all(column in table.columns for column, *_ in table.column_metrics)
 
 
 def test_evaluate_streams_refuses_another_method(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,17 @@
-"""Small class-incremental streams and two-layer models for tests."""
+"""Small class-incremental streams, two-layer models, and evaluations of streams for tests."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from laconic.config.nested import CMSOptions
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
+from laconic.evaluation.results_store import EvalItem, EvalMetadata, run_resumable
+from laconic.evaluation.streams.evaluate import StreamCondition
+from laconic.evaluation.streams.tasks import StreamRequest, build_stream_job, list_conditions
+from laconic.interfaces import StatefulLM, TrainingData
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.config import HopeConfig
@@ -49,3 +55,26 @@ def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **options: Any
 
 def remembering() -> Hope:
     return Hope(HopeConfig.attention_free(V, 16, 1, chunk_sizes=(4,), num_heads=2, head_dim=8)).eval()
+
+
+def evaluate_stream(
+    model: StatefulLM,
+    stream: str,
+    source: TrainingData,
+    *,
+    batch_size: int = 1,
+    bytes_per_token: torch.Tensor | None = None,
+    conditions: Sequence[StreamCondition] | None = None,
+    folder: Path | None = None,
+    key: str = "",
+) -> list[EvalItem]:
+    """Return the items of a stream, as `laconic evaluate` computes, stores and resumes them."""
+    request = StreamRequest(stream, stream, source, batch_size, bytes_per_token)
+    conditions = list_conditions(model, stream) if conditions is None else conditions
+    metadata = EvalMetadata("streams", stream, key={"run": key})
+    return run_resumable(build_stream_job(metadata, request, conditions, torch.device("cpu")), folder)
+
+
+def sums(item: EvalItem, condition: str) -> dict[str, tuple[float, float]]:
+    """Return the sum of scores and their number of each metric."""
+    return {metric: (score, n) for metric, (score, n) in item.conditions[condition]["sums"].items()}

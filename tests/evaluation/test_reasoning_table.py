@@ -23,6 +23,7 @@ from laconic.evaluation.reasoning.table import (
     macro_averages,
 )
 from laconic.evaluation.report.paper_figures import PaperFigure
+from laconic.evaluation.tables import to_rich
 
 PASSES = PassCounts(0, 1, 3, 2)
 
@@ -57,7 +58,7 @@ THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])
 
 def printed(outcome: ReasoningTable) -> str:
     out = io.StringIO()
-    Console(file=out, width=240).print(table.build_table(outcome))
+    Console(file=out, width=240).print(to_rich(table.build_terminal_table(outcome)))
     return out.getvalue() + table.format_footnotes(outcome)
 
 

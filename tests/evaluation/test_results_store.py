@@ -15,15 +15,16 @@ from laconic.evaluation.results_store import (
     RECORDS_FILE,
     RESULT_FILE,
     UNITS_FILE,
+    EvalItem,
+    EvalJob,
     EvalMetadata,
-    EvalRecord,
-    format_record,
+    group_items,
     latest_evaluations,
     list_evaluations,
-    load_records,
-    parse_record,
+    load_items,
     partial_folder,
     run_resumable,
+    to_records,
 )
 
 METADATA = EvalMetadata("streams", "mqar", "hope", seed=3, step=100, variant={"protocol": "a b"}, key={"data": "1"})
@@ -35,22 +36,32 @@ class Squares:
     def __init__(self, calls: int = 10**9) -> None:
         self.calls, self.units = calls, list[int]()
 
-    def __call__(self, units: Sequence[int]) -> list[list[EvalRecord]]:
+    def __call__(self, units: Sequence[int]) -> list[list[EvalItem]]:
         if self.calls == 0:
             raise KeyboardInterrupt
         self.calls -= 1
         self.units += units
-        return [[METADATA.new_record(f"i{u}", name, {"x": u**n}) for n, name in ((1, "a"), (2, "b"))] for u in units]
+        return [[EvalItem(f"i{u}", {"a": {"x": u}, "b": {"x": u**2}})] for u in units]
 
 
 def run(squares: Squares, folder: Path | None = None, metadata: EvalMetadata = METADATA, **options: Any) -> Any:
-    return run_resumable(folder, metadata, 23, squares, **{"batch_size": 5, **options})
+    job = {name: options.pop(name) for name in ("batch_size", "order", "summarize") if name in options}
+    return run_resumable(EvalJob(metadata, 23, squares, **{"batch_size": 5, **job}), folder, **options)
 
 
-def test_eval_record_round_trips_through_its_line() -> None:
-    record = METADATA.new_record("i1", "a", {"x": 1.5, "parts": [1, 2]})
-    assert (record.task, record.run, record.seed, record.step) == ("mqar", "hope", 3, 100)
-    assert parse_record(format_record(record)) == record
+def test_group_items_inverts_to_records() -> None:
+    items = [EvalItem("i1", {"a": {"x": 1.5}, "b": {}}), EvalItem("i1", {"a": {"x": 2}}), EvalItem("i2", {"b": {}})]
+    records = to_records(METADATA, items)
+    assert [(record.item, record.condition) for record in records] == [
+        ("i1", "a"),
+        ("i1", "b"),
+        ("i1", "a"),
+        ("i2", "b"),
+    ]
+    assert {(record.task, record.run, record.seed, record.step) for record in records} == {("mqar", "hope", 3, 100)}
+    assert group_items(records) == items
+    first, *others = records
+    assert group_items([first, *others[2:], others[0]])[0] == items[0]  # records of an item need not be adjacent
 
 
 def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> None:
@@ -63,14 +74,14 @@ def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> 
     units.write_text("".join(lines[:8]) + lines[8][:20])  # killed in the middle of a line
     with pytest.raises(BusyError, match="partial results"):
         run(Squares(), tmp_path, replace(METADATA, key={"data": "2"}))
-    records = run(second, tmp_path, extra_files={"a": "b"}, summarize=lambda records: {"n": len(records)})
+    records = run(second, tmp_path, extra_files={"a": "b"}, summarize=lambda items: {"n": len(items)})
     assert second.units == list(range(8, 23))
     assert records == run(Squares())
     assert [path.name for path in tmp_path.iterdir()] == ["streams-mqar-a-b-step-100"]
     folder = tmp_path / METADATA.folder_name
     assert {"a", RECORDS_FILE, RESULT_FILE} <= {path.name for path in folder.iterdir()}
-    assert json.loads((folder / RESULT_FILE).read_text())["figures"] == {"n": 46}
-    assert load_records(folder) == records
+    assert json.loads((folder / RESULT_FILE).read_text())["figures"] == {"n": 23}
+    assert load_items(folder) == records
 
 
 def test_run_resumable_loads_what_is_stored_and_refuses_other_or_damaged_results(tmp_path: Path) -> None:
@@ -95,7 +106,7 @@ def test_run_resumable_follows_an_order_and_stores_in_order_of_the_units(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run(first, tmp_path, order=order, before_batch=interrupt)
     assert first.units == order[:10]
-    assert run(second, tmp_path, order=order) == run(Squares()) == load_records(tmp_path / METADATA.folder_name)
+    assert run(second, tmp_path, order=order) == run(Squares()) == load_items(tmp_path / METADATA.folder_name)
     assert second.units == order[10:]
 
 
@@ -127,7 +138,7 @@ class ThreadRank:
 def test_run_resumable_on_two_ranks_gives_the_records_of_one_process(tmp_path: Path) -> None:
     board, turn, work = list[list[object]]([[], []]), threading.Barrier(2), [Squares(), Squares()]
 
-    def rank(number: int) -> list[EvalRecord]:
+    def rank(number: int) -> list[EvalItem]:
         return run(work[number], tmp_path, batch_size=3, ranks=ThreadRank(number, board, turn))
 
     with ThreadPoolExecutor(2) as pool:

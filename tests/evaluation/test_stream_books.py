@@ -11,21 +11,19 @@ import torch
 
 from laconic.batches import DocumentBatch
 from laconic.errors import InputError
-from laconic.evaluation.streams import books
-from laconic.evaluation.streams.books import (
-    compute_paired_gains,
-    evaluate_books,
-    evaluate_levels,
-    retained_share,
-    split_sections,
-)
-from laconic.evaluation.streams.evaluate import StreamItem, StreamItemResult
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.streams import tasks
+from laconic.evaluation.streams.books import split_sections
+from laconic.evaluation.streams.evaluate import build_metrics
 from laconic.evaluation.streams.metrics import OVERALL
 from laconic.evaluation.streams.passages import drop_cache
+from laconic.evaluation.streams.table import compute_gains, retained_share
+from laconic.evaluation.streams.tasks import name_ablations
+from laconic.evaluation.suite import RunResult
 from laconic.nested import state as values
 from laconic.nested.ablations import freeze_levels
 from laconic.nested.state import FastWeightState
-from tests.evaluation.streamed import V, attending, remembering
+from tests.evaluation.streamed import V, attending, evaluate_stream, remembering
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 W = 8
@@ -61,8 +59,8 @@ def learners() -> list[Any]:
     return [attending(eta=2.0), remembering()]
 
 
-def nats(row: StreamItem, way: str) -> float:
-    total, n = row.conditions[way].sums[OVERALL]
+def nats(row: EvalItem, way: str) -> float:
+    total, n = row.conditions[way]["sums"][OVERALL]
     return total / n
 
 
@@ -81,56 +79,57 @@ def by_hand(model: Any, source: Sections, before: Sequence[int], section: int, b
 @pytest.mark.parametrize("which", [0, 1])
 def test_evaluate_books_scores_every_fifth_section_against_a_loop(which: int) -> None:
     model, source = learners()[which], Sections()
-    rows, blind = evaluate_books(model, source, torch.device("cpu")), which == 1
+    rows, blind = evaluate_stream(model, "books", source), which == 1
     assert [row.id for row in rows] == [f"book 0@{4 * W}", f"book 1@{4 * W}"]
     read, another = [0, 1, 2, 3, 5], [6, 7, 8, 9]
     for way, before in (("fresh", []), ("after", read), ("after another", read + another)):
         assert nats(rows[0], way) == pytest.approx(by_hand(model, source, before, 4, blind), rel=1e-4)
     assert len({nats(rows[0], way) for way in rows[0].conditions}) == 3
-    assert rows[0].conditions["fresh"].level_updates == tuple(0.0 for _ in rows[0].conditions["fresh"].level_updates)
-    assert all(n > 0 for n in rows[0].conditions["after"].level_updates)
+    assert rows[0].conditions["fresh"]["level_updates"] in ([0.0], [0.0, 0.0])
+    assert all(n > 0 for n in rows[0].conditions["after"]["level_updates"])
 
 
 def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source, device = attending(eta=2.0), Sections(), torch.device("cpu")
-    requested = evaluate_books(model, source, device)
-    one, calls = books.evaluate_book, list[int]()
+    model, source = attending(eta=2.0), Sections()
+    requested = evaluate_stream(model, "books", source)
+    one, calls = tasks.evaluate_book, list[int]()
 
-    def stopping(*args: Any) -> list[StreamItem]:
+    def stopping(*args: Any) -> list[EvalItem]:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return one(*args)
 
-    monkeypatch.setattr(books, "evaluate_book", stopping)
+    monkeypatch.setattr(tasks, "evaluate_book", stopping)
     with pytest.raises(KeyboardInterrupt):
-        evaluate_books(model, source, device, folder=tmp_path)
-    assert evaluate_books(model, source, device, folder=tmp_path) == requested
+        evaluate_stream(model, "books", source, folder=tmp_path)
+    assert evaluate_stream(model, "books", source, folder=tmp_path) == requested
     assert len(calls) == 3, "the first book is not read twice"
-    assert evaluate_books(model, source, device, folder=tmp_path) == requested
+    assert evaluate_stream(model, "books", source, folder=tmp_path) == requested
     assert len(calls) == 3
 
 
 def test_evaluate_levels_reads_each_ablation(tmp_path: Path) -> None:
     model, source = attending(eta=2.0), Sections()
     variants = {"all levels": model} | {f"without {C}": freeze_levels(model, l) for l, C in enumerate((4, 8))}
-    rows = evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path)
+    conditions = name_ablations(variants)
+    rows = evaluate_stream(model, "levels", source, conditions=conditions, folder=tmp_path)
     assert [row.id for row in rows] == ["book 0", "book 1"]
     ways = rows[0].conditions
     assert {*ways} == {"all levels", "without 4", "without 8", "all levels, frozen"}
     assert len({nats(rows[0], way) for way in ways}) == 4
-    assert ways["all levels, frozen"].level_updates == (0.0, 0.0)
-    assert evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path) == rows
+    assert ways["all levels, frozen"]["level_updates"] == [0.0, 0.0]
+    assert evaluate_stream(model, "levels", source, conditions=conditions, folder=tmp_path) == rows
 
 
-def item(id: str, **output: float) -> StreamItem:
-    return StreamItem(id, {way: StreamItemResult({OVERALL: (10 * x, 10)}, (), 0) for way, x in output.items()})
+def item(id: str, **output: float) -> EvalItem:
+    return EvalItem(id, {way: build_metrics({OVERALL: (10 * x, 10)}, (), 0) for way, x in output.items()})
 
 
-def test_compute_paired_gains() -> None:
+def test_compute_gains_pairs_items() -> None:
     ways = {"fresh": (2.0, 3.0, 4.0), "after": (1.5, 2.4, 3.7), "after another": (1.9, 2.8, 3.9)}
     rows = [item(str(i), **{way: x[i] for way, x in ways.items()}) for i in range(3)]
-    after, another = compute_paired_gains([rows, rows], "fresh")
+    after, another = compute_gains(RunResult("run", "books", (0, 1), [rows, rows]))
     assert (after.condition, another.condition) == ("after", "after another")
     assert after.nats_saved == pytest.approx((0.5 + 0.6 + 0.3) / 3)
     spread = (0.5, 0.6, 0.3)
@@ -143,7 +142,7 @@ def test_compute_paired_gains() -> None:
 
 def test_split_sections_refuses_short_texts() -> None:
     with pytest.raises(InputError, match="book 1: 4 sections, but every 5th"):
-        evaluate_books(attending(), Sections((6, 4)), torch.device("cpu"))
+        evaluate_stream(attending(), "books", Sections((6, 4)))
     assert split_sections(range(6), "x") == ([0, 1, 2, 3, 5], [4])
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.config.load import load_recipe
 from laconic.errors import InputError
-from laconic.evaluation.streams.evaluate import CacheAsState, StreamItem
-from laconic.evaluation.streams.run import StreamRequest, build_requests, stateful_model
-from laconic.evaluation.streams.tasks import evaluate_stream
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.evaluation.streams.tasks import StreamRequest, build_requests, stateful_model
 from laconic.experiment import build_data, build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method
 from laconic.nested.hope.model import Hope
+from tests.evaluation.streamed import evaluate_stream, sums
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -60,13 +61,12 @@ def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 
 
-def heard(result: LoadedRun, one: StreamRequest) -> list[StreamItem]:
+def heard(result: LoadedRun, one: StreamRequest) -> list[EvalItem]:
     """What a run makes of what is asked."""
     return evaluate_stream(
         stateful_model(result),
-        cast(Any, one.stream),
+        one.stream,
         one.source,
-        CPU,
         batch_size=one.batch_size,
         bytes_per_token=one.bytes_per_token,
     )
@@ -83,16 +83,16 @@ def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
     results = heard(mqar, one)
     assert [row.id for row in results] == [f"mqar-test-{i:06d}" for i in range(3)]
     assert set(results[0].conditions) == {"learn", "frozen"}
-    assert {cell.partition(",")[0] for cell in results[0].conditions["learn"].sums} == {"all", "2 pairs"}
-    assert results[0].conditions["learn"].level_updates == (1,)
-    assert results[0].conditions["frozen"].level_updates == (0,)
+    assert {cell.partition(",")[0] for cell in sums(results[0], "learn")} == {"all", "2 pairs"}
+    assert results[0].conditions["learn"]["level_updates"] == [1]
+    assert results[0].conditions["frozen"]["level_updates"] == [0]
     copying = run(
         tmp_path, "copying", "data.copying.num_copied=[2]", "data.copying.row_tokens=8", "model.tokenizer=mqar"
     )
     (one,) = build_requests(copying, "copying", 3)
     results = heard(copying, one)
     assert [row.id for row in results] == [f"copying-test-{i:06d}" for i in range(3)]
-    assert {cell: n for cell, (_, n) in results[0].conditions["learn"].sums.items()} == {
+    assert {cell: n for cell, (_, n) in sums(results[0], "learn").items()} == {
         "all": 2,
         "2 values": 2,
         "whole documents": 1,
@@ -110,7 +110,7 @@ def test_build_requests_texts_and_needles(tmp_path: Path) -> None:
     result = run(tmp_path, "bytes")
     row = heard(result, build_requests(result, "ppl", None)[0])[0]
     assert list(row.conditions) == ["learn, carry", "learn, reset", "frozen, carry", "frozen, reset"]
-    cells = row.conditions["learn, carry"].sums
+    cells = sums(row, "learn, carry")
     length = len("0 " + "a sentence of a book. " * 30)
     assert cells["all"][1] == cells["per byte"][1] == length - -(-length // 64)
     (needles,) = build_requests(result, "needle", 1)

@@ -1,6 +1,5 @@
 """Streams measured with models whose answers are known: cells, forks, ways, texts in order, rows kept."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,33 +8,24 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.errors import BusyError, InputError
-from laconic.evaluation.results_store import EvalMetadata
-from laconic.evaluation.streams import table as streams_table
-from laconic.evaluation.streams.evaluate import (
-    CacheAsState,
-    StreamItem,
-    StreamItemResult,
-    fork_state,
-    items_from_records,
-    score_tokens,
-)
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.streams.evaluate import CacheAsState, build_metrics, score_tokens
 from laconic.evaluation.streams.metrics import contiguous_slices, merge_sums, score_mqar
 from laconic.evaluation.streams.passages import group_rows_by_text
-from laconic.evaluation.streams.table import StreamTaskResult, build_stream_table, result_to_json
-from laconic.evaluation.streams.tasks import evaluate_stream, list_conditions
+from laconic.evaluation.streams.table import build_stream_table, result_to_json
+from laconic.evaluation.streams.tasks import list_conditions
+from laconic.evaluation.suite import RunResult
 from laconic.interfaces import StatefulLM
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.nested import state as values
 from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState
+from tests.evaluation.streamed import evaluate_stream, sums
 
-CPU = torch.device("cpu")
-METADATA = EvalMetadata("streams", "mqar", key={"run": "r"})
 V = 16
 CONFIG = DecoderConfig.tiny("llama", vocab_size=V)
 
@@ -115,15 +105,15 @@ def test_score_mqar_counts_queries_by_pairs_and_gap() -> None:
                       num_facts=torch.tensor([2, 1]))  # fmt: skip
     model = Remembers()
     assert isinstance(model, StatefulLM)
-    rows = evaluate_stream(model, "mqar", Fixed(result), CPU, batch_size=2)
-    learn, frozen = rows[0].conditions["learn"], rows[0].conditions["frozen"]
-    assert learn.sums == {
+    rows = evaluate_stream(model, "mqar", Fixed(result), batch_size=2)
+    learn = sums(rows[0], "learn")
+    assert learn == {
         "all": (2, 2), "2 pairs": (2, 2), "2 pairs, gap 2-3": (1, 1), "2 pairs, gap 4-7": (1, 1)
     }  # fmt: skip
-    assert {cell: score for cell, (score, _) in frozen.sums.items()} == dict.fromkeys(learn.sums, 0)
-    assert rows[1].conditions["learn"].sums == {"all": (0, 1), "1 pairs": (0, 1), "1 pairs, gap 4-7": (0, 1)}
-    assert learn.level_updates == (9,)  # what the stand-in calls so: the last word
-    assert learn.state_bytes == 4 * V + 3 * 8
+    assert {cell: score for cell, (score, _) in sums(rows[0], "frozen").items()} == dict.fromkeys(learn, 0)
+    assert sums(rows[1], "learn") == {"all": (0, 1), "1 pairs": (0, 1), "1 pairs, gap 4-7": (0, 1)}
+    assert rows[0].conditions["learn"]["level_updates"] == [9]  # what the stand-in calls so: the last word
+    assert rows[0].conditions["learn"]["state_bytes"] == 4 * V + 3 * 8
 
 
 def test_score_mqar_takes_a_key_of_several_tokens_whole() -> None:
@@ -141,9 +131,9 @@ def test_score_languages_wants_all_sets_correct() -> None:
     labels[0, :13], labels[1, :4] = 0, 0
     labels[1, 3] = 5
     result = documents([[1] * 13, [1] * 4], ["a", "b"], labels=labels)
-    rows = evaluate_stream(Remembers(), "formal_languages", Fixed(result), CPU, batch_size=2)
-    assert rows[0].conditions["frozen"].sums == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
-    assert rows[1].conditions["frozen"].sums == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
+    rows = evaluate_stream(Remembers(), "formal_languages", Fixed(result), batch_size=2)
+    assert sums(rows[0], "frozen") == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
+    assert sums(rows[1], "frozen") == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
 
 
 def test_score_needle_counts_runs_of_targets() -> None:
@@ -151,9 +141,8 @@ def test_score_needle_counts_runs_of_targets() -> None:
     result = replace(
         documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), segment_ends=(8, 12)
     )
-    (row,) = evaluate_stream(Remembers(), "needle", Fixed(result), CPU, batch_size=1)
-    sums = row.conditions["learn"].sums
-    assert sums == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
+    (row,) = evaluate_stream(Remembers(), "needle", Fixed(result), batch_size=1)
+    assert sums(row, "learn") == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
     assert contiguous_slices(torch.tensor([0, 1, 1, 0, 1]).bool()) == [slice(1, 3), slice(4, 5)]
 
 
@@ -201,17 +190,10 @@ def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None
 
 
 def test_evaluate_stream_reads_items_on_forks() -> None:
-    result = documents([[1, 9, 5, 8], [1, 7, 5, 6]], ["S-1@4@0#0", "S-1@4@0#1"], [[1, 3], [1, 3]])
-    model = Remembers()
-    before = cast(FastWeightState, cast(Any, model.read_tokens(torch.tensor([[1, 9, 5, 8, 5]])).cache))
-    rows_kept = values.map_tensors(before, Tensor.clone)
-    rows = evaluate_stream(model, "needle", Fixed(result), CPU, batch_size=2, prefix_state=before)
-    assert [row.conditions["frozen"].sums["all"] for row in rows] == [(2, 2), (0, 2)]
-    assert values.states_equal(before, rows_kept)
-    assert fork_state(model, before, 3).position.tolist() == [5, 5, 5]
-    assert rows == evaluate_stream(
-        model, "needle", Fixed(result), CPU, batch_size=1, prefix_state=before
-    )  # no item sees another
+    result = documents([[1, 9, 1, 9], [2, 7, 1, 9]], ["S-1@4@0#0", "S-1@4@0#1"], [[3], [3]])
+    rows = evaluate_stream(Remembers(), "needle", Fixed(result), batch_size=2)
+    assert [sums(row, "learn")["all"] for row in rows] == [(1, 1), (0, 1)]
+    assert rows == evaluate_stream(Remembers(), "needle", Fixed(result), batch_size=1)  # no item sees another
 
 
 def text_of(n: int = 40, W: int = 8) -> DocumentBatch:
@@ -225,26 +207,26 @@ def text_of(n: int = 40, W: int = 8) -> DocumentBatch:
 
 
 def test_evaluate_stream_reads_texts_in_order_carried_or_reset() -> None:
-    rows = evaluate_stream(Remembers(), "ppl", Fixed(text_of()), CPU, batch_size=2, bytes_per_token=torch.full((V,), 2))
+    rows = evaluate_stream(Remembers(), "ppl", Fixed(text_of()), batch_size=2, bytes_per_token=torch.full((V,), 2))
     by_name = {row.id: row for row in rows}
     assert set(by_name) == {"a", "b"}
     for name, length, period, stretches in (("a", 40, 5, 5), ("b", 20, 7, 3)):
         ways = by_name[name].conditions
         n = length - stretches  # the first of each stretch is nobody's target
-        wrong = {way: round(outputs.sums["all"][0] / 50) for way, outputs in ways.items()}
-        assert all(outputs.sums["all"][1] == n for outputs in ways.values())
-        assert all(outputs.sums["per byte"][1] == 2 * n for outputs in ways.values())
+        wrong = {way: round(sums(by_name[name], way)["all"][0] / 50) for way in ways}
+        assert all(metrics["sums"]["all"][1] == n for metrics in ways.values())
+        assert all(metrics["sums"]["per byte"][1] == 2 * n for metrics in ways.values())
         assert wrong["frozen, carry"] == wrong["frozen, reset"] == n
         assert wrong["learn, carry"] == period  # once each, and never again
         assert wrong["learn, reset"] > 2 * period
-        assert ways["learn, carry"].sums["0-256"] == ways["learn, carry"].sums["all"]
+        assert ways["learn, carry"]["sums"]["0-256"] == ways["learn, carry"]["sums"]["all"]
 
 
 def test_score_passage_sums_nll_by_position() -> None:
     rows = [[1] * 600, [1] * 10]
     result = replace(documents(rows, ["a@0", "a@600"]))
-    (row,) = evaluate_stream(Remembers(), "ppl", Fixed(result), CPU, batch_size=1)
-    carried, reset = row.conditions["learn, carry"].sums, row.conditions["learn, reset"].sums
+    (row,) = evaluate_stream(Remembers(), "ppl", Fixed(result), batch_size=1)
+    carried, reset = sums(row, "learn, carry"), sums(row, "learn, reset")
     assert {cell: n for cell, (_, n) in carried.items()} == {"all": 608, "0-256": 255, "256-512": 256, "512-1024": 97}
     assert {cell: n for cell, (_, n) in reset.items()} == {"all": 608, "0-256": 264, "256-512": 256, "512-1024": 88}
     assert merge_sums([carried, reset])["all"][1] == 1216
@@ -278,48 +260,25 @@ def test_cache_as_state_scores_like_the_decoder() -> None:
     assert not bool(values.reset_rows(got.state, [0]).layers[0].cache.valid[0].any())  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_evaluate_stream_stores_and_loads_items(tmp_path: Path) -> None:
+def test_evaluate_stream_stores_and_loads_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = documents([[1, 9, 1, 9]], ["a"], [[3]], num_facts=torch.tensor([1]))
-    rows = evaluate_stream(Remembers(), "mqar", Fixed(result), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
-
-    class Broken(Remembers):
-        def read_tokens(
-            self,
-            input_ids: Tensor,
-            state: Any = None,
-            *,
-            attention_mask: Tensor | None = None,
-            update_weights: bool = True,
-            **_: Any,
-        ) -> DecoderOutput:
-            raise AssertionError
-
-    again = evaluate_stream(Broken(), "mqar", Fixed(result), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
-    assert again == rows
-    assert items_from_records(rows[0].to_records(METADATA)) == rows
+    rows = evaluate_stream(Remembers(), "mqar", Fixed(result), folder=tmp_path)
+    monkeypatch.setattr(Remembers, "read_tokens", None)  # nothing is read again
+    assert evaluate_stream(Remembers(), "mqar", Fixed(result), folder=tmp_path) == rows
     with pytest.raises(BusyError, match="other data"):
-        evaluate_stream(
-            Remembers(),
-            "mqar",
-            Fixed(result),
-            CPU,
-            batch_size=1,
-            folder=tmp_path,
-            metadata=replace(METADATA, key={"run": "other"}),
-        )
+        evaluate_stream(Remembers(), "mqar", Fixed(result), folder=tmp_path, key="other")
 
 
-def row(id: str, right: float, long: bool) -> StreamItem:
+def row(id: str, right: float, long: bool) -> EvalItem:
     cells = {"all": (right, 2.0)} | ({"16 pairs": (right, 2.0)} if long else {"8 pairs": (right, 2.0)})
-    return StreamItem(
-        id, {"learn": StreamItemResult(cells, (3.0, 1.0), 100), "frozen": StreamItemResult(cells, (0.0, 0.0), 50)}
+    return EvalItem(
+        id, {"learn": build_metrics(cells, (3.0, 1.0), 100), "frozen": build_metrics(cells, (0.0, 0.0), 50)}
     )
 
 
 def test_result_to_json_means_over_items_and_seeds() -> None:
     rows = [[row("a", 2, False), row("b", right, True), row("c", 1, True)] for right in (0, 2)]
-    line = StreamTaskResult("mqar", "mqar", "run", (0, 1), rows, {"step": 5})
-    result = result_to_json(line)
+    result = result_to_json(RunResult("run", "mqar", (0, 1), rows, {"step": 5}))
     cells = result["conditions"]["learn"]["metrics"]
     assert list(cells) == ["all", "8 pairs", "16 pairs"]
     assert cells["all"]["mean"] == pytest.approx(np.mean([1, 0, 0.5, 1, 1, 0.5]))
@@ -327,19 +286,16 @@ def test_result_to_json_means_over_items_and_seeds() -> None:
     assert (cells["8 pairs"]["mean"], cells["8 pairs"]["num_items"]) == (1, 1)
     assert (cells["16 pairs"]["mean"], cells["16 pairs"]["num_items"]) == (0.5, 2)
     assert (result["unit"], result["items"], result["step"], result["seeds"]) == ("share", 3, 5, [0, 1])
-    assert (result["conditions"]["learn"]["level_updates"], result["conditions"]["frozen"]["state_bytes"]) == (
-        [3, 1],
-        50,
-    )
+    assert result["conditions"]["learn"]["level_updates"] == [3, 1]
+    assert result["conditions"]["frozen"]["state_bytes"] == 50
 
 
 def test_build_stream_table() -> None:
-    built = [StreamTaskResult("mqar", "mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
-            StreamTaskResult("ppl", "ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(build_stream_table(built))
-    lines = console.export_text().splitlines()
-    assert "50.0 %" in lines[1]
-    assert "3, 1" in lines[1]
-    assert any("0.7500 ± 0.3536" in line for line in lines)
-    assert "nats" in streams_table.LEGEND
+    results = [
+        RunResult("run", "mqar", (0,), [[row("a", 2, False), row("b", 0, True)]]),
+        RunResult("run", "ppl", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]]),
+    ]
+    table = build_stream_table(results)
+    assert table.rows[0][2:5] == ["learn", "all", "50.0 %"]
+    assert "3, 1" in table.rows[0]
+    assert any("0.7500 ± 0.3536" in cells for cells in table.rows)

@@ -184,15 +184,14 @@ def check_same_recipe(path: Path, recipe: "Recipe") -> None:
 
 def is_finished(run: DemoRun) -> bool:
     """Return whether a run is trained and evaluated."""
-    from laconic.cli.demo_run import planned_evaluations
+    from laconic.cli.demo_run import planned_conditions
     from laconic.config.load import load_recipe
     from laconic.evaluation.reasoning.run import load_result
 
     if not (run.path / "recipe.toml").exists():
         return False
-    for with_cot, iterations in planned_evaluations(run.recipe):
-        if load_result(run.path, "test", with_cot=with_cot, iterations=iterations) is None:
-            return False
+    if any(load_result(run.path, "test", condition) is None for condition in planned_conditions(run.recipe)):
+        return False
     return load_recipe(run.path / "recipe.toml")[0].train.steps == run.recipe.train.steps
 
 
@@ -342,6 +341,7 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     """Print the table and its footnotes (or JSON), and write report.html."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
+    from laconic.evaluation.tables import print_table
 
     rank = {name: index for index, name in enumerate(TABLE_ORDER)}
     table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
@@ -350,7 +350,5 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     if format == "json":
         print(json.dumps(runs_table.report_to_json(report), ensure_ascii=False, allow_nan=False))
         return
-    from rich.console import Console
-
-    Console(highlight=False).print(runs_table.build_table(report))
+    print_table(runs_table.build_table(report))
     print(runs_table.format_footnotes(report))

@@ -19,6 +19,7 @@ from laconic.evaluation.inspection.question import QuestionInspection, inspect_q
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning.latency import measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
+from laconic.evaluation.reasoning.run import EvalCondition
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.load_run import LoadedRun, load_run
@@ -92,7 +93,7 @@ def build_result(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
         cot_accuracy=[
             float(result.correct.mean())
             for folder in folders
-            if (result := reasoning_run.load_result(folder, "test", with_cot=True))
+            if (result := reasoning_run.load_result(folder, "test", EvalCondition(with_cot=True)))
         ],
         training_seconds=[sum(line.get("seconds", 0.0) for line in load_metrics(folder)) for folder in folders],
     )
@@ -108,7 +109,9 @@ def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, l
     """Map numbers of Jacobi iterations to the accuracy of each seed, where all seeds were evaluated."""
     sweep: dict[int, list[float]] = {}
     for iterations in range(max_iterations + 1):
-        results = [reasoning_run.load_result(folder, "test", iterations=iterations) for folder in folders]
+        results = [
+            reasoning_run.load_result(folder, "test", EvalCondition(iterations=iterations)) for folder in folders
+        ]
         shares = [float(result.correct.mean()) for result in results if result]
         if len(shares) == len(folders):
             sweep[iterations] = shares

@@ -3,11 +3,15 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from laconic.cli.train import TrainCommand
 from laconic.console import log_message, progress
 from laconic.errors import LaconicError
+
+if TYPE_CHECKING:
+    from laconic.config.recipe import Recipe
+    from laconic.evaluation.reasoning.run import EvalCondition
 
 EVALUATION_BATCH_SIZE = 250
 SWEEP_QUESTIONS = 1000  # questions for each number of Jacobi iterations
@@ -31,38 +35,33 @@ def evaluate_conditions(folder: Path) -> int:
     import torch
 
     from laconic.data.reasoning.answer_matching import DIGIT
-    from laconic.evaluation.reasoning import run as reasoning_run
     from laconic.evaluation.reasoning.question_sets import load_question_set
+    from laconic.evaluation.reasoning.run import build_question_job
+    from laconic.evaluation.suite import evaluate_job
     from laconic.experiment.load_run import load_run
 
     run = load_run(folder, torch.device("cpu"))
     with progress("evaluating") as show:
-        for with_cot, iterations in planned_evaluations(run.recipe):
-            limit = None if iterations is None else SWEEP_QUESTIONS
+        for condition in planned_conditions(run.recipe):
+            limit = None if condition.iterations is None else SWEEP_QUESTIONS
             questions = load_question_set(run, "test", DIGIT, limit=limit)
-            decoding = reasoning_run.decoding_for(run, questions, with_cot=with_cot)
-            name = "chain of thought" if with_cot else "test" if iterations is None else f"{iterations} iterations"
-            reasoning_run.evaluate_run(
-                run,
-                questions,
-                decoding,
-                with_cot=with_cot,
-                iterations=iterations,
-                batch_size=EVALUATION_BATCH_SIZE,
-                limit=limit,
-                progress=lambda _, done, total, name=name: show(name, done, total),
-            )
+            job = build_question_job(run, questions, condition, limit=limit, batch_size=EVALUATION_BATCH_SIZE)
+            name = condition.name or "test"
+            evaluate_job(run, job, progress=lambda _, done, total, name=name: show(name, done, total))
     return 0
 
 
-def planned_evaluations(recipe: Any) -> Iterator[tuple[bool, int | None]]:
-    """Yield pairs (with_cot, number of Jacobi iterations); None means as many iterations as in training."""
-    yield False, None
-    if recipe.method in ("codi", "pccot", "kava"):
-        yield True, None
+def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
+    """Yield the conditions that the report of the demo needs."""
+    from laconic.evaluation.reasoning.run import EvalCondition
+    from laconic.evaluation.validation import COT_TEACHER_METHODS
+
+    yield EvalCondition()
+    if recipe.method in COT_TEACHER_METHODS:
+        yield EvalCondition(with_cot=True)
     if recipe.latents and recipe.latents.jacobi_iterations:
         for iterations in range(recipe.latents.jacobi_iterations + EXTRA_ITERATIONS + 1):
-            yield False, iterations
+            yield EvalCondition(iterations=iterations)
 
 
 if __name__ == "__main__":

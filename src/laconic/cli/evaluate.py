@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -19,11 +19,12 @@ from laconic.cli.arguments import (
 )
 from laconic.errors import UsageError
 
-if TYPE_CHECKING:
-    import torch
-
-
-QUESTION_FLAGS = ("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency")
+QUESTIONS = "runs that answer questions"
+OPTION_USERS = {  # options that not every suite has, and the runs that they are for
+    **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
+    "data_dir": QUESTIONS,
+    "query_aware": "compression runs",
+}
 CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 
 
@@ -76,85 +77,45 @@ class EvaluateCommand:
         """Evaluate, store the results and print them."""
         self.validate()
         from laconic.cli.train import resolve_device
-        from laconic.evaluation.compression.cli_runs import reads_documents
-        from laconic.evaluation.streams.cli_runs import should_run_streams
-
-        device = resolve_device(self.device)
-        runs, tasks = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
-        if should_run_streams(runs, tasks):
-            return self.evaluate_streams(runs, tasks, device)
-        if reads_documents(runs):
-            return self.evaluate_documents(runs, tasks, device)
-        refuse_flags({"query_aware": self.query_aware}, "only for compression runs")
-        return self.evaluate_questions(runs, tasks, device)
-
-    def evaluate_questions(self, runs: tuple[str, ...], tasks: tuple[str, ...], device: "torch.device") -> int:
-        """Evaluate runs that answer questions."""
-        from laconic.evaluation.reasoning import table as reasoning_table
-        from laconic.evaluation.reasoning.cli_runs import ReasoningRequest, run_evaluations
-        from laconic.evaluation.tables import print_table
+        from laconic.evaluation.suite import EvalRequest, evaluate_runs
+        from laconic.evaluation.suites import choose_suite
+        from laconic.evaluation.tables import Table, print_table
         from laconic.training.distributed import init_ranks
         from laconic.training.signals import handle_signals
 
+        device = resolve_device(self.device)
+        runs, tasks = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
+        suite = choose_suite(runs, tasks)
+        for name, users in OPTION_USERS.items():
+            if name not in suite.options:
+                refuse_flags({name: getattr(self, name)}, f"only for {users}")
         with handle_signals() as stop, init_ranks(None, device) as ranks:
-            request = ReasoningRequest(
-                runs=runs,
-                baseline=None if self.baseline is None else to_utf8(self.baseline),
-                datasets=tasks,
-                protocol=self.protocol,
-                tolerance=parse_tolerance(self.tolerance, self.protocol),
-                root=self.data_dir,
+            request = EvalRequest(
+                runs,
+                tasks,
+                device,
+                stop,
+                ranks,
                 limit=self.limit,
-                with_cot=self.with_cot,
-                iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
                 checkpoint=self.checkpoint,
                 batch_size=self.batch_size,
-                num_timed=self.latency,
-                device=device,
-                ranks=ranks,
-                stop=stop,
+                data_dir=self.data_dir,
+                shots=self.shots,
+                query_aware=self.query_aware,
+                protocol=self.protocol,
+                tolerance=parse_tolerance(self.tolerance, self.protocol),
+                with_cot=self.with_cot,
+                jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
+                baseline=None if self.baseline is None else to_utf8(self.baseline),
+                latency=self.latency,
             )
-            results = run_evaluations(request)
-            if ranks.rank != 0:
-                return 0
-            if self.format == "json":
-                print(json.dumps(reasoning_table.table_to_json(results), ensure_ascii=False, allow_nan=False))
-            else:
-                print_table(reasoning_table.build_table(results))
-                print(reasoning_table.format_footnotes(results))
+            report = suite.report(request, evaluate_runs(suite, request))
+            if ranks.rank == 0:
+                if self.format == "json":
+                    print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
+                for block in report.blocks if self.format == "human" else ():
+                    print_table(block) if isinstance(block, Table) else print(block)
         return 0
-
-    def evaluate_streams(self, runs: tuple[str, ...], tasks: tuple[str, ...], device: "torch.device") -> int:
-        """Evaluate models with fast weights, and language models beside them, on streams."""
-        from laconic.evaluation.runs import EvalRequest
-        from laconic.evaluation.streams.cli_runs import print_results, run_evaluations
-        from laconic.training.signals import handle_signals
-
-        self.refuse_question_flags()
-        with handle_signals() as stop:
-            request = EvalRequest(runs, tasks, self.limit, self.checkpoint, device, stop)
-            results = run_evaluations(request, self.data_dir, self.shots)
-            print_results(results, self.format == "json")
-        return 0
-
-    def evaluate_documents(self, runs: tuple[str, ...], tasks: tuple[str, ...], device: "torch.device") -> int:
-        """Evaluate compression runs on documents, and on files with questions or labels."""
-        from laconic.evaluation.compression.cli_files import evaluate_files
-        from laconic.evaluation.compression.cli_runs import print_results, run_evaluations
-        from laconic.evaluation.runs import EvalRequest
-        from laconic.training.signals import handle_signals
-
-        self.refuse_question_flags("data_dir")
-        with handle_signals() as stop:
-            request = EvalRequest(runs, tasks, self.limit, self.checkpoint, device, stop)
-            results, file_results = run_evaluations(request), evaluate_files(request, self.query_aware)
-            print_results(results, file_results, self.format == "json")
-        return 0
-
-    def refuse_question_flags(self, *others: str) -> None:
-        """Raise `UsageError` (2) if a flag for runs that answer questions, or one of `others`, is set."""
-        flags = {name: getattr(self, name) for name in (*QUESTION_FLAGS, *others)}
-        refuse_flags(flags, "only for runs that answer questions")
 
     def validate(self) -> None:
         """Raise `UsageError` (2) for invalid flags."""

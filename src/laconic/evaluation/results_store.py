@@ -32,7 +32,7 @@ ProgressCallback = Callable[[str, int, int], None]  # name, done, total
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The metrics of one item under one condition.
+    """The metrics of one item under one condition: a line of `records.jsonl`.
 
     Attributes:
         task: Name of the data set or stream.
@@ -51,6 +51,18 @@ class EvalRecord:
     item: str
     condition: str
     metrics: Mapping[str, Any]
+
+
+class EvalItem(NamedTuple):
+    """The metrics of one item by condition."""
+
+    id: str
+    conditions: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """Metrics of the first condition, for those that do not depend on the condition."""
+        return next(iter(self.conditions.values()))
 
 
 @dataclass(frozen=True)
@@ -79,10 +91,6 @@ class EvalMetadata:
     variant: Mapping[str, str] = field(default_factory=dict[str, str])
     key: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def new_record(self, item: str, condition: str, metrics: Mapping[str, Any]) -> EvalRecord:
-        """Return the record of one item under one condition."""
-        return EvalRecord(self.task, self.run, self.seed, self.step, item, condition, metrics)
-
     @property
     def folder_name(self) -> str:
         """Name of the folder in `evaluations`: unique per task, variant, step and limits. It is never parsed."""
@@ -101,6 +109,31 @@ class EvalMetadata:
         return self.step, inf if self.limit is None else self.limit, inf if self.shots is None else self.shots
 
 
+@dataclass(frozen=True)
+class EvalJob:
+    """One evaluation of one checkpoint: the contents of one results folder.
+
+    Attributes:
+        metadata: What is evaluated. A stored evaluation with other metadata under the same name is refused.
+        num_units: Number of units of work, usually items.
+        evaluate: Returns the items of each of the given units.
+        batch_size: Number of units per call, on each rank.
+        order: Order of evaluation; records are stored in order of the units all the same.
+        summarize: Returns the figures that are stored in `result.json`.
+        notes: Remarks beside the figures.
+        source: Data that a report on the results needs besides them.
+    """
+
+    metadata: EvalMetadata
+    num_units: int
+    evaluate: Callable[[Sequence[int]], Sequence[Sequence[EvalItem]]]
+    batch_size: int = 1
+    order: Sequence[int] | None = None
+    summarize: Callable[[Sequence[EvalItem]], Mapping[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
+    source: Any = None
+
+
 class StoredEvaluation(NamedTuple):
     """A committed evaluation: its folder, its metadata and its summary figures."""
 
@@ -115,74 +148,87 @@ def folder_safe_name(name: str) -> str:
 
 
 def run_resumable(
-    folder: Path | None,
-    metadata: EvalMetadata,
-    num_units: int,
-    evaluate: Callable[[Sequence[int]], Sequence[Sequence[EvalRecord]]],
+    job: EvalJob,
+    folder: Path | None = None,
     *,
-    batch_size: int,
-    order: Sequence[int] | None = None,
-    summarize: Callable[[Sequence[EvalRecord]], Mapping[str, Any]] | None = None,
     extra_files: Mapping[str, str] | None = None,
     progress: ProgressCallback | None = None,
     before_batch: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
-) -> list[EvalRecord]:
+) -> list[EvalItem]:
     """Evaluate every unit, or load what an earlier call with the same metadata stored.
 
     Args:
+        job: What to evaluate.
         folder: The run's `evaluations` folder; None keeps nothing on disk.
-        metadata: What is evaluated. A stored evaluation with other metadata under the same name is refused.
-        num_units: Number of units of work, usually items.
-        evaluate: Returns the records of each of the given units.
-        batch_size: Number of units per call, on each rank.
-        order: Order of evaluation; records are stored in order of the units all the same.
-        summarize: Returns the figures that are stored in `result.json`.
         extra_files: Further text files to store, by name.
         progress: Called with an empty name, the number of finished units and their total.
         before_batch: Called before each batch; may raise to interrupt.
         ranks: Processes that share each batch; the first one writes.
 
     Returns:
-        The records of all units, in order of the units.
+        The items of all units, in order of the units.
 
     Raises:
         BusyError: The folder or its partial results belong to other metadata.
         CorruptArtifactError: A stored file was changed.
     """
     ranks = ranks or SingleProcess()
-    target = None if folder is None else folder / metadata.folder_name
+    target = None if folder is None else folder / job.metadata.folder_name
     if target is not None:
-        stored = ranks.run_on_rank_zero(lambda: _read_committed(target, metadata))
+        stored = ranks.run_on_rank_zero(lambda: _read_committed(target, job.metadata))
         if stored:
-            return [parse_record(line) for line in stored]
-    order = range(num_units) if order is None else order
+            return group_items([parse_record(line) for line in stored])
+    order = range(job.num_units) if job.order is None else job.order
     partial = None if target is None else partial_folder(target)
-    lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, metadata))]
+    lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
     with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
-        while len(lines) < num_units:
+        while len(lines) < job.num_units:
             if before_batch:
                 before_batch()
-            indices = order[len(lines) : len(lines) + batch_size * ranks.world_size]
+            indices = order[len(lines) : len(lines) + job.batch_size * ranks.world_size]
             rank_indices = indices[ranks.rank :: ranks.world_size]
-            parts = ranks.all_gather([_format_unit(unit) for unit in evaluate(rank_indices)] if rank_indices else [])
+            units = job.evaluate(rank_indices) if rank_indices else []
+            parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
             file.writelines(new)
             file.flush()
             lines += new
             if progress:
-                progress("", len(lines), num_units)
-    units = sorted(zip(order, lines, strict=True), key=lambda unit: unit[0])
-    records = [EvalRecord(**record) for _, line in units for record in json.loads(line)]
+                progress("", len(lines), job.num_units)
+    by_unit = sorted(zip(order, lines, strict=True), key=lambda unit: unit[0])
+    records = [EvalRecord(**record) for _, line in by_unit for record in json.loads(line)]
     if target is not None:
-        figures = summarize(records) if summarize else {}
-        ranks.run_on_rank_zero(lambda: _commit(target, metadata, records, figures, extra_files or {}))
-    return records
+        ranks.run_on_rank_zero(lambda: _commit(target, job, records, extra_files or {}))
+    return group_items(records)
 
 
 def partial_folder(folder: Path) -> Path:
     """Return where the units of an unfinished evaluation lie."""
     return folder.with_name(f".partial-{folder.name}")
+
+
+def to_records(metadata: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
+    """Return one record per item and condition."""
+    m = metadata
+    return [
+        EvalRecord(m.task, m.run, m.seed, m.step, item.id, condition, metrics)
+        for item in items
+        for condition, metrics in item.conditions.items()
+    ]
+
+
+def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
+    """Group records by item, in order; a condition that an item already has begins another item of that name."""
+    items: list[EvalItem] = []
+    latest: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for record in records:
+        conditions = latest.get(record.item)
+        if conditions is None or record.condition in conditions:
+            conditions = latest[record.item] = {}
+            items.append(EvalItem(record.item, conditions))
+        conditions[record.condition] = record.metrics
+    return items
 
 
 def format_record(record: EvalRecord) -> str:
@@ -195,31 +241,32 @@ def parse_record(line: str) -> EvalRecord:
     return EvalRecord(**json.loads(line))
 
 
-def load_records(folder: Path) -> list[EvalRecord]:
-    """Load the records of a committed evaluation.
+def load_items(folder: Path) -> list[EvalItem]:
+    """Load the items of a committed evaluation.
 
     Raises:
         CorruptArtifactError: A file is missing or was changed.
     """
     manifest.verify_folder(folder, "evaluation")
-    return [parse_record(line) for line in (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines()]
+    return group_items([parse_record(line) for line in (folder / RECORDS_FILE).read_text("utf-8").splitlines()])
+
+
+def load_stored(folder: Path) -> StoredEvaluation:
+    """Load the metadata and the summary figures of a committed evaluation.
+
+    Raises:
+        InputError: The folder was written by an incompatible version.
+    """
+    result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    if result.get("schema") != SCHEMA or "metadata" not in result:
+        raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
+    return StoredEvaluation(folder, EvalMetadata(**result["metadata"]), result["figures"])
 
 
 def list_evaluations(folder: Path, kind: EvalKind | None = None) -> list[StoredEvaluation]:
-    """List the committed evaluations in a run's `evaluations` folder, of one kind or all.
-
-    Raises:
-        InputError: A folder was written by an incompatible version.
-    """
-    evaluations: list[StoredEvaluation] = []
-    for path in sorted(folder.glob(f"{kind or ''}*/{RESULT_FILE}")):
-        if path.parent.name.startswith("."):
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if result.get("schema") != SCHEMA or "metadata" not in result:
-            raise InputError(f"{path}: written by an incompatible version; {REMOVE_HINT}")
-        evaluations.append(StoredEvaluation(path.parent, EvalMetadata(**result["metadata"]), result["figures"]))
-    return evaluations
+    """List the committed evaluations in a run's `evaluations` folder, of one kind or all."""
+    files = sorted(folder.glob(f"{kind or ''}*/{RESULT_FILE}"))
+    return [load_stored(file.parent) for file in files if not file.parent.name.startswith(".")]
 
 
 def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:
@@ -233,9 +280,9 @@ def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], St
     return latest
 
 
-def _format_unit(records: Sequence[EvalRecord]) -> str:
+def _format_unit(metadata: EvalMetadata, items: Sequence[EvalItem]) -> str:
     """Return the records of a unit as one line of the partial results."""
-    return to_canonical_json([asdict(record) for record in records]) + "\n"
+    return to_canonical_json([asdict(record) for record in to_records(metadata, items)]) + "\n"
 
 
 def _metadata_text(metadata: EvalMetadata) -> str:
@@ -269,22 +316,17 @@ def _read_committed(folder: Path, metadata: EvalMetadata) -> list[str]:
     return (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-def _commit(
-    folder: Path,
-    metadata: EvalMetadata,
-    records: Sequence[EvalRecord],
-    figures: Mapping[str, Any],
-    extra_files: Mapping[str, str],
-) -> None:
+def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:
     """Write the folder of a finished evaluation and remove the partial results."""
-    text = "".join(map(format_record, records))
+    text, metadata = "".join(map(format_record, records)), asdict(job.metadata)
+    figures = dict(job.summarize(group_items(records))) if job.summarize else {}
 
     def write(new: Path) -> None:
         files = manifest.ManifestWriter(new)
         for name, content in {**extra_files, RECORDS_FILE: text}.items():
             files.add_text(name, content)
-        files.add_json(RESULT_FILE, {"schema": SCHEMA, "metadata": asdict(metadata), "figures": dict(figures)})
-        files.finish("evaluation", 0, {"metadata": hash_json(asdict(metadata))})
+        files.add_json(RESULT_FILE, {"schema": SCHEMA, "metadata": metadata, "figures": figures})
+        files.finish("evaluation", 0, {"metadata": hash_json(metadata)})
 
     write_folder_atomically(folder, write, len(text))
     shutil.rmtree(partial_folder(folder))

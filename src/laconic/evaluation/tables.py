@@ -1,7 +1,7 @@
-"""Tables on a terminal, and figures as text."""
+"""Tables of results: columns declared once, printed on a terminal or rendered on a page; figures as text."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from laconic.evaluation.statistics import Estimate
 
@@ -9,26 +9,51 @@ MIN_SEEDS = 3  # fewer seeds give no standard deviation beside an accuracy
 WIDTH_WITHOUT_TERMINAL = 240
 
 
-def build_terminal_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 1, title: str | None = None
-) -> Any:
-    """Return a `rich` table; the first `num_text_columns` columns are aligned left. Rows may be short."""
-    from rich.table import Table
+class Column(NamedTuple):
+    """A column of a table: its title, the text of its cell for a row, and whether it is aligned left."""
 
-    table = Table(box=None, pad_edge=False, header_style="", title=title)
-    for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < num_text_columns else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title: str
+    format: Callable[[Any], str]
+    is_text: bool = False
 
 
-def print_table(table: Any) -> None:
-    """Print a `rich` table; where the output is no terminal, no line is cut to its width."""
+class Table(NamedTuple):
+    """A table of cells; the first `num_text_columns` columns are aligned left, the others right.
+
+    `header` may be empty, and rows may be short. On pages, cells are escaped unless they are `Markup`.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    num_text_columns: int = 1
+
+
+def build_table(columns: Sequence[Column], rows: Sequence[Any], caption: str = "") -> Table:
+    """Return the table of some rows; columns of text come first."""
+    cells = [[column.format(row) for column in columns] for row in rows]
+    return Table([column.title for column in columns], cells, caption, sum(column.is_text for column in columns))
+
+
+def print_table(table: Table) -> None:
+    """Print a table; where the output is no terminal, no line is cut to its width."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)).print(table)
+    console = console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    console.print(to_rich(table))
+
+
+def to_rich(table: Table) -> Any:
+    """Return a table for `rich`."""
+    from rich.table import Table as RichTable
+
+    rich = RichTable(box=None, pad_edge=False, header_style="", title=table.caption or None)
+    for i, name in enumerate(table.header):
+        rich.add_column(name, justify="left" if i < table.num_text_columns else "right", no_wrap=True)
+    for row in table.rows:
+        rich.add_row(*row)
+    return rich
 
 
 def format_percent(share: float) -> str:
@@ -48,6 +73,16 @@ def format_interval(estimate: Estimate) -> str:
     return f"{format_percent(estimate.low)} – {format_percent(estimate.high)}"
 
 
+def format_mean(estimate: Estimate) -> str:
+    """Format a mean of nats with its standard deviation over seeds."""
+    return f"{estimate.mean:.4f}" + ("" if estimate.sd is None else f" ± {estimate.sd:.4f}")
+
+
 def format_count(x: float) -> str:
     """Format a mean count: without decimals if it is whole."""
     return f"{x:.0f}" if abs(x - round(x)) < 0.005 else f"{x:.1f}"
+
+
+def format_signed(x: float, digits: int) -> str:
+    """Format a difference with its sign, without a negative zero."""
+    return f"{round(x, digits) + 0.0:+.{digits}f}"

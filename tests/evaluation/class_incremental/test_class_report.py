@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from laconic.evaluation.class_incremental.metrics import estimate_metrics, metrics_to_json
-from laconic.evaluation.class_incremental.report import HEADER, build_figures, build_table, format_metric, mean_matrix
+from laconic.evaluation.class_incremental.report import (
+    COLUMNS,
+    build_method_table,
+    build_plots,
+    format_metric,
+    mean_matrix,
+)
 from tests.conftest import needs
 
 A = [[0.9, None], [0.1, 0.7]]
@@ -29,9 +35,10 @@ RESULTS = {
 }
 
 
-def test_build_table() -> None:
-    header, learner, joint = build_table(RESULTS)
-    assert header == list(HEADER)
+def test_build_method_table() -> None:
+    table = build_method_table(RESULTS)
+    learner, joint = table.rows
+    assert table.header == [column.title for column in COLUMNS]
     assert learner[0] == "learner"
     assert learner[1].startswith("40.0 (")
     assert learner[3].startswith("-60.0 (")
@@ -47,9 +54,9 @@ def test_mean_matrix() -> None:
     assert mean_matrix([ONCE])[0] == [None, None]
 
 
-def test_build_figures() -> None:
+def test_build_plots() -> None:
     needs("matplotlib")
-    figures = build_figures(RESULTS)
-    assert [title for title, _, _ in figures] == ["four, task after task", "four, learner"]
-    assert "learner ends at 40; joint ends at 70" in figures[0][2]
-    assert "accuracy in percent on each task at the end: 20, 60" in figures[1][2]
+    plots = build_plots(RESULTS)
+    assert [plot.title for plot in plots] == ["four, task after task", "four, learner"]
+    assert "learner ends at 40; joint ends at 70" in plots[0].image
+    assert "accuracy in percent on each task at the end: 20, 60" in plots[1].image

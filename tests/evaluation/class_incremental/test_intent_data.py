@@ -64,7 +64,9 @@ def test_load_intents_of_shipped_files(name: str, counts: tuple[int, int, int], 
 def test_build_stream_of_shipped_file() -> None:
     tokenizer = load_tokenizer(shared_dir() / "models" / "stories260k")
     got = at_hand("clinc150")
-    stream = build_stream(got, tokenizer, 3, name="clinc150", max_test_per_class=1, max_train_per_class=2)
+    stream = build_stream(
+        got, tokenizer, 3, name="clinc150", classes_per_task=15, max_test_per_class=1, max_train_per_class=2
+    )
     assert [len(task) for task in stream.task_classes] == [15] * 10
     assert sorted(k for task in stream.task_classes for k in task) == list(range(150))
     assert [len(task) for task in stream.train] == [30] * 10
@@ -109,20 +111,6 @@ def test_build_stream_divides_shuffled_classes() -> None:
     assert [Counter(item.label for item in task).most_common()[0][1] for task in limits.train] == [3, 3]
     other = build_stream(intents(), tokenizer, 1, name="four", classes_per_task=2, max_test_per_class=1)
     assert {item for task in limits.test for item in task} == {item for task in other.test for item in task}
-
-
-def test_use_validation_split_excludes_test_rows() -> None:
-    tokenizer, got = build_byte_tokenizer(), intents(20)
-    test_texts = {row.text for row in got.test}
-    chosen = intent_data.use_validation_split(got)
-    assert Counter(row.label for row in chosen.test) == dict.fromkeys(LABELS, 2)  # a tenth
-    assert len(chosen.train) == 72
-    assert test_texts.isdisjoint(row.text for row in [*chosen.train, *chosen.test])
-    with_valid = got._replace(valid=[Utterance("held", "card_lost", "valid")])
-    assert intent_data.use_validation_split(with_valid).test == with_valid.valid
-    assert intent_data.use_validation_split(with_valid).train == got.train
-    stream = build_stream(got, tokenizer, 0, name="four", classes_per_task=2, part="valid")
-    assert [len(task) for task in stream.test] == [4, 4]
 
 
 def test_build_stream_line_format() -> None:

@@ -1,6 +1,8 @@
-"""Class-incremental evaluation: every method on a few rows, and refused methods."""
+"""Class-incremental evaluation: every method on a few rows, and the methods of a model."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,19 @@ import pytest
 
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.errors import UsageError
-from laconic.evaluation.class_incremental.finetune_baselines import FinetuneConfig
-from laconic.evaluation.class_incremental.report import build_table
-from laconic.evaluation.class_incremental.run import METHODS, plan_class_incremental
-from laconic.evaluation.results_store import EvalMetadata
+from laconic.evaluation.class_incremental import intent_data
+from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
+from laconic.evaluation.class_incremental.metrics import METHODS
+from laconic.evaluation.class_incremental.report import build_method_table
+from laconic.evaluation.class_incremental.run import available_methods, plan_class_incremental
+from laconic.evaluation.results_store import EvalJob, EvalMetadata, run_resumable
+from laconic.evaluation.streams.evaluate import CacheAsState
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 
+METADATA = EvalMetadata("class_incremental", "banking77")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 257, "intermediate_size": 32}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128}
 
@@ -26,10 +31,11 @@ def decoder() -> Decoder:
     return Decoder(DecoderConfig.tiny("llama", **SIZES, **HEADS)).eval()
 
 
-def run_plan(*args: Any, log: Any = None, **options: Any) -> dict[str, Any]:
-    plan = plan_class_incremental(*args, **options)
-    metadata = EvalMetadata("class_incremental", "banking77")
-    return plan.summarise([record for unit in plan.run_units(range(len(plan)), metadata, log) for record in unit])
+def run_plan(model: Any, rows: Path, orders: Sequence[int], log: Any = None) -> dict[str, Any]:
+    plan = plan_class_incremental(model, build_byte_tokenizer(), "banking77", rows, orders=orders)
+    return plan.summarise(
+        run_resumable(EvalJob(METADATA, len(plan), lambda units: [[plan.run_unit(i, log)] for i in units]))
+    )
 
 
 @pytest.fixture
@@ -45,20 +51,18 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide the four classes into two tasks."""
+    info = replace(INTENT_DATASETS["banking77"], classes_per_task=2)
+    monkeypatch.setattr(intent_data, "INTENT_DATASETS", {"banking77": info})
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_plan_runs_every_method_on_two_orders(rows: Path) -> None:
     model = HopeAttention.from_decoder(decoder(), (4, 8), "grow", options=CMSOptions(associative_target="start"))
     messages: list[str] = []
-    result = run_plan(
-        model,
-        build_byte_tokenizer(),
-        "banking77",
-        rows,
-        orders=(0, 1),
-        classes_per_task=2,
-        config=FinetuneConfig(batch_size=4),
-        log=messages.append,
-    )
+    result = run_plan(model, rows, (0, 1), messages.append)
     assert list(result["methods"]) == list(METHODS)
     assert result["tasks"] == [2, 2]
     assert (result["train_examples"], result["test_examples"], result["dropped"]) == (12, 4, 0)
@@ -69,25 +73,12 @@ def test_plan_runs_every_method_on_two_orders(rows: Path) -> None:
         assert ("seen-prior" in method["criteria"]) == (not name.startswith("ncm"))
     assert result["methods"]["learner"]["notes"][0]["updates"][0] > 0
     assert result == json.loads(json.dumps(result))
-    assert len(build_table(result)) == 1 + len(METHODS)
+    assert len(build_method_table(result).rows) == len(METHODS)
     assert messages[0].startswith("banking77, learner, order 0: task 1 of 2, ")
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_plan_leaves_out_unavailable_methods(rows: Path) -> None:
-    tokenizer = build_byte_tokenizer()
-    plain = run_plan(
-        decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("frozen", "icl")
-    )
-    assert list(plain["methods"]) == ["frozen", "icl"]
-    with pytest.raises(UsageError, match="learner: the model does not learn"):
-        run_plan(decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("learner",))
-    with pytest.raises(UsageError, match=r"finetun; did you mean finetune\?"):
-        run_plan(decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("finetun",))
+def test_available_methods_leaves_out_what_a_model_does_not_have() -> None:
     attention_free = Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(8,), num_heads=2, head_dim=8)).eval()
-    with pytest.raises(UsageError, match="icl: the model has no attention"):
-        run_plan(attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("icl",))
-    result = run_plan(
-        attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("learner", "finetune")
-    )
-    assert list(result["methods"]) == ["learner", "finetune"]
+    assert set(METHODS) - set(available_methods(CacheAsState(decoder()))) == {"learner"}
+    assert set(METHODS) - set(available_methods(attention_free)) == {"icl"}

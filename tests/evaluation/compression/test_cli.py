@@ -14,10 +14,9 @@ from laconic.cli.main import main
 from laconic.cli.report import ReportCommand
 from laconic.cli.train import TrainCommand
 from laconic.errors import InputError, UsageError
-from laconic.evaluation.compression import cli_files, evaluate
 from laconic.evaluation.compression import run as compression_run
-from laconic.evaluation.compression.evaluate import group_records
-from laconic.evaluation.results_store import UNITS_FILE, load_records
+from laconic.evaluation.compression.context_qa_run import ContextQA
+from laconic.evaluation.results_store import UNITS_FILE, load_items
 from tests.conftest import TINY_RECIPE
 
 RECALL = """method = "autocompressor"
@@ -116,17 +115,17 @@ def test_evaluate_fact_recall_stores_and_reuses_results(run: Run, runs: Path, mo
     ]
     assert (result["dataset"], result["documents"], result["length_policy"]) == ("test", 12, "stop_head")
     (result_file,) = (runs / "facts/evaluations").glob("*/result.json")
-    documents = group_records(load_records(result_file.parent))
-    assert {document.num_facts for document in documents} == {1, 2}
-    assert all(sum(document.scored_tokens) == 8 for document in documents)
+    documents = load_items(result_file.parent)
+    assert {document.shared["num_facts"] for document in documents} == {1, 2}
+    assert all(sum(document.shared["scored_tokens"]) == 8 for document in documents)
     nll = {gain["condition"]: gain["nll"]["mean"] for gain in result["conditions"]}
     for name in ("none", "n = 2", "soft"):
-        assert nll[name] == pytest.approx(sum(sum(d.conditions[name].nll) / 8 for d in documents) / 12)
-    assert {d.conditions["n = 2"].vectors_per_segment for d in documents} == {(2,)}
-    expected = [d.conditions["soft"].expected_lengths[0] for d in documents]
+        assert nll[name] == pytest.approx(sum(sum(d.conditions[name]["nll"]) / 8 for d in documents) / 12)
+    assert [d.conditions["n = 2"]["vectors_per_segment"] for d in documents] == [[2]] * 12
+    expected = [d.conditions["soft"]["expected_lengths"][0] for d in documents]
     assert all(0 < length <= 3 for length in expected)
     assert result["gap"]["expected_length"] == pytest.approx(sum(expected) / 12)
-    monkeypatch.setattr(evaluate, "evaluate_batch", None)  # evaluating again would fail
+    monkeypatch.setattr(compression_run, "evaluate_batch", None)  # evaluating again would fail
     assert evaluate_json(run, "facts") == [result]
     code, out, _ = run("facts")
     assert code == 0
@@ -138,16 +137,16 @@ def test_evaluate_keeps_finished_documents_after_a_signal(
     run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression_run, "BATCH_TOKENS", 5 * (16 + 16))
-    evaluate_batch = evaluate.evaluate_batch
+    evaluate_batch = compression_run.evaluate_batch
 
     def kill_on_second_call(*args: Any) -> Any:
-        monkeypatch.setattr(evaluate, "evaluate_batch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        monkeypatch.setattr(compression_run, "evaluate_batch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         return evaluate_batch(*args)
 
-    monkeypatch.setattr(evaluate, "evaluate_batch", kill_on_second_call)
+    monkeypatch.setattr(compression_run, "evaluate_batch", kill_on_second_call)
     code, _, err = run("facts", "--limit", 9)
     assert code == 75
-    assert "SIGTERM: facts test: finished items are stored" in err
+    assert "SIGTERM: facts, test: finished items are stored" in err
     (partial,) = (runs / "facts/evaluations").glob(".partial-*")
     assert len((partial / UNITS_FILE).read_text().splitlines()) == 5
 
@@ -238,17 +237,17 @@ def test_evaluate_and_report_files_of_questions_and_labels(
         assert title in text, title
     assert run("books/seed-1", "--tasks", questions, "--limit", 1)[0] == 0
     with pytest.raises(InputError, match="different items of questions"):
-        cli_files.load_file_results(["books"])
+        ReportCommand(("books",), Path("none.html")).run()
 
 
 def test_evaluate_files_keeps_finished_items_after_a_signal(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, _ = write_files(tmp_path)
-    monkeypatch.setattr(cli_files.ContextQA, "run_items", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(ContextQA, "run_item", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run("books/seed-1", "--tasks", questions)
     assert code == 75
-    assert "questions.jsonl: finished items are stored" in err
+    assert "questions: finished items are stored" in err
 
 
 def test_report_of_stored_results(run: Run, runs: Path) -> None:

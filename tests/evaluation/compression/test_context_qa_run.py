@@ -26,7 +26,7 @@ def test_context_qa_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch
     ]
     job = ContextQA(model, questions, query_aware=False)
     assert job.order == [0, 2, 1]
-    first, second, other = job.run_items(job.order)
+    first, second, other = map(job.run_item, job.order)
     assert texts == ["a long text", "other"]
     assert [(item.id, item.shared["context"], item.shared["answers"]) for item in (first, second, other)] == [
         ("0", 0, ["x"]),
@@ -40,18 +40,18 @@ def test_context_qa_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch
         "truncated": (model.generate(["ext\nwho?\nit is"], config=config), 4),
         "full": (model.generate(["a long text\nwho?\nit is"], config=config), 12),
     }
-    assert first.conditions == {
+    assert {name: {k: m[k] for k in ("output", "context_size")} for name, m in first.conditions.items()} == {
         name: {"output": output[0].text, "context_size": size} for name, (output, size) in expected.items()
     }
     texts.clear()
     aware = ContextQA(model, questions, query_aware=True)
-    aware.run_items(aware.order)
+    list(map(aware.run_item, aware.order))
     assert texts == ["who?\na long text", "when?\na long text", "where?\nother"]
 
 
 def test_context_qa_leaves_out_contexts_that_do_not_fit() -> None:
     questions = [ContextQuestion("a long text of some forty signs, or more so", "who?", "", ("x",), 3)]
-    (item,) = ContextQA(reader(room=48), questions, query_aware=False).run_items([0])
+    item = ContextQA(reader(room=48), questions, query_aware=False).run_item(0)
     assert list(item.conditions) == ["none", "compressed", "truncated"]
 
 
@@ -76,7 +76,7 @@ def test_icl_label_nlls_equal_one_pass(family: str, monkeypatch: pytest.MonkeyPa
     job = ICLClassification(model, rows(8), test_rows)
     assert len(job.items) == 2 * context_qa_run.NUM_ORDERS * 4
     assert job.labels == ["a", "bb", "only here"]
-    (item,) = job.run_items([1])
+    item = job.run_item(1)
     names = [f"{what} of {n} segment{'s' * (n > 1)}" for n in (1, 2, 3) for what in ("vectors", "last tokens", "text")]
     assert list(item.conditions) == ["zero-shot", *names, "text of 30 tokens", "text of 500 tokens"]
     shared = item.shared

@@ -1,9 +1,8 @@
-"""Scoring tails after contexts: the scored tokens, what precedes them under each condition, and stored results."""
+"""Scoring tails after contexts: the scored tokens, and what precedes them under each condition."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,22 +10,17 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
-from laconic.errors import BusyError, InputError
+from laconic.errors import InputError
 from laconic.evaluation.compression.evaluate import (
     ALL_TOKENS,
     CompressedContext,
     ContextCondition,
     ContextTail,
-    DocumentResult,
     evaluate_batch,
-    evaluate_conditions,
-    group_records,
     split_context,
 )
-from laconic.evaluation.results_store import UNITS_FILE, EvalMetadata
 
-CPU, V = torch.device("cpu"), 11
-METADATA = EvalMetadata("compression", "test", "run")
+V = 11
 
 
 class SumReader:
@@ -108,45 +102,13 @@ def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
             "full": (0, 0, 6),
         }
         assert list(document.conditions) == list(expected)
-        assert document.scored_tokens == (31, 8)
+        assert document.shared["scored_tokens"] == [31, 8]
         for name, (before, start, size) in expected.items():
             nats, num_correct = score_by_loop(batch, b, before, start)
-            result = document.conditions[name]
-            assert result.nll == pytest.approx((sum(nats[:31]), sum(nats[31:])), rel=1e-5)
-            assert (result.num_correct, result.context_size) == (num_correct, size)
-        assert document.conditions["compressed"].vectors_per_segment == (n, n)
-        assert group_records(document.to_records(METADATA)) == [document]
-
-
-def test_evaluate_conditions_resumes_and_reuses_stored_results(tmp_path: Path) -> None:
-    def evaluate(source: RandomDocuments, key: str = "a") -> list[DocumentResult]:
-        metadata = replace(METADATA, key={"checkpoint": key})
-        return evaluate_conditions(source, make_conditions(), CPU, metadata, batch_size=2, folder=tmp_path)
-
-    whole = evaluate_conditions(RandomDocuments(), make_conditions(), CPU, METADATA, batch_size=5)
-    metadata = replace(METADATA, key={"checkpoint": "a"})
-    with pytest.raises(ZeroDivisionError):
-        evaluate_conditions(
-            RandomDocuments(),
-            make_conditions(),
-            CPU,
-            metadata,
-            batch_size=2,
-            folder=tmp_path,
-            progress=lambda *_: 1 // 0,
-        )
-    (partial,) = tmp_path.iterdir()
-    assert len((partial / UNITS_FILE).read_text().splitlines()) == 2
-    with pytest.raises(BusyError):
-        evaluate(RandomDocuments(), "b")
-    source = RandomDocuments()
-    assert evaluate(source) == whole
-    assert source.calls == 2
-    source = RandomDocuments()
-    assert evaluate(source) == whole
-    assert source.calls == 0
-    with pytest.raises(BusyError):
-        evaluate(RandomDocuments(), "b")
+            metrics = document.conditions[name]
+            assert metrics["nll"] == pytest.approx([sum(nats[:31]), sum(nats[31:])], rel=1e-5)
+            assert (metrics["num_correct"], metrics["context_size"]) == (num_correct, size)
+        assert document.conditions["compressed"]["vectors_per_segment"] == [n, n]
 
 
 def test_split_context_rejects_padding() -> None:

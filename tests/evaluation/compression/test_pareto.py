@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.evaluation.compression.results import fixed_lengths, make_condition, 
 N = 8
 
 
-def learned(better: float, noise: float = 0.02) -> list[dict[str, object]]:
+def learned(better: float, noise: float = 0.02) -> list[dict[str, dict[str, Any]]]:
     """Documents with 1 or 3 vectors in turn, `better` nats per token than with two vectors each."""
     return [
         fixed_lengths(d)
@@ -58,7 +59,7 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
     result = pareto.compare_learned_lengths([stop, *runs])
     assert [v.baseline for v in result] == ["its own", "runs of fixed length"]
     assert result[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
-    pooled = [replace(run, run=f"pool-{run.run}", run_info={**run.run_info, "summary": "pool"}) for run in runs]
+    pooled = [replace(run, run=f"pool-{run.run}", info={**run.info, "summary": "pool"}) for run in runs]
     assert pareto.compare_learned_lengths([stop, *pooled, *runs]) == result
     assert [v.baseline for v in pareto.compare_learned_lengths([stop, *pooled])] == ["its own"]
     short = [v for v in pareto.compare_learned_lengths([stop, runs[0]]) if v.baseline == "runs of fixed length"]
@@ -77,7 +78,7 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
 def test_pareto_points_kinds_and_oracle_lengths() -> None:
     ways = learned(0.0)
     for conditions in ways:
-        conditions["end, n = 2"] = make_condition(2.9, 5, ())._replace(context_size=2)
+        conditions["end, n = 2"] = make_condition(2.9, 5, (), context_size=2)
     points = pareto.pareto_points(make_result("stop", ways, seeds=2))
     assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH}
     assert next(p for p in points if p.kind == TEXT_END).mean_point == (2.0, -2.9)

@@ -2,15 +2,15 @@
 
 import re
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from laconic.evaluation.compression import fact_recall, perplexity, report, table
-from laconic.evaluation.compression.context_qa import ContextTaskResult, Item
-from laconic.evaluation.compression.table import CompressionResult
 from laconic.evaluation.report.page import render_page
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.suite import RunResult
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
 
 
@@ -19,7 +19,7 @@ def render(*results: Any) -> str:
     return render_page("Context compression", report.build_sections(*results))
 
 
-def book_result(seeds: int = 1) -> CompressionResult:
+def book_result(seeds: int = 1) -> RunResult:
     """Six stretches of two books."""
     conditions = [
         fixed_lengths(d)
@@ -33,7 +33,7 @@ def book_result(seeds: int = 1) -> CompressionResult:
     return make_result("stop", conditions, seeds=seeds)
 
 
-def recall_result() -> CompressionResult:
+def recall_result() -> RunResult:
     """Six documents of one or two facts; those with two have two vectors."""
     conditions = [
         {
@@ -53,7 +53,7 @@ def to_text(html: str) -> str:
 
 def test_context_gains_are_paired_by_document() -> None:
     result = book_result()
-    gains = {gain.condition: gain for gain in perplexity.context_gains(result.documents_by_seed)}
+    gains = {gain.condition: gain for gain in perplexity.context_gains(result.items_by_seed, result.conditions)}
     saved = [1 - 0.01 * d for d in range(6)]
     mean = sum(saved) / 6
     se = (sum((x - mean) ** 2 for x in saved) / 5 / 6) ** 0.5
@@ -66,7 +66,7 @@ def test_context_gains_are_paired_by_document() -> None:
     assert gains["untrained"].gain.mean == pytest.approx(0.45)
     assert gains["untrained"].share_of_full is None
     assert gains["full"].share_of_full == pytest.approx(1)
-    by_position = perplexity.nll_by_position(result.documents_by_seed, "compressed")
+    by_position = perplexity.nll_by_position(result.items_by_seed, "compressed")
     assert by_position == pytest.approx([2 + 0.11 * 2.5] * 2)
 
 
@@ -84,12 +84,13 @@ def test_clustered_standard_error_with_enough_texts() -> None:
 
 def test_share_of_full_is_none_if_the_whole_text_gains_nothing() -> None:
     conditions = [fixed_lengths(d) | {"full": make_condition(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
-    gains = perplexity.context_gains(make_result("stop", conditions).documents_by_seed)
+    result = make_result("stop", conditions)
+    gains = perplexity.context_gains(result.items_by_seed, result.conditions)
     assert {gain.share_of_full for gain in gains} == {None}
 
 
 def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
-    documents = recall_result().pooled_documents
+    documents = recall_result().pooled_items
     one, two = fact_recall.recall_by_facts(documents, "compressed")
     assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors) == (1, 3, 30 / 39, 1)
     assert one.expected_vectors is None
@@ -102,7 +103,7 @@ def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
     assert gap.accuracy == pytest.approx(1 - 25 / 39)
     assert (gap.expected_length, gap.num_vectors, gap.sampled_length) == pytest.approx((1.75, 0.25, 4 / 3))
     assert fact_recall.length_histogram(documents, "compressed") == {1: 3, 2: 3}
-    assert fact_recall.soft_hard_gap(book_result().pooled_documents) is None
+    assert fact_recall.soft_hard_gap(book_result().pooled_items) is None
 
 
 def test_length_histograms_start_at_zero_if_a_segment_has_no_vectors() -> None:
@@ -135,11 +136,15 @@ def test_report_page_contains_the_figures() -> None:
     assert "-0.0000" not in text
 
 
-def file_result(kind: str) -> ContextTaskResult:
+def make_item(id: int, shared: dict[str, Any], conditions: dict[str, dict[str, Any]]) -> EvalItem:
+    return EvalItem(str(id), {name: {**shared, **metrics} for name, metrics in conditions.items()})
+
+
+def file_result(kind: str) -> RunResult:
     """Two questions about a context, or texts after two orders of demonstrations."""
     if kind == "answers":
         conditions = {"none": {"output": "", "context_size": 0}, "compressed": {"output": "cat", "context_size": 2}}
-        items = [Item(str(i), {"context": i, "task": None, "answers": ["cat"]}, conditions) for i in range(2)]
+        items = [make_item(i, {"context": i, "task": None, "answers": ["cat"]}, conditions) for i in range(2)]
     else:
         conditions = {
             "vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4},
@@ -148,14 +153,14 @@ def file_result(kind: str) -> ContextTaskResult:
             (split, seed, b) for b in (False, True) for seed in (0, 1) for split in ("valid", "test", "test", "test")
         ]
         items = [
-            Item(
-                str(i),
+            make_item(
+                i,
                 {"split": split, "order_seed": seed, "balanced": b, "label_tokens": [1, 1], "label": i % 2},
                 conditions,
             )
             for i, (split, seed, b) in enumerate(parts)
         ]
-    return ContextTaskResult("stop", "file", cast(Any, kind), False, (0,), [items])
+    return RunResult("stop", "file", (0,), [items], variant={"kind": kind})
 
 
 def test_report_page_contains_file_results_and_published_tables() -> None:
@@ -179,11 +184,11 @@ def test_report_page_contains_file_results_and_published_tables() -> None:
 def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     run = book_result(2)
     conditions = {"none": make_condition(4, 0, ()), "full": make_condition(1.5, 0, ())}
-    baseline = replace(make_result("plain", [conditions] * 6), run_info={"method": "lm"})
-    other = replace(make_result("other", [conditions] * 5), run_info={"method": "lm"})
+    baseline = replace(make_result("plain", [conditions] * 6), info={"method": "lm"})
+    other = replace(make_result("other", [conditions] * 5), info={"method": "lm"})
     results = table.add_controls([run, other, baseline])
     assert results[1:] == [other, baseline]
-    gains = {gain.condition: gain for gain in results[0].gains}
+    gains = {gain.condition: gain for _, gain in table.gain_rows(results[0])}
     assert gains["full-tuned"].nll.mean == pytest.approx(1.5)
     assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
     assert gains["full-tuned"].gain.num_seeds == 2

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, L
 
 ARROW, LINE_END = "→", "\n"
 ACCEPTED_FIELDS = "expected text, label and split"
-CLASS_ORDER_KEY, VALIDATION_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 2, 3, 100  # LINE_ORDER_KEY + task for lines
-VALIDATION_DIVISOR = 10  # a tenth of train is for validation if the set has no such split
+CLASS_ORDER_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 3, 100  # LINE_ORDER_KEY + task for lines
 
 
 @dataclass(frozen=True)
@@ -170,18 +169,6 @@ def deduplicate_splits(rows: Sequence[Utterance], name: str) -> IntentRows:
     return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
 
 
-def use_validation_split(intents: IntentRows) -> IntentRows:
-    """Replace the test rows by validation rows, for choosing options; without such a split, by a tenth of train."""
-    if intents.valid:
-        return intents._replace(test=intents.valid, valid=[])
-    held_out: set[int] = set()
-    for rows in group_by_label(intents.train).values():
-        count = max(1, len(rows) // VALIDATION_DIVISOR)
-        held_out |= {rows[i] for i in permutation(len(rows), 0, VALIDATION_KEY)[:count]}
-    train = [row for i, row in enumerate(intents.train) if i not in held_out]
-    return intents._replace(train=train, test=[intents.train[i] for i in sorted(held_out)])
-
-
 def group_by_label(rows: Iterable[Utterance]) -> dict[str, list[int]]:
     """Return the indices of each label's rows, sorted by label."""
     groups: dict[str, list[int]] = {}
@@ -241,10 +228,9 @@ def build_stream(
     seed: int,
     *,
     name: str,
-    classes_per_task: int | None = None,
+    classes_per_task: int,
     max_test_per_class: int | None = None,
     max_train_per_class: int | None = None,
-    part: Literal["test", "valid"] = "test",
 ) -> ClassIncrementalStream:
     """Build the stream of a seed: the shuffled classes divided into tasks, and the lines of each task shuffled.
 
@@ -253,18 +239,16 @@ def build_stream(
         tokenizer: Tokenizer of the model.
         seed: Seed of the orders.
         name: Name of the data set.
-        classes_per_task: Classes of a task; by default the data set's own number.
+        classes_per_task: Classes of a task.
         max_test_per_class: Limit on test rows, the same ones for every seed.
         max_train_per_class: Limit on training rows, the same ones for every seed.
-        part: "valid" evaluates on validation rows, for choosing options.
 
     Raises:
         InputError: If the classes do not divide into whole tasks, or the tokenizer merges the arrow with what follows.
     """
-    intents = use_validation_split(intents) if part == "valid" else intents
     labels = list(group_by_label([*intents.train, *intents.test]))
-    size = classes_per_task or get_intent_dataset(name).classes_per_task
-    if size < 1 or len(labels) % size or len(labels) == size:
+    size = classes_per_task
+    if len(labels) % size or len(labels) == size:
         raise InputError(f"{name}: {len(labels)} classes do not divide into two or more tasks of {size}")
     shuffled = permutation(len(labels), seed, CLASS_ORDER_KEY)
     task_classes = [tuple(shuffled[i : i + size]) for i in range(0, len(labels), size)]

@@ -11,6 +11,7 @@ from laconic.evaluation import statistics
 from laconic.evaluation.statistics import Estimate
 
 AccuracyRows = Sequence[Sequence[float | None]]
+METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
 METRIC_NAMES = ("AA", "BWT", "forgetting", "plasticity")
 
 

@@ -49,7 +49,7 @@ class ClassIncrementalLearner(Protocol):
 class StreamResult(NamedTuple):
     """The result of a learner on a stream: the accuracy matrices by criterion, None where not evaluated, and notes."""
 
-    seed: int
+    order: int
     matrices: dict[str, AccuracyMatrix]
     notes: dict[str, Any]
 

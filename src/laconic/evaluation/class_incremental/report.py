@@ -5,11 +5,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from laconic.evaluation.class_incremental.metrics import METRIC_NAMES, AccuracyRows
+from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows
+from laconic.evaluation.report.page import PagePlot, PageSection, render_plots, render_table
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_heat_maps, plot_lines
+from laconic.evaluation.tables import Column, Table, build_table
 
 ClassIncrementalResults = Mapping[str, Any]  # as `ClassIncrementalPlan.summarise` returns them
-HEADER = ("method", "AA", "AA, all classes", "BWT", "forgetting", "plasticity", "AA, less prior", "updates", "state")
 LEGEND = (
     "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen "
     "(all classes: among all of the set). forgetting: best accuracy on a task less the one at the end. plasticity: "
@@ -18,25 +19,24 @@ LEGEND = (
 )
 
 
-def build_table(results: ClassIncrementalResults) -> list[list[str]]:
-    """Return the header and one row for each method."""
-    rows: list[list[str]] = [list(HEADER)]
-    for name, method in results["methods"].items():
-        metrics = {criterion: values["metrics"] for criterion, values in method["criteria"].items()}
-        seen = metrics["seen"]
-        first_notes = method["notes"][0] if method["notes"] else {}
-        rows.append(
-            [
-                name,
-                format_metric(seen["AA"]),
-                format_metric(metrics["all"]["AA"]),
-                *(format_metric(seen.get(metric)) for metric in METRIC_NAMES[1:]),
-                format_metric(metrics.get("seen-prior", {}).get("AA")),
-                ", ".join(f"{n:,}" for n in first_notes.get("updates", ())) or "–",
-                f"{first_notes['state_bytes']:,}" if "state_bytes" in first_notes else "–",
-            ]
-        )
-    return rows
+def build_method_table(results: ClassIncrementalResults, caption: str = "") -> Table:
+    """Return the table of one run on a data set, with one row per method."""
+    rows = sorted(results["methods"].items(), key=lambda row: METHODS.index(row[0]))  # stored JSON sorts them by name
+    return build_table(COLUMNS, rows, caption)
+
+
+def metric_column(title: str, criterion: str, metric: str) -> Column:
+    """Return the column of a metric under a criterion; a row is the name and the results of a method."""
+
+    def cell(row: tuple[str, Mapping[str, Any]]) -> str:
+        return format_metric(row[1]["criteria"].get(criterion, {"metrics": {}})["metrics"].get(metric))
+
+    return Column(title, cell)
+
+
+def first_notes(row: tuple[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the notes of a method on the first class order."""
+    return row[1]["notes"][0] if row[1]["notes"] else {}
 
 
 def format_metric(metric: Mapping[str, Any] | None) -> str:
@@ -47,23 +47,41 @@ def format_metric(metric: Mapping[str, Any] | None) -> str:
     return f"{mean:.1f}" if metric["sd"] is None else f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
-def build_figures(results: ClassIncrementalResults) -> list[tuple[str, str, Markup]]:
-    """Return title, description and plot of each figure; none without matplotlib."""
-    if not has_matplotlib():
-        return []
+COLUMNS = (
+    Column("method", lambda row: row[0], is_text=True),
+    metric_column("AA", "seen", "AA"),
+    metric_column("AA, all classes", "all", "AA"),
+    metric_column("BWT", "seen", "BWT"),
+    metric_column("forgetting", "seen", "forgetting"),
+    metric_column("plasticity", "seen", "plasticity"),
+    metric_column("AA, less prior", "seen-prior", "AA"),
+    Column("updates", lambda row: ", ".join(f"{n:,}" for n in first_notes(row).get("updates", ())) or "–"),
+    Column("state", lambda row: f"{first_notes(row)['state_bytes']:,}" if "state_bytes" in first_notes(row) else "–"),
+)
+
+
+def build_section(run: str, seed: int, results: ClassIncrementalResults) -> PageSection:
+    """Return the section of a page about one run on a data set."""
+    blocks = [render_table(build_method_table(results))]
+    if has_matplotlib():
+        blocks.append(render_plots(build_plots(results)))
+    return PageSection(f"Classes {results['set']}: {run}, seed {seed}", [*blocks, LEGEND])
+
+
+def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
+    """Return the plots of the accuracy after each task, and of the accuracy matrices."""
     name = results["set"]
-    matrices = {
-        method: mean_matrix(values["criteria"]["seen"]["matrices"]) for method, values in results["methods"].items()
-    }
+    methods = [method for method in METHODS if method in results["methods"]]
+    matrices = {x: mean_matrix(results["methods"][x]["criteria"]["seen"]["matrices"]) for x in methods}
     text = "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders."
-    figures = [(f"{name}, task after task", text, plot_curves(name, matrices))]
+    plots = [PagePlot(f"{name}, task after task", text, plot_curves(name, matrices))]
     text = "Accuracy on a task (across) after a task (down), mean over orders."
-    figures += [
-        (f"{name}, {method}", text, plot_matrix(name, method, A))
+    plots += [
+        PagePlot(f"{name}, {method}", text, plot_matrix(name, method, A))
         for method, A in matrices.items()
         if A[0][0] is not None
     ]
-    return figures
+    return plots
 
 
 def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyRows:

@@ -1,20 +1,19 @@
 """Class-incremental evaluation of a model: build the streams, run every method on them, and summarise."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from laconic.console import log_message
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import UsageError
 from laconic.evaluation.class_incremental.finetune_baselines import (
     EWCPenalty,
     FinetuneConfig,
     FinetunedLearner,
     ReplayReservoir,
 )
-from laconic.evaluation.class_incremental.intent_data import build_stream, load_intents
+from laconic.evaluation.class_incremental.intent_data import build_stream, get_intent_dataset, load_intents
 from laconic.evaluation.class_incremental.label_scoring import has_no_attention
 from laconic.evaluation.class_incremental.learners import (
     FrozenModel,
@@ -22,7 +21,7 @@ from laconic.evaluation.class_incremental.learners import (
     NearestClassMean,
     StatefulLearner,
 )
-from laconic.evaluation.class_incremental.metrics import estimate_metrics, metrics_to_json
+from laconic.evaluation.class_incremental.metrics import METHODS, estimate_metrics, metrics_to_json
 from laconic.evaluation.class_incremental.protocol import (
     ClassIncrementalLearner,
     LogFunction,
@@ -31,13 +30,14 @@ from laconic.evaluation.class_incremental.protocol import (
     run_stream,
 )
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
-from laconic.evaluation.results_store import EvalMetadata, EvalRecord
+from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.evaluation.suite import EvalRequest, describe_evaluation
+from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.model import Hope
 
-METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
 NUM_ORDERS = 5
 
 
@@ -62,28 +62,32 @@ class ClassIncrementalPlan:
     def __len__(self) -> int:
         return len(self.methods) * len(self.streams)
 
-    def run_units(
-        self, units: Sequence[int], metadata: EvalMetadata, log: LogFunction | None = None
-    ) -> list[list[EvalRecord]]:
-        """Run some units; each gives one record with its accuracy matrices and notes."""
-        return [[self.run_unit(unit, metadata, log)] for unit in units]
-
-    def run_unit(self, unit: int, metadata: EvalMetadata, log: LogFunction | None) -> EvalRecord:
-        """Run one method on one order."""
+    def run_unit(self, unit: int, log: LogFunction | None = None) -> EvalItem:
+        """Run one method on one order; the metrics are its accuracy matrices and notes."""
         order, method = divmod(unit, len(self.methods))
         name = self.methods[method]
         result = run_method(name, self.learner, self.streams[order], self.config, log)
-        metrics = {"order": result.seed, "matrices": result.matrices, "notes": result.notes}
-        return metadata.new_record(f"order-{result.seed}", name, metrics)
+        return EvalItem(f"order-{result.order}", {name: result._asdict()})
 
-    def summarise(self, records: Sequence[EvalRecord]) -> dict[str, Any]:
+    def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
         """Return the metrics and matrices of all units by method, as JSON values."""
-        results: dict[str, list[StreamResult]] = {method: [] for method in self.methods}
-        for record in records:
-            values = record.metrics
-            results[record.condition].append(StreamResult(values["order"], values["matrices"], values["notes"]))
-        methods = {method: summarise_results(by_order) for method, by_order in results.items()}
-        return {**self.description, "methods": methods}
+        by_method = {method: [item.conditions[method] for item in items] for method in self.methods}
+        return {**self.description, "methods": {name: summarise_orders(orders) for name, orders in by_method.items()}}
+
+
+def build_class_job(request: EvalRequest, run: LoadedRun, name: str) -> EvalJob:
+    """Return the class-incremental evaluation of a run on a data set."""
+    data_dir = request.data_dir or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
+    parts, limits = run.parts, (request.limit, request.shots)
+    plan = plan_class_incremental(parts.decoder, parts.tokenizer, name, data_dir, *limits)
+    metadata = describe_evaluation(run, "class_incremental", name, limit=request.limit, shots=request.shots)
+
+    def log(text: str) -> None:
+        log_message(f"{metadata.run}: {text}")
+
+    return EvalJob(
+        metadata, len(plan), lambda units: [[plan.run_unit(i, log)] for i in units], summarize=plan.summarise
+    )
 
 
 def plan_class_incremental(
@@ -91,53 +95,41 @@ def plan_class_incremental(
     tokenizer: Tokenizer,
     name: str,
     path: str | Path | None,
-    *,
-    orders: Sequence[int] = range(NUM_ORDERS),
     max_test_per_class: int | None = None,
     max_train_per_class: int | None = None,
-    methods: Sequence[str] | None = None,
-    config: FinetuneConfig | None = None,
-    part: Literal["test", "valid"] = "test",
-    classes_per_task: int | None = None,
+    orders: Sequence[int] = range(NUM_ORDERS),
 ) -> ClassIncrementalPlan:
     """Prepare the evaluation of a model on a data set.
 
     Args:
-        model: Model; "learner" is only for models that learn while they read, "icl" only for those with attention.
+        model: Model.
         tokenizer: Its tokenizer.
         name: Data set.
         path: File of rows, or the folder that contains the data sets; None loads from the Hub.
-        orders: Seeds of the class orders.
         max_test_per_class: Limit on test examples.
         max_train_per_class: Limit on training examples.
-        methods: Names from `METHODS`; by default all that the model has.
-        config: Settings of the fine-tuned methods.
-        part: "valid" evaluates on validation rows, for choosing options.
-        classes_per_task: Classes of a task; by default the data set's own number.
+        orders: Seeds of the class orders.
 
     Raises:
-        UsageError: For an unknown method, or one that the model does not have.
         InputError: If the data set is missing or invalid.
     """
     learner: StatefulLM = model if isinstance(model, Hope) else CacheAsState(model)
-    method_names, config = choose_methods(learner, methods), config or FinetuneConfig()
-    intents = load_intents(name, path)
+    intents, config = load_intents(name, path), FinetuneConfig()
     streams = [
         build_stream(
             intents,
             tokenizer,
             seed,
             name=name,
-            classes_per_task=classes_per_task,
+            classes_per_task=get_intent_dataset(name).classes_per_task,
             max_test_per_class=max_test_per_class,
             max_train_per_class=max_train_per_class,
-            part=part,
         )
         for seed in orders
     ]
     description = {
         "set": name,
-        "part": part,
+        "part": "test",
         "orders": list(orders),
         "tasks": [len(classes) for classes in streams[0].task_classes],
         "test_examples": sum(map(len, streams[0].test)),
@@ -145,24 +137,16 @@ def plan_class_incremental(
         "dropped": intents.num_dropped,
         "finetuning": asdict(config),
     }
-    return ClassIncrementalPlan(learner, method_names, streams, config, description)
+    return ClassIncrementalPlan(learner, available_methods(learner), streams, config, description)
 
 
-def choose_methods(model: StatefulLM, methods: Sequence[str] | None) -> list[str]:
-    """Return the given methods, or all that a model has. Raises `UsageError` for others."""
-    unavailable: dict[str, str] = {}
+def available_methods(model: StatefulLM) -> list[str]:
+    """Return the methods that a model has: all but "learner" without fast weights, or "icl" without attention."""
     if isinstance(model, CacheAsState):
-        unavailable["learner"] = "does not learn while it reads"
-    elif has_no_attention(model.initial_state(1)):
-        unavailable["icl"] = "has no attention to a context"
-    for method in methods or ():
-        if method not in METHODS:
-            near = difflib.get_close_matches(method, METHODS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(METHODS)}"
-            raise UsageError(f"unknown class-incremental method {method}; {hint}")
-        if method in unavailable:
-            raise UsageError(f"class-incremental method {method}: the model {unavailable[method]}; leave it out")
-    return list(methods or (method for method in METHODS if method not in unavailable))
+        missing = "learner"
+    else:
+        missing = "icl" if has_no_attention(model.initial_state(1)) else ""
+    return [method for method in METHODS if method != missing]
 
 
 def run_method(
@@ -198,13 +182,10 @@ def build_learner(
             return FrozenModel(model, stream)
 
 
-def summarise_results(results: Sequence[StreamResult]) -> dict[str, Any]:
-    """Return the metrics and matrices by criterion, and the notes of every order."""
-    criteria = {
-        criterion: {
-            "metrics": metrics_to_json(estimate_metrics([result.matrices[criterion] for result in results])),
-            "matrices": [result.matrices[criterion] for result in results],
-        }
-        for criterion in results[0].matrices
-    }
-    return {"criteria": criteria, "notes": [result.notes for result in results]}
+def summarise_orders(orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metrics and matrices of a method by criterion, and the notes of every order."""
+    criteria: dict[str, Any] = {}
+    for criterion in orders[0]["matrices"]:
+        matrices = [order["matrices"][criterion] for order in orders]
+        criteria[criterion] = {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": matrices}
+    return {"criteria": criteria, "notes": [order["notes"] for order in orders]}

@@ -1,4 +1,4 @@
-"""Scores of context question answering and in-context classification, computed from stored records.
+"""Scores of context question answering and in-context classification, computed from stored items.
 
 Symbols: C labels, R runs of one recipe, N questions. A condition says what preceded the question: no context, vectors
 or text; its context size is the number of vectors or tokens of that.
@@ -7,49 +7,16 @@ or text; its context size is the number of vectors or tokens of that.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.compression.perplexity import clustered_standard_error, nan_to_none
-from laconic.evaluation.results_store import EvalMetadata, EvalRecord
+from laconic.evaluation.compression.perplexity import clustered_standard_error
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate
 
-TaskKind = Literal["answers", "labels"]
-
-
-class Item(NamedTuple):
-    """A question, or a text to label.
-
-    Attributes:
-        id: Its id in the task.
-        shared: Metrics that do not depend on the condition, such as the accepted answers.
-        conditions: Metrics of each condition.
-    """
-
-    id: str
-    shared: Mapping[str, Any]
-    conditions: Mapping[str, Mapping[str, Any]]
-
-    def to_records(self, metadata: EvalMetadata) -> list[EvalRecord]:
-        """Return one record per condition."""
-        return [
-            metadata.new_record(self.id, name, {**self.shared, **metrics}) for name, metrics in self.conditions.items()
-        ]
-
-
-Items = Sequence[Item]
-
-
-def group_items(records: Sequence[EvalRecord]) -> list[Item]:
-    """Group records by item, in order."""
-    items: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for record in records:
-        items.setdefault(record.item, {})[record.condition] = record.metrics
-    return [Item(id, next(iter(conditions.values())), conditions) for id, conditions in items.items()]
+Items = Sequence[EvalItem]
 
 
 def normalize_words(text: str) -> list[str]:
@@ -124,93 +91,15 @@ class ICLScore(NamedTuple):
     validation_accuracy: float
 
 
-@dataclass(frozen=True)
-class ContextTaskResult:
-    """A run, of one seed or several, on a file of context questions or labelled texts.
-
-    Attributes:
-        run: Name of the run.
-        file: Name of the file.
-        kind: "answers" for context questions, "labels" for labelled texts.
-        query_aware: Whether the question preceded the context in the compression.
-        seeds: Seeds of the run.
-        items_by_seed: Stored items of each seed, ordered by id.
-        paper_row: Row of a paper's table that the run's recipe names.
-    """
-
-    run: str
-    file: str
-    kind: TaskKind
-    query_aware: bool
-    seeds: tuple[int, ...]
-    items_by_seed: Sequence[Items]
-    paper_row: str | None = None
-
-    @cached_property
-    def condition_scores(self) -> list[ConditionScores]:
-        """Scores of each condition of context questions."""
-        return [score_answers(self.items_by_seed, name) for name in common_conditions(self.items_by_seed)]
-
-    @cached_property
-    def icl_scores(self) -> list[ICLScore]:
-        """Scores of each condition of in-context classification."""
-        return [score_labels(self.items_by_seed, name) for name in common_conditions(self.items_by_seed)]
-
-    @property
-    def majority_accuracy(self) -> float:
-        """Share of the most common label among the test texts."""
-        test = select_items(self.items_by_seed[0], "test", False)
-        return Counter(item.shared["label"] for item in test).most_common(1)[0][1] / len(test)
-
-    @property
-    def num_labels(self) -> int:
-        """Number of labels."""
-        return len(self.items_by_seed[0][0].shared["label_tokens"])
-
-    @property
-    def num_contexts(self) -> int:
-        """Number of contexts that questions are about."""
-        return len({item.shared["context"] for item in self.items_by_seed[0]})
-
-    @property
-    def num_items(self) -> int:
-        """Number of questions, or of test texts."""
-        items = self.items_by_seed[0]
-        return len(items) if self.kind == "answers" else sum(is_first_order(item) for item in items)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the scores as a JSON object."""
-        data: dict[str, Any] = {
-            "run": self.run,
-            "file": self.file,
-            "kind": self.kind,
-            "query_aware": self.query_aware,
-            "seeds": list(self.seeds),
-            "items": self.num_items,
-        }
-        if self.kind == "labels":
-            scores = [score._asdict() for score in self.icl_scores]
-            return data | {
-                "majority_accuracy": self.majority_accuracy,
-                "num_labels": self.num_labels,
-                "conditions": scores,
-            }
-        scores = [
-            score._asdict()
-            | {"metrics": {k: x._asdict() | {"mean": x.mean._asdict()} for k, x in score.metrics.items()}}
-            for score in self.condition_scores
-        ]
-        return nan_to_none(data | {"contexts": self.num_contexts, "conditions": scores})
+def majority_accuracy(items: Items) -> float:
+    """Return the share of the most common label among the test texts."""
+    test = select_items(items, "test", False)
+    return Counter(item.shared["label"] for item in test).most_common(1)[0][1] / len(test)
 
 
-def is_first_order(item: Item) -> bool:
-    """Test whether an item is a test text after the first order of demonstrations."""
-    return (item.shared["split"], item.shared["order_seed"], item.shared["balanced"]) == ("test", 0, False)
-
-
-def common_conditions(runs: Sequence[Items]) -> list[str]:
-    """Return the conditions that every item of every run has, in order."""
-    return [name for name in runs[0][0].conditions if all(name in item.conditions for items in runs for item in items)]
+def count_test_texts(items: Items) -> int:
+    """Return the number of texts to label: those after the first order of demonstrations."""
+    return sum(item.shared["order_seed"] == 0 for item in select_items(items, "test", False))
 
 
 def mean_context_size(runs: Sequence[Items], condition: str) -> float:
@@ -239,7 +128,7 @@ def score_answers(runs: Sequence[Items], condition: str) -> ConditionScores:
     return ConditionScores(condition, mean_context_size(runs, condition), results)
 
 
-def choose_label(item: Item, condition: str, calibrated: bool) -> int:
+def choose_label(item: EvalItem, condition: str, calibrated: bool) -> int:
     """Return the label of smallest mean NLL per token; `calibrated` subtracts the NLL without the text (Eq. AC11)."""
     scores = item.conditions[condition]
     tokens = np.array(item.shared["label_tokens"])
@@ -280,6 +169,6 @@ def score_labels(runs: Sequence[Items], condition: str) -> ICLScore:
     )
 
 
-def select_items(items: Items, split: str, balanced: bool) -> list[Item]:
+def select_items(items: Items, split: str, balanced: bool) -> list[EvalItem]:
     """Return the items of a split with one kind of demonstrations."""
     return [item for item in items if (item.shared["split"], item.shared["balanced"]) == (split, balanced)]

@@ -1,97 +1,167 @@
-"""Sections of the compression report on context question answering and in-context classification."""
+"""Context question answering and in-context classification as lines of text, as JSON, and as sections of a page."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from laconic.evaluation.compression.context_qa import ContextTaskResult
+from laconic.evaluation.compression.context_qa import (
+    METRICS,
+    ConditionScores,
+    ICLScore,
+    count_test_texts,
+    majority_accuracy,
+    score_answers,
+    score_labels,
+)
+from laconic.evaluation.compression.perplexity import nan_to_none
 from laconic.evaluation.compression.plots import condition_title
-from laconic.evaluation.compression.table import format_signed
-from laconic.evaluation.report import page
-from laconic.evaluation.report.page import PageSection, PageTable
-from laconic.evaluation.tables import format_count, format_percent
+from laconic.evaluation.report.page import PageSection, render_table
+from laconic.evaluation.suite import RunResult
+from laconic.evaluation.tables import Column, build_table, format_count, format_percent, format_signed
 
 
-def group_by_file(file_results: Sequence[ContextTaskResult], kind: str) -> list[list[ContextTaskResult]]:
+def is_query_aware(result: RunResult) -> bool:
+    """Return whether the question preceded the context in the compression."""
+    return "compression" in result.variant
+
+
+def answer_scores(result: RunResult) -> list[ConditionScores]:
+    """Return the scores of each condition of context questions."""
+    return [score_answers(result.items_by_seed, name) for name in result.conditions]
+
+
+def label_scores(result: RunResult) -> list[ICLScore]:
+    """Return the scores of each condition of in-context classification."""
+    return [score_labels(result.items_by_seed, name) for name in result.conditions]
+
+
+def count_contexts(result: RunResult) -> int:
+    """Return the number of contexts that questions are about."""
+    return len({item.shared["context"] for item in result.items_by_seed[0]})
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """Return the scores as a JSON object."""
+    items, kind = result.items_by_seed[0], result.variant["kind"]
+    data: dict[str, Any] = {
+        "run": result.run,
+        "file": result.task,
+        "kind": kind,
+        "query_aware": is_query_aware(result),
+        "seeds": list(result.seeds),
+        "items": len(items) if kind == "answers" else count_test_texts(items),
+    }
+    if kind == "labels":
+        data |= {"majority_accuracy": majority_accuracy(items), "num_labels": len(items[0].shared["label_tokens"])}
+        return data | {"conditions": [score._asdict() for score in label_scores(result)]}
+    scores = [
+        score._asdict() | {"metrics": {k: x._asdict() | {"mean": x.mean._asdict()} for k, x in score.metrics.items()}}
+        for score in answer_scores(result)
+    ]
+    return nan_to_none(data | {"contexts": count_contexts(result), "conditions": scores})
+
+
+def format_result(result: RunResult) -> list[str]:
+    """Format a result as lines of text."""
+    items = result.items_by_seed[0]
+    if result.variant["kind"] == "answers":
+        head = f"{result.run}, {result.task}: {len(items)} items"
+        lines = [head + (", the question preceded the context" if is_query_aware(result) else "")]
+        for score in answer_scores(result):
+            metrics = "  ".join(
+                f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in score.metrics.items()
+            )
+            lines.append(f"  {score.condition:<12}{score.context_size:7.1f} before  {metrics}")
+        return lines
+    num_labels, majority = len(items[0].shared["label_tokens"]), format_percent(majority_accuracy(items))
+    head = f"{result.run}, {result.task}: {count_test_texts(items)} items of {num_labels} labels"
+    lines = [f"{head}; majority baseline {majority} %"]
+    for score in label_scores(result):
+        std = "" if score.std is None else f" ± {100 * score.std:.1f}"
+        variants = ", ".join(dict.fromkeys(score.variants))
+        accuracy = f"{100 * score.accuracy:.1f}{std} % correct ({variants}, chosen on validation)"
+        lines.append(f"  {score.condition:<26}{score.context_size:7.1f} before  {accuracy}")
+    return lines
+
+
+def group_by_file(results: Sequence[RunResult], kind: str) -> list[list[RunResult]]:
     """Group the results of a kind by file."""
-    groups: dict[tuple[str, bool], list[ContextTaskResult]] = {}
-    for result in file_results:
-        if result.kind == kind:
-            groups.setdefault((result.file, result.query_aware), []).append(result)
+    groups: dict[tuple[str, bool], list[RunResult]] = {}
+    for result in results:
+        if result.variant["kind"] == kind:
+            groups.setdefault((result.task, is_query_aware(result)), []).append(result)
     return [*groups.values()]
 
 
-def labels_section(group: Sequence[ContextTaskResult], papers: Sequence[str | Markup]) -> PageSection:
+LABEL_COLUMNS = (
+    Column("run", lambda row: row[0].run, is_text=True),
+    Column("demonstrations", lambda row: row[1].condition, is_text=True),
+    Column("before the text", lambda row: format_count(row[1].context_size)),
+    Column(
+        "accuracy, %",
+        lambda row: (
+            format_percent(row[1].accuracy) + ("" if row[1].std is None else f" ± {format_percent(row[1].std)}")
+        ),
+    ),
+    Column("chosen on validation", lambda row: ", ".join(dict.fromkeys(row[1].variants))),
+)
+
+
+def labels_section(group: Sequence[RunResult], papers: Sequence[Markup]) -> PageSection:
     """Build the section of a file of labelled texts."""
-    first = group[0]
+    first, items = group[0], group[0].items_by_seed[0]
     lead = (
-        f"{first.num_items} texts, {first.num_labels} labels. The label with the least mean nats per token is chosen, "
-        "after demonstrations as vectors, as text, or none; the majority baseline is "
-        f"{format_percent(first.majority_accuracy)} %."
+        f"{count_test_texts(items)} texts, {len(items[0].shared['label_tokens'])} labels. The label with the least "
+        "mean nats per token is chosen, after demonstrations as vectors, as text, or none; the majority baseline is "
+        f"{format_percent(majority_accuracy(items))} %."
     )
-    rows = [
-        (
-            result.run,
-            score.condition,
-            format_count(score.context_size),
-            format_percent(score.accuracy) + ("" if score.std is None else f" ± {format_percent(score.std)}"),
-            ", ".join(dict.fromkeys(score.variants)),
-        )
-        for result in group
-        for score in result.icl_scores
-    ]
-    header = ("run", "demonstrations", "before the text", "accuracy, %", "chosen on validation")
+    rows = [(result, score) for result in group for score in label_scores(result)]
     note = (
-        f"±: standard deviation over {len(first.icl_scores[0].accuracies)} orders of demonstrations"
+        f"±: standard deviation over {len(rows[0][1].accuracies)} orders of demonstrations"
         f"{' and seeds' if len(first.seeds) > 1 else ''}. Before: vectors or tokens. Last tokens: as many of the "
         "demonstrations’ text as they have vectors. Whether demonstrations are balanced by label and scores are "
         "calibrated is chosen on validation texts only. A condition at or below the majority baseline shows no "
         "in-context learning."
     )
-    table = page.render_table(PageTable(header, rows, num_text_columns=2))
-    return PageSection(f"In-context classification: {first.file}", [lead, table, note, *papers])
+    table = render_table(build_table(LABEL_COLUMNS, rows))
+    return PageSection(f"In-context classification: {first.task}", [lead, table, note, *papers])
 
 
-def answers_section(group: Sequence[ContextTaskResult]) -> PageSection:
+def metric_columns(name: str) -> tuple[Column, Column]:
+    """Return the columns of a metric and of its gain over no context."""
+
+    def format_gain(row: tuple[RunResult, ConditionScores]) -> str:
+        x = row[1].metrics[name]
+        gain = f"{format_signed(100 * x.gain, 1)} ± {format_percent(x.gain_se)}"
+        return "–" if row[1].condition == "none" else gain
+
+    def format_metric(row: tuple[RunResult, ConditionScores]) -> str:
+        x = row[1].metrics[name]
+        return f"{format_percent(x.mean.mean)} ± {format_percent(x.se)}"
+
+    return Column(f"{name}, %", format_metric), Column("gain over no context", format_gain)
+
+
+ANSWER_COLUMNS = (
+    Column("run", lambda row: row[0].run, is_text=True),
+    Column("context", lambda row: condition_title(row[1].condition), is_text=True),
+    Column("before the question", lambda row: format_count(row[1].context_size)),
+    *(column for name in METRICS for column in metric_columns(name)),
+)
+
+
+def answers_section(group: Sequence[RunResult]) -> PageSection:
     """Build the section of a file of context questions."""
     first = group[0]
-    lead = f"{first.num_items} questions about {first.num_contexts} contexts, answered greedily."
-    if first.query_aware:
+    lead = f"{len(first.items_by_seed[0])} questions about {count_contexts(first)} contexts, answered greedily."
+    if is_query_aware(first):
         lead += " The question preceded the context in the compression."
-    header = ["run", "context", "before the question"]
-    for name in first.condition_scores[0].metrics:
-        header += [f"{name}, %", "gain over no context"]
-    rows: list[Sequence[str]] = []
-    for result in group:
-        for score in result.condition_scores:
-            row = [result.run, condition_title(score.condition), format_count(score.context_size)]
-            for x in score.metrics.values():
-                gain = f"{format_signed(100 * x.gain, 1)} ± {format_percent(x.gain_se)}"
-                row += [f"{format_percent(x.mean.mean)} ± {format_percent(x.se)}"]
-                row += ["–" if score.condition == "none" else gain]
-            rows.append(row)
     note = (
         "±: standard error over contexts, paired for differences. Truncated: as many last tokens of the context as "
         "there are vectors. Match: normalized words equal those of an answer. F1: of words. Substring match: "
         "share of the answers that occur in the output."
     )
-    table = page.render_table(PageTable(header, rows, num_text_columns=2))
-    return PageSection(f"Context question answering: {first.file}", [lead, table, note])
-
-
-def paper_blocks(papers: Sequence[Any], topics: Sequence[str]) -> list[str | Markup]:
-    """Build folded tables of published results, with the verdict on each row."""
-    return [
-        page.render_details(
-            table.title,
-            [
-                f"{table.source}.",
-                page.render_table(
-                    PageTable([*table.columns, "these runs"], [[*row, verdict] for row, verdict in rows])
-                ),
-            ],
-        )
-        for table, rows in papers
-        if table.topic in topics
-    ]
+    rows = [(result, score) for result in group for score in answer_scores(result)]
+    table = render_table(build_table(ANSWER_COLUMNS, rows))
+    return PageSection(f"Context question answering: {first.task}", [lead, table, note])

@@ -1,9 +1,11 @@
 """Run context question answering and in-context classification with a compressor."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,20 +13,68 @@ import torch
 from laconic import rng
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import build_memory_prompt, read_segment
+from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.errors import InputError
-from laconic.evaluation.compression.context_qa import Item
-from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context
-from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
-from laconic.experiment.compressor import TextCompressor
+from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context, load_context_questions
+from laconic.evaluation.compression.context_qa_report import result_to_json
+from laconic.evaluation.compression.icl_data import LabelledText, load_labelled_texts, order_demonstrations
+from laconic.evaluation.results_store import EvalItem, EvalJob
+from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
+from laconic.experiment.compressor import TextCompressor, as_compressor
+from laconic.experiment.load_run import LoadedRun
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 
+DEFAULT_LABEL_ROWS = 100  # texts to label, for validation and for testing each
 MAX_DEMO_SEGMENTS = 3
 TEXT_DEMO_TOKENS = (150, 750)  # lengths of demonstrations as text, those of the paper
 NUM_ORDERS = 5  # orders of demonstrations
 NULL_INPUT = "N/A"  # replaces the text, for calibration
 LABEL_BATCH_SIZE = 64
+
+
+def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
+    """Return the evaluation of a run on a file of context questions or labelled texts.
+
+    Raises:
+        InputError: There is no such file, or a row is invalid.
+    """
+    if not file.is_file():
+        raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
+    compressor, kind = as_compressor(run), detect_kind(file)
+    variant = {"kind": kind}
+    if kind == "answers":
+        questions = load_context_questions(file)[: request.limit]
+        job = ContextQA(compressor, questions, request.query_aware)
+        num_items, batch_size, order = len(questions), 1, job.order
+        variant |= {"compression": "query-aware"} if request.query_aware else {}
+    else:
+        rows = load_labelled_texts(file)
+        job = ICLClassification(compressor, *split_demonstrations(rows, request.limit or DEFAULT_LABEL_ROWS))
+        num_items, batch_size, order = len(job.items), 8, None
+    key = {"data": sha256(file.read_bytes()).hexdigest()}
+    metadata = describe_evaluation(run, "context_qa", file.stem, limit=request.limit, variant=variant, key=key)
+    result = RunResult(metadata.run, file.stem, (run.recipe.seed,), (), variant=variant)
+    return EvalJob(
+        metadata,
+        num_items,
+        lambda indices: [[job.run_item(i)] for i in indices],
+        batch_size,
+        order,
+        lambda items: result_to_json(replace(result, items_by_seed=[items])),
+    )
+
+
+def detect_kind(file: Path) -> str:
+    """Detect from the first row whether a file has context questions ("answers") or labelled texts ("labels")."""
+    if file.suffix == ".parquet":
+        fields = set(next(iter(read_parquet(file).rows)))
+    else:
+        with file.open(encoding="utf-8") as stream:
+            line = stream.readline()
+        fields = {field for field in ("context", "text") if f'"{field}"' in line}
+    return "answers" if "context" in fields else "labels"
 
 
 @dataclass
@@ -56,12 +106,8 @@ class ContextQA:
         """The questions grouped by context, so that each context is compressed once."""
         return sorted(range(len(self.questions)), key=lambda i: self.context_index[i])
 
-    def run_items(self, indices: Sequence[int]) -> list[Item]:
-        """Answer questions without context, after vectors, after as many last tokens, and after the text if it fits."""
-        return [self.run_item(i) for i in indices]
-
-    def run_item(self, i: int) -> Item:
-        """Answer one question under every condition."""
+    def run_item(self, i: int) -> EvalItem:
+        """Answer a question without context, after vectors, after as many last tokens, and after the whole text."""
         row = self.questions[i]
         prompt, max_tokens = f"{row.question}\n{row.answer_prefix}", row.max_new_tokens
         memory = self.compress_context(f"{row.question}\n{row.context}" if self.query_aware else row.context)
@@ -74,11 +120,14 @@ class ContextQA:
             ("truncated", self.generate_after_ids(context[-n:], prompt, max_tokens), min(n, len(context))),
             ("full", self.generate_after_ids(context, prompt, max_tokens), len(context)),
         ]
-        conditions = {
-            name: {"output": output, "context_size": size} for name, output, size in outputs if output is not None
-        }
-        return Item(
-            str(i), {"context": self.context_index[i], "task": row.task, "answers": list(row.answers)}, conditions
+        shared = {"context": self.context_index[i], "task": row.task, "answers": list(row.answers)}
+        return EvalItem(
+            str(i),
+            {
+                name: {**shared, "output": output, "context_size": size}
+                for name, output, size in outputs
+                if output is not None
+            },
         )
 
     def compress_context(self, text: str) -> SummaryMemory:
@@ -216,22 +265,10 @@ class ICLClassification:
         longest = max(len(self.encode(label_prompt(row.text))) for row in rows)
         return longest + max(map(len, self.label_ids))
 
-    def run_items(self, indices: Sequence[int]) -> list[Item]:
-        """Score every label of some texts under every condition, with and without the text."""
-        return [self.run_item(i) for i in indices]
-
-    def run_item(self, i: int) -> Item:
-        """Score the labels of one text."""
+    def run_item(self, i: int) -> EvalItem:
+        """Score every label of a text under every condition, with and without the text."""
         item = self.items[i]
         prompt_ids = self.encode(label_prompt(item.row.text))
-        conditions: dict[str, dict[str, Any]] = {
-            context.condition: {
-                "label_nll": self.label_nlls(context, prompt_ids),
-                "null_nll": null_nll,
-                "context_size": context.size,
-            }
-            for context, null_nll in self.contexts_for_order(item.order_seed, item.balanced)
-        }
         shared = {
             "split": item.split,
             "order_seed": item.order_seed,
@@ -239,7 +276,16 @@ class ICLClassification:
             "label": self.labels.index(item.row.label),
             "label_tokens": [len(ids) for ids in self.label_ids],
         }
-        return Item(str(i), shared, conditions)
+        conditions = {
+            context.condition: {
+                **shared,
+                "label_nll": self.label_nlls(context, prompt_ids),
+                "null_nll": null_nll,
+                "context_size": context.size,
+            }
+            for context, null_nll in self.contexts_for_order(item.order_seed, item.balanced)
+        }
+        return EvalItem(str(i), conditions)
 
     @torch.inference_mode()
     def label_nlls(self, context: DemonstrationContext, prompt_ids: Sequence[int]) -> list[float]:

@@ -5,7 +5,6 @@ Symbols: B documents, C columns of context, T of a tail, n segments of a context
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
-from laconic.evaluation.results_store import EvalMetadata, EvalRecord, ProgressCallback, run_resumable
-from laconic.interfaces import TrainingData
+from laconic.evaluation.results_store import EvalItem
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 MAX_LOGITS = 1 << 22  # logits computed at once
@@ -123,60 +121,6 @@ class ContextCondition:
     end_tokens: int | str = 0
 
 
-class ConditionResult(NamedTuple):
-    """One document under one condition.
-
-    Attributes:
-        nll: Summed nats of each `BUCKET_TOKENS` positions of the tail.
-        num_correct: Scored tokens predicted correctly.
-        context_size: Number of vectors or tokens before the tail.
-        vectors_per_segment: Number of vectors of each segment.
-        expected_lengths: E[N] of each segment, if known.
-    """
-
-    nll: tuple[float, ...]
-    num_correct: int
-    context_size: int
-    vectors_per_segment: tuple[int, ...] = ()
-    expected_lengths: tuple[float, ...] = ()
-
-
-class DocumentResult(NamedTuple):
-    """One document under every condition; `scored_tokens` counts them for each `BUCKET_TOKENS` positions."""
-
-    id: str
-    num_facts: int | None
-    scored_tokens: tuple[int, ...]
-    conditions: Mapping[str, ConditionResult]
-
-    def to_records(self, metadata: EvalMetadata) -> list[EvalRecord]:
-        """Return one record per condition."""
-        shared = {"num_facts": self.num_facts, "scored_tokens": self.scored_tokens}
-        return [
-            metadata.new_record(self.id, name, {**shared, **result._asdict()})
-            for name, result in self.conditions.items()
-        ]
-
-
-def group_records(records: Sequence[EvalRecord]) -> list[DocumentResult]:
-    """Return the documents that `DocumentResult.to_records` stored."""
-    documents: dict[str, DocumentResult] = {}
-    for record in records:
-        m = record.metrics
-        document = documents.setdefault(
-            record.item, DocumentResult(record.item, m["num_facts"], tuple(m["scored_tokens"]), {})
-        )
-        result = ConditionResult(
-            tuple(m["nll"]),
-            m["num_correct"],
-            m["context_size"],
-            tuple(m["vectors_per_segment"]),
-            tuple(m["expected_lengths"]),
-        )
-        documents[record.item] = document._replace(conditions={**document.conditions, record.condition: result})
-    return [*documents.values()]
-
-
 class ConditionTensors(NamedTuple):
     """A condition on a batch: nats and correctness at each position of the tail, and the sizes of the contexts."""
 
@@ -188,19 +132,23 @@ class ConditionTensors(NamedTuple):
 
 
 @torch.inference_mode()
-def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -> list[DocumentResult]:
-    """Evaluate every document of a batch under every condition."""
+def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -> list[EvalItem]:
+    """Evaluate every document of a batch under every condition.
+
+    The metrics of a document are its number of facts, if it has any; the scored tokens and the summed nats of each
+    `BUCKET_TOKENS` positions of the tail; the scored tokens predicted correctly; the number of vectors or tokens before
+    the tail; the number of vectors of each segment; and E[N] of each segment, if known.
+    """
     tensors: dict[str, ConditionTensors] = {}
     for condition in conditions:
         tensors[condition.name] = run_condition(split, condition, tensors)
-    counts = sum_buckets(split.loss_mask.long()).tolist()
-    results = {name: to_results(values) for name, values in tensors.items()}
-    num_facts = [None] * len(counts) if split.num_facts is None else split.num_facts.tolist()
+    scored = sum_buckets(split.loss_mask.long()).tolist()
+    num_facts = [None] * len(scored) if split.num_facts is None else split.num_facts.tolist()
+    shared = [{"num_facts": n, "scored_tokens": tokens} for n, tokens in zip(num_facts, scored, strict=True)]
+    metrics = {name: to_metrics(values) for name, values in tensors.items()}
     return [
-        DocumentResult(
-            split.names[b], num_facts[b], tuple(counts[b]), {name: values[b] for name, values in results.items()}
-        )
-        for b in range(len(counts))
+        EvalItem(split.names[b], {name: shared[b] | values[b] for name, values in metrics.items()})
+        for b in range(len(scored))
     ]
 
 
@@ -261,60 +209,15 @@ def sum_buckets(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[1] % BUCKET_TOKENS)).unflatten(1, (-1, BUCKET_TOKENS)).sum(-1)
 
 
-def to_results(tensors: ConditionTensors) -> list[ConditionResult]:
-    """Convert a condition on a batch to one result per document."""
-    nll, num_correct = sum_buckets(tensors.nll.double()).tolist(), tensors.is_correct.sum(1).tolist()
-    sizes = tensors.context_sizes.tolist()
-    none: list[list[Any]] = [[]] * len(sizes)
-    vectors = none if tensors.vectors_per_segment is None else tensors.vectors_per_segment.tolist()
-    expected = none if tensors.expected_lengths is None else tensors.expected_lengths.double().tolist()
-    rows = zip(nll, num_correct, sizes, vectors, expected, strict=True)
-    return [ConditionResult(tuple(a), b, c, tuple(d), tuple(e)) for a, b, c, d, e in rows]
-
-
-def evaluate_conditions(
-    source: TrainingData,
-    conditions: Sequence[ContextCondition],
-    device: torch.device,
-    metadata: EvalMetadata,
-    *,
-    batch_size: int,
-    folder: Path | None = None,
-    extra_files: Mapping[str, str] | None = None,
-    summarize: Callable[[Sequence[DocumentResult]], Mapping[str, Any]] | None = None,
-    progress: ProgressCallback | None = None,
-) -> list[DocumentResult]:
-    """Evaluate every document of a data set under every condition; stored results are loaded, partial ones resumed.
-
-    Args:
-        source: The documents.
-        conditions: What precedes the tails.
-        device: Device of the model.
-        metadata: Identifies the evaluation; data and conditions are added to its key.
-        batch_size: Documents per batch.
-        folder: The run's `evaluations` folder; None stores nothing.
-        extra_files: Text files stored with the results.
-        summarize: Returns the figures stored with the results.
-        progress: Called after each batch.
-
-    Raises:
-        BusyError: If the folder holds an evaluation of something else.
-    """
-    key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
-    metadata = replace(metadata, key={**metadata.key, **key})
-
-    def evaluate(indices: Sequence[int]) -> list[list[EvalRecord]]:
-        split = split_context(source.batch(indices, 0, 0)).to(device)
-        return [document.to_records(metadata) for document in evaluate_batch(split, conditions)]
-
-    records = run_resumable(
-        folder,
-        metadata,
-        len(source),
-        evaluate,
-        batch_size=batch_size,
-        summarize=None if summarize is None else lambda records: summarize(group_records(records)),
-        extra_files=extra_files,
-        progress=progress,
-    )
-    return group_records(records)
+def to_metrics(tensors: ConditionTensors) -> list[dict[str, Any]]:
+    """Convert a condition on a batch to the metrics of each document."""
+    B = len(tensors.nll)
+    none: list[list[Any]] = [[]] * B
+    columns = {
+        "nll": sum_buckets(tensors.nll.double()).tolist(),
+        "num_correct": tensors.is_correct.sum(1).tolist(),
+        "context_size": tensors.context_sizes.tolist(),
+        "vectors_per_segment": none if tensors.vectors_per_segment is None else tensors.vectors_per_segment.tolist(),
+        "expected_lengths": none if tensors.expected_lengths is None else tensors.expected_lengths.double().tolist(),
+    }
+    return [{name: values[b] for name, values in columns.items()} for b in range(B)]

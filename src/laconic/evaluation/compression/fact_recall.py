@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from laconic.evaluation.compression.evaluate import DocumentResult
+from laconic.evaluation.results_store import EvalItem
 
 
 class RecallByFacts(NamedTuple):
@@ -23,34 +24,38 @@ class RecallByFacts(NamedTuple):
     expected_vectors: float | None
 
 
-def recall_by_facts(documents: Sequence[DocumentResult], condition: str) -> list[RecallByFacts]:
+def recall_by_facts(items: Sequence[EvalItem], condition: str) -> list[RecallByFacts]:
     """Group a condition by the number of facts; documents of several seeds are pooled."""
     groups: list[RecallByFacts] = []
-    for num_facts in sorted({document.num_facts for document in documents if document.num_facts is not None}):
-        same = [document for document in documents if document.num_facts == num_facts]
-        results = [document.conditions[condition] for document in same]
-        tokens = sum(sum(document.scored_tokens) for document in same)
-        expected = [sum(result.expected_lengths) for result in results if result.expected_lengths]
+    for num_facts in sorted({item.shared["num_facts"] for item in items}):
+        metrics = [item.conditions[condition] for item in items if item.shared["num_facts"] == num_facts]
+        tokens = sum(sum(m["scored_tokens"]) for m in metrics)
+        expected = [sum(m["expected_lengths"]) for m in metrics if m["expected_lengths"]]
         groups.append(
             RecallByFacts(
                 num_facts,
-                len(same),
-                sum(result.num_correct for result in results) / tokens,
-                sum(sum(result.nll) for result in results) / tokens,
-                float(np.mean([sum(result.vectors_per_segment) for result in results])),
+                len(metrics),
+                sum(m["num_correct"] for m in metrics) / tokens,
+                sum(sum(m["nll"]) for m in metrics) / tokens,
+                float(np.mean([sum(m["vectors_per_segment"]) for m in metrics])),
                 float(np.mean(expected)) if expected else None,
             )
         )
     return groups
 
 
-def length_fact_correlation(documents: Sequence[DocumentResult], condition: str) -> float | None:
+def length_fact_correlation(items: Sequence[EvalItem], condition: str) -> float | None:
     """Compute Pearson's correlation of N with F over documents; None if either is constant."""
-    facts = np.array([document.num_facts for document in documents], dtype=np.float64)
-    lengths = np.array([sum(d.conditions[condition].vectors_per_segment) for d in documents], dtype=np.float64)
+    facts = np.array([item.shared["num_facts"] for item in items], dtype=np.float64)
+    lengths = num_vectors(items, condition)
     if facts.std() == 0 or lengths.std() == 0:
         return None
     return float(np.corrcoef(facts, lengths)[0, 1])
+
+
+def num_vectors(items: Sequence[EvalItem], condition: str) -> NDArray[np.float64]:
+    """Return N of each document."""
+    return np.array([sum(item.conditions[condition]["vectors_per_segment"]) for item in items], dtype=np.float64)
 
 
 class SoftHardGap(NamedTuple):
@@ -73,44 +78,41 @@ class SoftHardGap(NamedTuple):
     sampled_se: float
 
 
-def soft_hard_gap(documents: Sequence[DocumentResult]) -> SoftHardGap | None:
+def soft_hard_gap(items: Sequence[EvalItem]) -> SoftHardGap | None:
     """Compute the gap between soft and hard reading; None if lengths are not learned."""
-    if not all({"soft", "compressed", "sampled"} <= document.conditions.keys() for document in documents):
+    if not all({"soft", "compressed", "sampled"} <= item.conditions.keys() for item in items):
         return None
-    tokens = sum(sum(document.scored_tokens) for document in documents)
+    tokens = sum(sum(item.shared["scored_tokens"]) for item in items)
 
     def per_token(condition: str) -> tuple[float, float]:
-        results = [document.conditions[condition] for document in documents]
-        return sum(sum(r.nll) for r in results) / tokens, sum(r.num_correct for r in results) / tokens
-
-    def lengths(condition: str) -> np.ndarray:
-        return np.array([sum(document.conditions[condition].vectors_per_segment) for document in documents])
+        metrics = [item.conditions[condition] for item in items]
+        return sum(sum(m["nll"]) for m in metrics) / tokens, sum(m["num_correct"] for m in metrics) / tokens
 
     (soft_nll, soft_accuracy), (hard_nll, hard_accuracy) = per_token("soft"), per_token("compressed")
-    expected = np.array([sum(document.conditions["soft"].expected_lengths) for document in documents])
-    sampled = lengths("sampled")
+    expected = np.array([sum(item.conditions["soft"]["expected_lengths"]) for item in items])
+    sampled = num_vectors(items, "sampled")
     return SoftHardGap(
         float(soft_nll - hard_nll),
         float(soft_accuracy - hard_accuracy),
-        float(expected.mean() - lengths("compressed").mean()),
+        float(expected.mean() - num_vectors(items, "compressed").mean()),
         float(expected.mean()),
         float(sampled.mean()),
         float(sampled.std(ddof=1) / np.sqrt(len(sampled))) if len(sampled) > 1 else float("nan"),
     )
 
 
-def length_histogram(documents: Sequence[DocumentResult], condition: str) -> dict[int, int]:
+def length_histogram(items: Sequence[EvalItem], condition: str) -> dict[int, int]:
     """Count the segments by their number of vectors, in ascending order."""
-    counts = Counter(n for document in documents for n in document.conditions[condition].vectors_per_segment)
+    counts = Counter(n for item in items for n in item.conditions[condition]["vectors_per_segment"])
     return dict(sorted(counts.items()))
 
 
-def recall_summary(documents: Sequence[DocumentResult]) -> dict[str, Any]:
+def recall_summary(items: Sequence[EvalItem]) -> dict[str, Any]:
     """Return the figures that fact recall adds to a result, as a JSON object."""
-    conditions = [name for name, result in documents[0].conditions.items() if result.vectors_per_segment]
-    gap = soft_hard_gap(documents)
+    conditions = [name for name, metrics in items[0].conditions.items() if metrics["vectors_per_segment"]]
+    gap = soft_hard_gap(items)
     return {
-        "by_facts": {name: [group._asdict() for group in recall_by_facts(documents, name)] for name in conditions},
-        "correlation": {name: length_fact_correlation(documents, name) for name in conditions},
+        "by_facts": {name: [group._asdict() for group in recall_by_facts(items, name)] for name in conditions},
+        "correlation": {name: length_fact_correlation(items, name) for name in conditions},
         "gap": None if gap is None else gap._asdict(),
     }

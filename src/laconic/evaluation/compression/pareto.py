@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from laconic.evaluation.compression.evaluate import DocumentResult
 from laconic.evaluation.compression.perplexity import (
     SIGNIFICANT_ERRORS,
     accuracy_per_document,
     clustered_standard_error,
-    common_conditions,
     group_by_text,
     mean_vectors,
     nll_per_document,
 )
-from laconic.evaluation.compression.table import CompressionResult
+from laconic.evaluation.compression.table import document_keys, is_recall
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import ScoreMatrix
+from laconic.evaluation.suite import RunResult
 
 FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH = (
     "fixed lengths",
@@ -92,63 +92,61 @@ class LengthComparison(NamedTuple):
     is_better: bool
 
 
-def condition_quality(result: CompressionResult, condition: str) -> ScoreMatrix:
+def condition_quality(result: RunResult, condition: str) -> ScoreMatrix:
     """Return the quality of a condition, [R, N]."""
-    if result.is_recall:
-        return accuracy_per_document(result.documents_by_seed, condition)
-    return -nll_per_document(result.documents_by_seed, condition)
+    if is_recall(result):
+        return accuracy_per_document(result.items_by_seed, condition)
+    return -nll_per_document(result.items_by_seed, condition)
 
 
-def classify_condition(result: CompressionResult, condition: str) -> str | None:
+def classify_condition(result: RunResult, condition: str) -> str | None:
     """Return the series of a condition; None if it is not plotted."""
     if condition.startswith("end"):
         return TEXT_END
     if condition == "oracle length":
         return ORACLE_LENGTH
-    length_policy = result.run_info.get("length_policy")
+    length_policy = result.info.get("length_policy")
     if condition.startswith("n = ") or (condition == "compressed" and length_policy == "fixed"):
         return FIXED_LENGTH
     is_learned = condition in ("compressed", "sampled") or condition.startswith("quantile")
     return LEARNED_LENGTH if is_learned and length_policy in ("stop_head", "classifier") else None
 
 
-def pareto_points(result: CompressionResult) -> list[ParetoPoint]:
+def pareto_points(result: RunResult) -> list[ParetoPoint]:
     """Return the points of a run on a data set."""
     points: list[ParetoPoint] = []
-    for condition in common_conditions(result.documents_by_seed):
+    for condition in result.conditions:
         kind = classify_condition(result, condition)
         if kind is None:
             continue
         x = tuple(
             mean_text_tokens(documents, condition) if kind == TEXT_END else mean_vectors(documents, condition) or 0.0
-            for documents in result.documents_by_seed
+            for documents in result.items_by_seed
         )
         points.append(make_point(result, condition, kind, x, condition_quality(result, condition)))
     return points + oracle_points(result)
 
 
-def make_point(
-    result: CompressionResult, condition: str, kind: str, x: tuple[float, ...], scores: ScoreMatrix
-) -> ParetoPoint:
+def make_point(result: RunResult, condition: str, kind: str, x: tuple[float, ...], scores: ScoreMatrix) -> ParetoPoint:
     """Build a point of a run."""
-    summary = result.run_info.get("summary")
-    return ParetoPoint(result.document_keys, result.run, condition, kind, summary, result.seeds, x, scores)
+    summary = result.info.get("summary")
+    return ParetoPoint(document_keys(result), result.run, condition, kind, summary, result.seeds, x, scores)
 
 
-def mean_text_tokens(documents: Sequence[DocumentResult], condition: str) -> float:
+def mean_text_tokens(documents: Sequence[EvalItem], condition: str) -> float:
     """Return the mean number of text tokens before a tail, per segment."""
-    segments = max((len(result.vectors_per_segment) for result in documents[0].conditions.values()), default=1)
-    return float(np.mean([document.conditions[condition].context_size for document in documents])) / max(segments, 1)
+    segments = max(len(metrics["vectors_per_segment"]) for metrics in documents[0].conditions.values())
+    return float(np.mean([item.conditions[condition]["context_size"] for item in documents])) / max(segments, 1)
 
 
-def oracle_points(result: CompressionResult) -> list[ParetoPoint]:
+def oracle_points(result: RunResult) -> list[ParetoPoint]:
     """Choose for each document the fixed length with the least nats + beta N, for several beta: an upper bound.
 
     Computed from stored results, and only if contexts are single segments, where this is the best length.
     """
-    seeds = result.documents_by_seed
-    conditions = [condition for condition in common_conditions(seeds) if condition.startswith("n = ")]
-    if len(conditions) < 2 or any(len(d.conditions[conditions[0]].vectors_per_segment) > 1 for d in seeds[0]):
+    seeds = result.items_by_seed
+    conditions = [condition for condition in result.conditions if condition.startswith("n = ")]
+    if len(conditions) < 2 or any(len(d.conditions[conditions[0]]["vectors_per_segment"]) > 1 for d in seeds[0]):
         return []
     quality = {condition: condition_quality(result, condition) for condition in conditions}
     points: dict[float, ParetoPoint] = {}
@@ -161,20 +159,20 @@ def oracle_points(result: CompressionResult) -> list[ParetoPoint]:
     return sorted(points.values(), key=lambda point: point.mean_point)
 
 
-def cheapest_condition(document: DocumentResult, conditions: Sequence[str], beta: float) -> str:
+def cheapest_condition(document: EvalItem, conditions: Sequence[str], beta: float) -> str:
     """Return the condition with the least nats + beta N; ties go to the first."""
 
     def cost(condition: str) -> float:
-        result = document.conditions[condition]
-        return sum(result.nll) + beta * sum(result.vectors_per_segment)
+        metrics = document.conditions[condition]
+        return sum(metrics["nll"]) + beta * sum(metrics["vectors_per_segment"])
 
     return min(conditions, key=cost)
 
 
-def mean_chosen_vectors(documents: Sequence[DocumentResult], chosen: Sequence[str]) -> float:
+def mean_chosen_vectors(documents: Sequence[EvalItem], chosen: Sequence[str]) -> float:
     """Return the mean vectors per segment if each document has its own condition."""
     pairs = zip(documents, chosen, strict=True)
-    counts = [n for document, condition in pairs for n in document.conditions[condition].vectors_per_segment]
+    counts = [n for document, condition in pairs for n in document.conditions[condition]["vectors_per_segment"]]
     return sum(counts) / len(counts)
 
 
@@ -211,7 +209,7 @@ def seed_document_error(differences: ScoreMatrix, texts: Sequence[str] | None = 
     return math.hypot(clustered_standard_error(differences, texts), seed_error)
 
 
-def compare_learned_lengths(results: Sequence[CompressionResult]) -> list[LengthComparison]:
+def compare_learned_lengths(results: Sequence[RunResult]) -> list[LengthComparison]:
     """Compare each learned length with its own run's fixed lengths, and with runs trained with a fixed length."""
     points = [point for result in results for point in pareto_points(result)]
     fixed = [point for point in points if point.kind == FIXED_LENGTH]

@@ -3,17 +3,18 @@
 Symbols: R seeds, N documents. Nats are per scored token of a document, and every document counts the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.compression.evaluate import BUCKET_TOKENS, DocumentResult
+from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
 
-SeedResults = Sequence[Sequence[DocumentResult]]
+ItemsBySeed = Sequence[Sequence[EvalItem]]
 SIGNIFICANT_ERRORS = 2  # standard errors from which on a difference counts as one
 MIN_TEXT_GROUPS = 10  # number of source texts from which on errors are clustered by text
 FULL_TUNED = "full-tuned"  # condition: a language-model baseline of equal training reads the whole text
@@ -46,32 +47,27 @@ class ContextGain(NamedTuple):
     context_size: float
 
 
-def nll_per_document(seeds: SeedResults, condition: str, first_bucket: int = 0) -> ScoreMatrix:
+def nll_per_document(seeds: ItemsBySeed, condition: str, first_bucket: int = 0) -> ScoreMatrix:
     """Return nats per scored token of each document, [R, N], from bucket `first_bucket` of the tail on."""
-    return np.array(
-        [
-            [
-                sum(document.conditions[condition].nll[first_bucket:]) / sum(document.scored_tokens[first_bucket:])
-                for document in documents
-            ]
-            for documents in seeds
-        ]
-    )
+
+    def nats_per_token(metrics: Mapping[str, Any]) -> float:
+        return sum(metrics["nll"][first_bucket:]) / sum(metrics["scored_tokens"][first_bucket:])
+
+    return np.array([[nats_per_token(item.conditions[condition]) for item in items] for items in seeds])
 
 
-def accuracy_per_document(seeds: SeedResults, condition: str) -> ScoreMatrix:
+def accuracy_per_document(seeds: ItemsBySeed, condition: str) -> ScoreMatrix:
     """Return the share of scored tokens predicted correctly, [R, N]."""
-    return np.array(
-        [
-            [document.conditions[condition].num_correct / sum(document.scored_tokens) for document in documents]
-            for documents in seeds
-        ]
-    )
+
+    def accuracy(metrics: Mapping[str, Any]) -> float:
+        return metrics["num_correct"] / sum(metrics["scored_tokens"])
+
+    return np.array([[accuracy(item.conditions[condition]) for item in items] for items in seeds])
 
 
-def mean_vectors(documents: Sequence[DocumentResult], condition: str) -> float | None:
+def mean_vectors(items: Sequence[EvalItem], condition: str) -> float | None:
     """Return the mean number of vectors per segment; None if there are none."""
-    counts = [n for document in documents for n in document.conditions[condition].vectors_per_segment]
+    counts = [n for item in items for n in item.conditions[condition]["vectors_per_segment"]]
     return sum(counts) / len(counts) if counts else None
 
 
@@ -95,21 +91,21 @@ def clustered_standard_error(differences: ScoreMatrix, groups: Sequence[str] | N
     return float(np.sqrt(G / (G - 1) * (sums**2).sum()) / len(means)) if G > 1 else float("nan")
 
 
-def context_gain(seeds: SeedResults, condition: str, full_condition: str | None) -> ContextGain:
+def context_gain(seeds: ItemsBySeed, condition: str, full_condition: str | None) -> ContextGain:
     """Compute the gain of a condition; `full_condition` is the one that reads the whole text."""
     base = f"{UNTRAINED} none" if condition.startswith(UNTRAINED) else "none"
     without, nll = nll_per_document(seeds, base), nll_per_document(seeds, condition)
-    gain, texts = without - nll, group_by_text([document.id for document in seeds[0]])
+    gain, texts = without - nll, group_by_text([item.id for item in seeds[0]])
     share_of_full = None
     if full_condition is not None and base == "none":
         full_gain = without - nll_per_document(seeds, full_condition)
         if full_gain.mean() > SIGNIFICANT_ERRORS * clustered_standard_error(full_gain, texts):
             share_of_full = float(gain.mean() / full_gain.mean())
     late_gain = None
-    if all(sum(document.scored_tokens[1:]) for document in seeds[0]):
+    if all(sum(item.shared["scored_tokens"][1:]) for item in seeds[0]):
         late_gain = statistics.estimate_mean(nll_per_document(seeds, base, 1) - nll_per_document(seeds, condition, 1))
-    counts = [n for n in (mean_vectors(documents, condition) for documents in seeds) if n is not None]
-    sizes = [[document.conditions[condition].context_size for document in documents] for documents in seeds]
+    counts = [n for n in (mean_vectors(items, condition) for items in seeds) if n is not None]
+    sizes = [[item.conditions[condition]["context_size"] for item in items] for items in seeds]
     return ContextGain(
         condition,
         statistics.estimate_mean(nll),
@@ -123,43 +119,35 @@ def context_gain(seeds: SeedResults, condition: str, full_condition: str | None)
     )
 
 
-def add_control(seeds: SeedResults, control: SeedResults) -> list[list[DocumentResult]]:
+def add_control(seeds: ItemsBySeed, control: ItemsBySeed) -> list[list[EvalItem]]:
     """Add the condition in which a language-model baseline reads the whole text of the same documents.
 
     If the control has fewer seeds, they are repeated.
     """
     return [
         [
-            document._replace(conditions={**document.conditions, FULL_TUNED: other.conditions["full"]})
-            for document, other in zip(documents, others, strict=True)
+            EvalItem(item.id, {**item.conditions, FULL_TUNED: other.conditions["full"]})
+            for item, other in zip(items, others, strict=True)
         ]
-        for documents, others in zip(seeds, cycle(control), strict=False)
+        for items, others in zip(seeds, cycle(control), strict=False)
     ]
 
 
-def nll_by_position(seeds: SeedResults, condition: str) -> list[float]:
+def nll_by_position(seeds: ItemsBySeed, condition: str) -> list[float]:
     """Return nats per token of each bucket of `BUCKET_TOKENS` positions of the tail."""
-    nll = np.array([[document.conditions[condition].nll for document in documents] for documents in seeds])
-    counts = np.array([[document.scored_tokens for document in documents] for documents in seeds])
-    return (nll.sum((0, 1)) / np.maximum(counts.sum((0, 1)), 1)).tolist()
+    metrics = [[item.conditions[condition] for item in items] for items in seeds]
+    nll, counts = (
+        np.array([[m[name] for m in row] for row in metrics]).sum((0, 1)) for name in ("nll", "scored_tokens")
+    )
+    return (nll / np.maximum(counts, 1)).tolist()
 
 
-def common_conditions(seeds: SeedResults) -> list[str]:
-    """Return the conditions that every document of every seed has, in order."""
-    return [
-        name
-        for name in seeds[0][0].conditions
-        if all(name in document.conditions for documents in seeds for document in documents)
-    ]
-
-
-def context_gains(seeds: SeedResults) -> list[ContextGain]:
+def context_gains(seeds: ItemsBySeed, conditions: Sequence[str]) -> list[ContextGain]:
     """Compute the gain of every condition.
 
     Shares are left out for fact recall, because no model is trained to read its facts as text.
     """
-    conditions = common_conditions(seeds)
-    full_condition = "full" if "full" in conditions and seeds[0][0].num_facts is None else None
+    full_condition = "full" if "full" in conditions and seeds[0][0].shared["num_facts"] is None else None
     return [context_gain(seeds, condition, full_condition) for condition in conditions]
 
 

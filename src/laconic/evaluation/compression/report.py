@@ -1,21 +1,19 @@
 """HTML report on compressors: gains over no context, quality by number of vectors, learned against fixed lengths."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation.compression import fact_recall, pareto
-from laconic.evaluation.compression.context_qa import ContextTaskResult
 from laconic.evaluation.compression.context_qa_report import (
     answers_section,
     group_by_file,
+    label_scores,
     labels_section,
-    paper_blocks,
 )
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
-from laconic.evaluation.compression.paper_tables import compare_compression_tables
 from laconic.evaluation.compression.pareto import LengthComparison
 from laconic.evaluation.compression.perplexity import (
     FULL_TUNED,
@@ -23,15 +21,22 @@ from laconic.evaluation.compression.perplexity import (
     SIGNIFICANT_ERRORS,
     UNTRAINED,
     ContextGain,
-    common_conditions,
 )
 from laconic.evaluation.compression.plots import condition_title, plot_pareto, plot_positions
-from laconic.evaluation.compression.table import CompressionResult, format_signed
+from laconic.evaluation.compression.table import (
+    FIGURE_COLUMNS,
+    GainRow,
+    document_keys,
+    gain_rows,
+    is_recall,
+    recall_rows,
+)
 from laconic.evaluation.report import page
-from laconic.evaluation.report.page import PagePlot, PageSection, PageTable
+from laconic.evaluation.report.page import PagePlot, PageSection
+from laconic.evaluation.report.paper_tables import Measurement, render_papers
 from laconic.evaluation.report.plots import has_matplotlib
-from laconic.evaluation.statistics import Estimate
-from laconic.evaluation.tables import MIN_SEEDS, format_count, format_percent
+from laconic.evaluation.suite import RunResult
+from laconic.evaluation.tables import MIN_SEEDS, Column, Table, build_table, format_percent, format_signed
 
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
@@ -60,9 +65,42 @@ CAVEATS = (
 )
 
 
-def build_sections(
-    results: Sequence[CompressionResult], file_results: Sequence[ContextTaskResult] = ()
-) -> list[PageSection]:
+PAPERS_NOTE = (
+    "AutoCompressors of other models, texts and sizes than these runs; comparable only where a run uses the paper’s "
+    "recipe. The last column says what these runs show. The original variable-length design published no figures."
+)
+SOFT_NOTE = (
+    "Soft: all vectors, each gated by its survival. The gap is between the training objective and inference. E[N] "
+    "should match the mean of sampled lengths."
+)
+GAIN_COLUMNS = (
+    Column("run", lambda row: row.result.run, is_text=True),
+    Column("condition", lambda row: condition_title(row.gain.condition), is_text=True),
+    *FIGURE_COLUMNS,
+    Column(
+        f"gain after {BUCKET_TOKENS} tokens",
+        lambda row: "–" if row.gain.late_gain is None else format_signed(row.gain.late_gain.mean, 4),
+    ),
+)
+RECALL_COLUMNS = (
+    Column("run, lengths", lambda row: row[0], is_text=True),
+    Column("facts", lambda row: str(row[1].num_facts)),
+    Column("documents", lambda row: str(row[1].num_documents)),
+    Column("accuracy, %", lambda row: format_percent(row[1].accuracy)),
+    Column("nats per token", lambda row: f"{row[1].nll:.4f}"),
+    Column("mean N", lambda row: f"{row[1].mean_vectors:.2f}"),
+)
+SOFT_COLUMNS = (
+    Column("run, data set", lambda row: f"{row[0].run}, {row[0].task}", is_text=True),
+    Column("nats per token", lambda row: format_signed(row[1].nll, 4)),
+    Column("accuracy, points", lambda row: format_signed(100 * row[1].accuracy, 1)),
+    Column("E[N] − N", lambda row: format_signed(row[1].num_vectors, 2)),
+    Column("E[N]", lambda row: f"{row[1].expected_length:.3f}"),
+    Column("sampled N", lambda row: f"{row[1].sampled_length:.3f} ± {row[1].sampled_se:.3f}"),
+)
+
+
+def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResult] = ()) -> list[PageSection]:
     """Return the sections of a report about context compression.
 
     Args:
@@ -71,47 +109,70 @@ def build_sections(
     """
     if not results and not file_results:
         return []
-    by_documents: dict[Any, list[CompressionResult]] = {}
+    by_documents: dict[Any, list[RunResult]] = {}
     for result in results:
-        by_documents.setdefault((result.dataset, result.document_keys), []).append(result)
+        by_documents.setdefault((result.task, document_keys(result)), []).append(result)
     labels = group_by_file(file_results, "labels")
-    topics = ["tails", "retrieval", "ablations", *([] if labels else ["labels"])]
-    papers = compare_compression_tables(results, file_results)
+    measurements = measure_paper_columns(results, file_results)
+    papers = render_papers(["tails", "retrieval", "ablations", *([] if labels else ["labels"])], measurements)
+    recalls = [(recall_title(row), group) for row in recall_rows(results) for group in row.groups]
+    gaps = [(r, gap) for r in results if (gap := fact_recall.soft_hard_gap(r.pooled_items)) is not None]
     return [
         PageSection("Context compression", [LEAD, *summary_sentences(results)]),
         *(document_section(same) for same in by_documents.values()),
-        PageSection("Recall by the number of facts", recall_blocks(results)),
-        PageSection("Soft reading against hard", gap_blocks(results)),
+        PageSection("Recall by the number of facts", render_rows(RECALL_COLUMNS, recalls)),
+        PageSection("Soft reading against hard", [SOFT_NOTE, *render_rows(SOFT_COLUMNS, gaps)] if gaps else []),
         PageSection("Learned lengths", histogram_blocks(results)),
-        *(labels_section(group, paper_blocks(papers, ["labels"])) for group in labels),
+        *(labels_section(group, render_papers(["labels"], measurements)) for group in labels),
         *(answers_section(group) for group in group_by_file(file_results, "answers")),
-        PageSection("Published results on compression", [PAPERS_NOTE, *paper_blocks(papers, topics)]),
+        PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
         PageSection("Limitations of compression results", [page.render_list(list_caveats(results, file_results))]),
     ]
 
 
-PAPERS_NOTE = (
-    "AutoCompressors of other models, texts and sizes than these runs; comparable only where a run uses the paper’s "
-    "recipe. The last column says what these runs show. The original variable-length design published no figures."
-)
+def render_rows(columns: Sequence[Column], rows: Sequence[Any], caption: str = "") -> list[Markup]:
+    """Return the table of some rows; nothing without rows."""
+    return [page.render_table(build_table(columns, rows, caption))] if rows else []
 
 
-def summary_sentences(results: Sequence[CompressionResult]) -> list[str]:
-    """Return the sentences at the top of the page."""
-    sentences: list[str] = []
+def recall_title(row: Any) -> str:
+    """Return the run, the lengths, and the correlation of lengths with facts."""
+    correlation = "" if row.correlation is None else f" (correlation of N with facts {row.correlation:.3f})"
+    return f"{row.result.run}, {row.condition}{correlation}"
+
+
+def measure_paper_columns(results: Sequence[RunResult], file_results: Sequence[RunResult]) -> list[Measurement]:
+    """Return the intervals of runs: perplexity by context length, accuracy in percent by file."""
+    measurements: list[Measurement] = []
     for result in results:
-        gains = {gain.condition: gain for gain in result.gains}
-        if "compressed" in gains:
-            sentences.append(summarize_run(result, gains))
-    return sentences
+        row, context_tokens = result.info.get("table_row"), result.task.rpartition("-")[2]
+        if not context_tokens.isdecimal() or "excerpt" in result.task:
+            continue
+        for gain in (gain for _, gain in gain_rows(result)):
+            interval = (math.exp(gain.nll.low), math.exp(gain.nll.high))
+            measurements.append(Measurement(row, gain.condition, context_tokens, *interval))
+            if gain.condition == "none":
+                measurements.append(Measurement(row, "compressed", "0", *interval))
+    for result in file_results:
+        for score in label_scores(result) if result.variant["kind"] == "labels" else ():
+            half = SIGNIFICANT_ERRORS * (score.std or 0.0) / len(score.accuracies) ** 0.5
+            interval = (100 * (score.accuracy - half), 100 * (score.accuracy + half))
+            measurements.append(Measurement(result.info.get("table_row"), score.condition, result.task, *interval))
+    return measurements
 
 
-def summarize_run(result: CompressionResult, gains: dict[str, ContextGain]) -> str:
+def summary_sentences(results: Sequence[RunResult]) -> list[str]:
+    """Return the sentences at the top of the page."""
+    gains = [(result, {gain.condition: gain for _, gain in gain_rows(result)}) for result in results]
+    return [summarize_run(result, by_condition) for result, by_condition in gains if "compressed" in by_condition]
+
+
+def summarize_run(result: RunResult, gains: dict[str, ContextGain]) -> str:
     """Summarize a run on a data set in one sentence."""
     gain = gains["compressed"]
     ratio = gain.gain.mean / gain.se if gain.se > 0 else float("nan")
     text = (
-        f"{result.dataset}, {result.run}: {gain.mean_vectors:.2f} vectors per segment save {gain.gain.mean:+.4f} ± "
+        f"{result.task}, {result.run}: {gain.mean_vectors:.2f} vectors per segment save {gain.gain.mean:+.4f} ± "
         f"{gain.se:.4f} nats per token ({ratio:.1f} standard errors)"
     )
     if gain.share_of_full is not None:
@@ -123,99 +184,52 @@ def summarize_run(result: CompressionResult, gains: dict[str, ContextGain]) -> s
     return text + "."
 
 
-def document_section(results: Sequence[CompressionResult]) -> PageSection:
+def document_section(results: Sequence[RunResult]) -> PageSection:
     """Build the section of results on the same documents."""
     first = results[0]
-    rows = [(result, gain) for result in results for gain in result.gains]
-    main, details = ([row for row in rows if is_main_row(row[1].condition) is is_main] for is_main in (True, False))
-    blocks: list[str | Markup] = [gain_table(main, first.is_recall), GAIN_NOTE]
-    if has_matplotlib():
-        blocks.append(page.render_plots(document_plots(results)))
-    else:
-        blocks.append(page.NO_PLOTS)
+    rows = [row for result in results for row in gain_rows(result)]
+    main, details = ([row for row in rows if is_main_row(row) is is_main] for is_main in (True, False))
+    plots = page.render_plots(document_plots(results)) if has_matplotlib() else page.NO_PLOTS
+    blocks: list[str | Markup] = [*render_rows(GAIN_COLUMNS, main), GAIN_NOTE, plots]
     if details:
-        blocks.append(page.render_details("All lengths", [gain_table(details, first.is_recall)]))
-    comparisons = pareto.compare_learned_lengths(results)
-    if comparisons:
-        blocks += [comparison_table(comparisons, first.is_recall), COMPARISON_NOTE]
-    return PageSection(f"{first.dataset}: {len(first.documents_by_seed[0]):,} documents", blocks)
+        blocks.append(page.render_details("All lengths", render_rows(GAIN_COLUMNS, details)))
+    if comparisons := pareto.compare_learned_lengths(results):
+        blocks += [comparison_table(comparisons, is_recall(first)), COMPARISON_NOTE]
+    return PageSection(f"{first.task}: {len(first.items_by_seed[0]):,} documents", blocks)
 
 
-def is_main_row(condition: str) -> bool:
-    """Test whether a condition belongs to the main table; individual lengths are in a folded one."""
-    return not condition.startswith(("n = ", "end", "quantile"))
+def is_main_row(row: GainRow) -> bool:
+    """Return whether a condition belongs to the main table; individual lengths are in a folded one."""
+    return not row.gain.condition.startswith(("n = ", "end", "quantile"))
 
 
-def document_plots(results: Sequence[CompressionResult]) -> list[PagePlot]:
+def document_plots(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot quality against vectors if several lengths were evaluated, and loss along the tail if it is long."""
     points, plots = [point for result in results for point in pareto.pareto_points(result)], list[PagePlot]()
     if len(points) > 1:
-        title, better = ("Accuracy", "Higher") if results[0].is_recall else ("Nats per token", "Lower")
+        title, better = ("Accuracy", "Higher") if is_recall(results[0]) else ("Nats per token", "Lower")
         caption = f"{better} is better. One point per length; diamonds are learned lengths. The best lengths are an "
         plots.append(PagePlot(f"{title} against vectors", caption + "upper bound.", plot_pareto(points, results)))
-    if sum(bool(n) for n in results[0].documents_by_seed[0][0].scored_tokens) > 1:
+    if sum(bool(n) for n in results[0].items_by_seed[0][0].shared["scored_tokens"]) > 1:
         caption = "Dotted: no context; solid: compressed; dashed: whole text."
         plots.append(PagePlot("Along the tail", caption, plot_positions(results)))
     return plots
 
 
-def gain_table(rows: Sequence[tuple[CompressionResult, ContextGain]], is_recall: bool) -> Markup:
-    """Build the table of gains over no context."""
-    header = ["run", "condition", "vectors per segment", "before the tail", "nats per token", "perplexity", "gain"]
-    header += [f"gain after {BUCKET_TOKENS} tokens", "accuracy, %" if is_recall else "share"]
-    return page.render_table(
-        PageTable(
-            header,
-            [
-                (
-                    result.run,
-                    condition_title(gain.condition),
-                    "–" if gain.mean_vectors is None else f"{gain.mean_vectors:.2f}",
-                    format_count(gain.context_size),
-                    format_mean(gain.nll),
-                    f"{np.exp(gain.nll.mean):.2f}",
-                    f"{format_signed(gain.gain.mean, 4)} ± {gain.se:.4f}",
-                    "–" if gain.late_gain is None else format_signed(gain.late_gain.mean, 4),
-                    format_accuracy_or_share(gain, is_recall),
-                )
-                for result, gain in rows
-            ],
-            num_text_columns=2,
-        )
-    )
-
-
-def format_mean(estimate: Estimate) -> str:
-    """Format a mean with its standard deviation over seeds."""
-    return f"{estimate.mean:.4f}" + ("" if estimate.sd is None else f" ± {estimate.sd:.4f}")
-
-
-def format_accuracy_or_share(gain: ContextGain, is_recall: bool) -> str:
-    """Format the accuracy for fact recall, otherwise the share of the whole text's gain."""
-    if is_recall:
-        std = "" if gain.accuracy.sd is None else f" ± {format_percent(gain.accuracy.sd)}"
-        return format_percent(gain.accuracy.mean) + std
-    return "–" if gain.share_of_full is None else f"{format_percent(gain.share_of_full)} %"
-
-
-def comparison_table(comparisons: Sequence[LengthComparison], is_recall: bool) -> Markup:
+def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -> Markup:
     """Build the table of learned against fixed lengths of the same mean."""
-    scale, sign, digits = (100, 1, 1) if is_recall else (1, -1, 4)
-    header = ["run, rule", "fixed lengths of", "vectors", "accuracy, %" if is_recall else "nats per token"]
-    rows = [
-        (
-            f"{c.run}, {c.condition}",
-            c.baseline,
-            f"{c.x:.2f}",
-            f"{sign * scale * c.quality:.{digits}f}",
-            f"{sign * scale * c.fixed_quality:.{digits}f}",
-            f"{format_signed(scale * c.difference, digits)} ± {scale * c.se:.{digits}f}",
-            describe_comparison(c),
-        )
-        for c in comparisons
-    ]
+    scale, sign, digits = (100, 1, 1) if has_facts else (1, -1, 4)
+    columns = (
+        Column("run, rule", lambda c: f"{c.run}, {c.condition}", is_text=True),
+        Column("fixed lengths of", lambda c: c.baseline, is_text=True),
+        Column("vectors", lambda c: f"{c.x:.2f}"),
+        Column("accuracy, %" if has_facts else "nats per token", lambda c: f"{sign * scale * c.quality:.{digits}f}"),
+        Column("on the line", lambda c: f"{sign * scale * c.fixed_quality:.{digits}f}"),
+        Column("better by", lambda c: f"{format_signed(scale * c.difference, digits)} ± {scale * c.se:.{digits}f}"),
+        Column("result", describe_comparison),
+    )
     caption = "Learned lengths against fixed ones of the same mean"
-    return page.render_table(PageTable([*header, "on the line", "better by", "result"], rows, caption, 2))
+    return page.render_table(build_table(columns, comparisons, caption))
 
 
 def describe_comparison(comparison: LengthComparison) -> str:
@@ -226,63 +240,14 @@ def describe_comparison(comparison: LengthComparison) -> str:
     return "below the line" if is_worse else "no difference shown"
 
 
-def recall_blocks(results: Sequence[CompressionResult]) -> list[str | Markup]:
-    """Build the table of recall by the number of facts, for the lengths that each run chooses."""
-    rows: list[Sequence[str]] = []
-    for result in (result for result in results if result.is_recall):
-        documents = result.pooled_documents
-        for condition in ("compressed", "sampled"):
-            if condition not in common_conditions(result.documents_by_seed):
-                continue
-            r = fact_recall.length_fact_correlation(documents, condition)
-            correlation = "" if r is None else f" (correlation of N with facts {r:.3f})"
-            rows += [
-                (
-                    f"{result.run}, {condition}{correlation}",
-                    str(group.num_facts),
-                    str(group.num_documents),
-                    format_percent(group.accuracy),
-                    f"{group.nll:.4f}",
-                    f"{group.mean_vectors:.2f}",
-                )
-                for group in fact_recall.recall_by_facts(documents, condition)
-            ]
-    header = ("run, lengths", "facts", "documents", "accuracy, %", "nats per token", "mean N")
-    return [page.render_table(PageTable(header, rows))] if rows else []
-
-
-def gap_blocks(results: Sequence[CompressionResult]) -> list[str | Markup]:
-    """Build the table of soft reading minus hard reading."""
-    gaps = [(r, gap) for r in results if (gap := fact_recall.soft_hard_gap(r.pooled_documents)) is not None]
-    if not gaps:
-        return []
-    rows = [
-        (
-            f"{result.run}, {result.dataset}",
-            format_signed(gap.nll, 4),
-            format_signed(100 * gap.accuracy, 1),
-            format_signed(gap.num_vectors, 2),
-            f"{gap.expected_length:.3f}",
-            f"{gap.sampled_length:.3f} ± {gap.sampled_se:.3f}",
-        )
-        for result, gap in gaps
-    ]
-    note = (
-        "Soft: all vectors, each gated by its survival. The gap is between the training objective and inference. E[N] "
-        "should match the mean of sampled lengths."
-    )
-    header = ("run, data set", "nats per token", "accuracy, points", "E[N] − N", "E[N]", "sampled N")
-    return [note, page.render_table(PageTable(header, rows))]
-
-
-def histogram_blocks(results: Sequence[CompressionResult]) -> list[str | Markup]:
+def histogram_blocks(results: Sequence[RunResult]) -> list[Markup]:
     """Build one table of the share of segments by length for each run with a learned length."""
     return [
         page.render_table(
-            PageTable(
+            Table(
                 ("vectors", "share of segments"),
                 [(str(n), f"{format_percent(share)} %") for n, share in shares],
-                f"{result.run}, {result.dataset}",
+                f"{result.run}, {result.task}",
                 0,
             )
         )
@@ -290,20 +255,18 @@ def histogram_blocks(results: Sequence[CompressionResult]) -> list[str | Markup]
     ]
 
 
-def length_histograms(
-    results: Sequence[CompressionResult],
-) -> list[tuple[CompressionResult, list[tuple[int, float]]]]:
+def length_histograms(results: Sequence[RunResult]) -> list[tuple[RunResult, list[tuple[int, float]]]]:
     """Return the share of segments by length, for runs with a learned length."""
-    histograms: list[tuple[CompressionResult, list[tuple[int, float]]]] = []
+    histograms: list[tuple[RunResult, list[tuple[int, float]]]] = []
     for result in results:
-        if result.run_info.get("length_policy") in ("stop_head", "classifier"):
-            counts = fact_recall.length_histogram(result.pooled_documents, "compressed")
-            total, lengths = sum(counts.values()), range(min(1, *counts), int(result.run_info["max_vectors"]) + 1)
+        if result.info.get("length_policy") in ("stop_head", "classifier"):
+            counts = fact_recall.length_histogram(result.pooled_items, "compressed")
+            total, lengths = sum(counts.values()), range(min(1, *counts), int(result.info["max_vectors"]) + 1)
             histograms.append((result, [(n, counts.get(n, 0) / total) for n in lengths]))
     return histograms
 
 
-def list_caveats(results: Sequence[CompressionResult], file_results: Sequence[ContextTaskResult] = ()) -> list[str]:
+def list_caveats(results: Sequence[RunResult], file_results: Sequence[RunResult] = ()) -> list[str]:
     """Return what the figures do not show, followed by `CAVEATS`."""
     caveats: list[str] = []
     num_seeds = min([len(result.seeds) for result in (*results, *file_results)], default=MIN_SEEDS)
@@ -312,9 +275,7 @@ def list_caveats(results: Sequence[CompressionResult], file_results: Sequence[Co
             f"Some runs have only {num_seeds} seed{'s' * (num_seeds > 1)}; another seed may fall outside the intervals."
         )
     num_texts = [
-        len({document.id.split("@")[0] for document in result.documents_by_seed[0]})
-        for result in results
-        if not result.is_recall
+        len({item.id.split("@")[0] for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
     ]
     if num_texts and min(num_texts) < MIN_TEXT_GROUPS:
         caveats.append(

@@ -1,10 +1,10 @@
 """Evaluate a compressor on held-out documents: its readers, its conditions, and the data sets."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,10 +18,21 @@ from laconic.compression.halting.stop_distribution import draw_uniforms
 from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.data import SplitName
+from laconic.config.recipe import Recipe
 from laconic.data.documents.dataset import DocumentDataset
 from laconic.errors import InputError
-from laconic.evaluation.compression.evaluate import ALL_TOKENS, CompressedContext, ContextCondition, ContextTail
+from laconic.evaluation.compression.evaluate import (
+    ALL_TOKENS,
+    CompressedContext,
+    ContextCondition,
+    ContextTail,
+    evaluate_batch,
+    split_context,
+)
+from laconic.evaluation.compression.table import result_to_json
 from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, sample_tails
+from laconic.evaluation.results_store import EvalItem, EvalJob
+from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
 from laconic.experiment import build_data, build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method
@@ -233,6 +244,43 @@ class CompressionEvalSet(NamedTuple):
     source: TrainingData
     conditions: Sequence[ContextCondition]
     batch_size: int
+
+
+def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> Iterator[EvalJob]:
+    """Yield the evaluations of a run on the documents of a split."""
+    for name, source, conditions, batch_size in build_eval_sets(run, split, request.limit):
+        key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
+        metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
+        result = RunResult(metadata.run, name, (run.recipe.seed,), (), describe_recipe(run.recipe))
+
+        def evaluate(
+            indices: Sequence[int], source: TrainingData = source, conditions: Sequence[ContextCondition] = conditions
+        ) -> list[list[EvalItem]]:
+            split = split_context(source.batch(indices, 0, 0)).to(request.device)
+            return [[item] for item in evaluate_batch(split, conditions)]
+
+        def summarize(items: Sequence[EvalItem], result: RunResult = result) -> dict[str, Any]:
+            return result_to_json(replace(result, items_by_seed=[items]))
+
+        yield EvalJob(metadata, len(source), evaluate, batch_size, summarize=summarize)
+
+
+def describe_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of a run that its figures depend on."""
+    config, head = recipe.compression, recipe.stop_head
+    info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
+    if config is None or recipe.method == "lm":
+        return info | {"length_policy": None}
+    info |= {
+        "summary": config.summary,
+        "length_policy": config.length_policy,
+        "memory_policy": config.memory_policy,
+        "max_vectors": config.fixed_length,
+    }
+    if config.length_policy != "stop_head" or head is None:
+        return info
+    names = ("estimator", "soft_gate", "head", "length_cost")
+    return info | {name: getattr(head, name) for name in names}
 
 
 def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[CompressionEvalSet]:

@@ -1,21 +1,17 @@
-"""Evaluate a model on questions: match its answers with the gold ones and count forward passes and cache positions."""
+"""Answers to questions: matched with the gold ones, with the forward passes and cache positions that they took."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
 from laconic.data.reasoning.answer_matching import AnswerProtocol
-from laconic.errors import InputError
 from laconic.evaluation import statistics
-from laconic.evaluation.results_store import EvalMetadata, EvalRecord, ProgressCallback, run_resumable
-from laconic.interfaces import TrainingData
-from laconic.training.ranks import Ranks
+from laconic.evaluation.results_store import EvalItem
 
 AnswerFunction = Callable[[Any], AnswerBatch]
 
@@ -43,18 +39,18 @@ class AnswerRecord(NamedTuple):
     passes: PassCounts
     cache_positions: tuple[int, int]
 
-    def to_metrics(self) -> dict[str, Any]:
-        """Return everything but the identifier, as an `EvalRecord` stores it."""
+    def to_item(self, condition: str) -> EvalItem:
+        """Return the answer as an item with everything but its identifier as metrics."""
         metrics = self._asdict() | {"passes": self.passes._asdict()}
         del metrics["id"]
-        return metrics
+        return EvalItem(self.id, {condition: metrics})
 
     @classmethod
-    def from_record(cls, record: EvalRecord) -> "AnswerRecord":
-        """Return the answer that an `EvalRecord` stores."""
-        metrics = dict(record.metrics)
+    def from_item(cls, item: EvalItem) -> "AnswerRecord":
+        """Return the answer that an item stores."""
+        metrics = dict(item.shared)
         passes, positions = PassCounts(**metrics.pop("passes")), tuple(metrics.pop("cache_positions"))
-        return cls(id=record.item, passes=passes, cache_positions=positions, **metrics)
+        return cls(id=item.id, passes=passes, cache_positions=positions, **metrics)
 
 
 @dataclass(frozen=True)
@@ -70,6 +66,11 @@ class ReasoningResult:
     records: tuple[AnswerRecord, ...]
     protocol: str
     bytes_per_position: int = 0
+
+    @classmethod
+    def from_items(cls, items: Sequence[EvalItem], protocol: str, bytes_per_position: int) -> "ReasoningResult":
+        """Return the result that stored items give."""
+        return cls(tuple(map(AnswerRecord.from_item, items)), protocol, bytes_per_position)
 
     @property
     def correct(self) -> statistics.ScoreMatrix:
@@ -109,73 +110,6 @@ class ReasoningResult:
             "passes": dict(zip(PassCounts._fields, self.mean_passes, strict=True)) | {"total": sum(self.mean_passes)},
             "cache_positions": {"begin": begin, "end": end, "bytes": end * self.bytes_per_position},
         }
-
-
-def evaluate_questions(
-    answer: AnswerFunction,
-    source: TrainingData,
-    examples: Sequence[ReasoningExample],
-    protocol: AnswerProtocol,
-    *,
-    batch_size: int = 64,
-    bytes_per_position: int = 0,
-    metadata: EvalMetadata | None = None,
-    folder: Path | None = None,
-    extra_files: Mapping[str, str] | None = None,
-    progress: ProgressCallback | None = None,
-    order: Sequence[int] | None = None,
-    ranks: Ranks | None = None,
-    before_batch: Callable[[], None] | None = None,
-) -> ReasoningResult:
-    """Ask every question and match the answers.
-
-    Args:
-        answer: Answers a batch of questions.
-        source: The questions as batches; row i is `examples[i]`.
-        examples: The questions with their gold answers.
-        protocol: How answers are found in a text and compared.
-        batch_size: Questions per batch, on each rank.
-        bytes_per_position: Bytes of one cache position, for the figures.
-        metadata: What is evaluated; needed with `folder`.
-        folder: The run's `evaluations` folder; results are stored there and resumed from there.
-        extra_files: Text files to store beside the results.
-        progress: Called after each batch.
-        order: Order in which the questions are asked, questions of similar length together.
-        ranks: Processes that share each batch.
-        before_batch: Called before each batch; may raise.
-
-    Raises:
-        InputError: There are no questions, or fewer rows than questions.
-        BusyError: The stored results belong to another evaluation.
-    """
-    if not examples or len(source) < len(examples):
-        raise InputError(
-            f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
-        )
-    metadata = metadata or EvalMetadata("reasoning", "questions")
-    condition = metadata.variant.get("condition", "")
-
-    def evaluate(indices: Sequence[int]) -> list[list[EvalRecord]]:
-        answers = match_answers(answer(source.batch(indices, 0, 0)), [examples[i] for i in indices], protocol)
-        return [[metadata.new_record(record.id, condition, record.to_metrics())] for record in answers]
-
-    def build_result(records: Sequence[EvalRecord]) -> ReasoningResult:
-        return ReasoningResult(tuple(map(AnswerRecord.from_record, records)), protocol.name, bytes_per_position)
-
-    records = run_resumable(
-        folder,
-        metadata,
-        len(examples),
-        evaluate,
-        batch_size=batch_size,
-        order=order,
-        summarize=lambda records: build_result(records).to_json(),
-        extra_files=extra_files,
-        progress=progress,
-        before_batch=before_batch,
-        ranks=ranks,
-    )
-    return build_result(records)
 
 
 def match_answers(

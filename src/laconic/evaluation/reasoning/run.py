@@ -1,48 +1,46 @@
 """Evaluate a trained run on a question set: choose the protocol and the decoding, run it, store the results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from laconic.batches import AnswerBatch
 from laconic.config.recipe import FULL_CHAIN_METHODS, METHOD_TABLES, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
-from laconic.errors import PreemptedError, UsageError
-from laconic.evaluation.reasoning.evaluate import AnswerFunction, AnswerRecord, ReasoningResult, evaluate_questions
+from laconic.errors import InputError, UsageError
+from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.results_store import (
-    EVALUATIONS_FOLDER,
-    ProgressCallback,
-    StoredEvaluation,
-    latest_evaluations,
-    load_records,
-)
-from laconic.evaluation.runs import (
-    RESUME_HINT,
-    copy_recipe,
-    describe_evaluation,
-    flush_denormals,
-)
+from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, latest_evaluations, load_items
+from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.build_data import has_text_answers
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions
 from laconic.latent.answering import AnswerDecoding
 from laconic.storage import manifest
-from laconic.training.ranks import Ranks, SingleProcess
-from laconic.training.signals import SignalInterruptError, StopSignal
 
-DEFAULT_CONDITION, COT_CONDITION = "", "with CoT"  # as trained; the same weights write out the chain
+COT_CONDITION = "with CoT"
 
 
-def format_condition(*, with_cot: bool = False, iterations: int | None = None) -> str:
-    """Return the name of a condition: empty as trained, else with the chain or with other Jacobi iterations."""
-    if with_cot:
-        return COT_CONDITION
-    return DEFAULT_CONDITION if iterations is None else f"{iterations} iterations"
+@dataclass(frozen=True)
+class EvalCondition:
+    """One way to answer: as trained, with the same weights writing out the chain, or with other Jacobi iterations."""
+
+    with_cot: bool = False
+    iterations: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and stored results; empty as trained."""
+        if self.with_cot:
+            return COT_CONDITION
+        return "" if self.iterations is None else f"{self.iterations} iterations"
+
+
+AS_TRAINED = EvalCondition()
 
 
 def choose_protocol(recipe: Recipe, name: str | None, tolerance: Decimal | None = None) -> AnswerProtocol:
@@ -95,121 +93,84 @@ def writes_chain(run: LoadedRun, with_cot: bool) -> bool:
     return with_cot or run.recipe.method in FULL_CHAIN_METHODS
 
 
-def budget_warnings(run: LoadedRun, questions: QuestionSet, name: str, *, with_cot: bool = False) -> list[str]:
+def budget_warnings(run: LoadedRun, questions: QuestionSet, condition: EvalCondition = AS_TRAINED) -> list[str]:
     """Return a warning where the model's context is shorter than the protocol's token budget."""
-    budget = token_budget(run, questions, with_cot)
-    tokens = decoding_for(run, questions, with_cot=with_cot).max_tokens
+    budget = token_budget(run, questions, condition.with_cot)
+    tokens = decoding_for(run, questions, with_cot=condition.with_cot).max_tokens
     if tokens == budget:
         return []
-    condition = f" {COT_CONDITION}" if with_cot else ""
-    return [
-        f"{questions.name}: answers of {name}{condition} are cut at {tokens} tokens, not {budget}: its context ends"
-    ]
+    name = " ".join((run_name(run.folder), *([COT_CONDITION] if condition.with_cot else ())))
+    return [f"{questions.name}: answers of {name} are cut at {tokens} tokens, not {budget}: its context ends"]
 
 
-def answer_function(
-    run: LoadedRun, decoding: AnswerDecoding, *, with_cot: bool = False, stop: StopSignal | None = None
-) -> AnswerFunction:
-    """Return a function that answers a batch of questions; with `stop`, a signal interrupts it at once."""
+def answer_function(run: LoadedRun, decoding: AnswerDecoding, condition: EvalCondition = AS_TRAINED) -> AnswerFunction:
+    """Return a function that answers a batch of questions under a condition."""
     device = run.parts.decoder.token_embedding.weight.device
 
     def answer(batch: Any) -> AnswerBatch:
-        return answer_questions(run.method, batch.to(device), decoding, with_cot=with_cot)
+        with with_iterations(run, condition.iterations):
+            return answer_questions(run.method, batch.to(device), decoding, with_cot=condition.with_cot)
 
-    def answer_interruptibly(batch: Any) -> AnswerBatch:
-        with cast(StopSignal, stop).interruptible():
-            return answer(batch)
-
-    return answer if stop is None else answer_interruptibly
+    return answer
 
 
-def evaluate_run(
+def build_question_job(
     run: LoadedRun,
     questions: QuestionSet,
-    decoding: AnswerDecoding,
+    condition: EvalCondition = AS_TRAINED,
     *,
-    with_cot: bool = False,
-    iterations: int | None = None,
     limit: int | None = None,
     batch_size: int = 64,
-    ranks: Ranks | None = None,
-    stop: StopSignal | None = None,
-    progress: ProgressCallback | None = None,
-) -> ReasoningResult:
-    """Evaluate a run under one condition; stored results are loaded and partial ones resumed.
+    notes: Sequence[str] = (),
+) -> EvalJob:
+    """Return the evaluation of a run on a question set under one condition.
 
     Args:
         run: The run at one of its checkpoints.
         questions: What to ask.
-        decoding: How answers are decoded, from `decoding_for`.
-        with_cot: Generate the chain instead of latent thoughts.
-        iterations: Number of Jacobi iterations, if not the one of training.
+        condition: How the run answers.
         limit: The limit that `questions` were loaded with.
         batch_size: Questions per batch, on each rank.
-        ranks: Processes that share each batch.
-        stop: Signal that interrupts.
-        progress: Called after each batch.
+        notes: Remarks beside the figures.
 
     Raises:
-        PreemptedError: After a signal; finished answers are stored.
+        InputError: There are no questions, or fewer rows than questions.
     """
-    ranks = ranks or SingleProcess()
-    is_single = ranks.world_size == 1
-    condition = format_condition(with_cot=with_cot, iterations=iterations)
-    metadata = describe_evaluation(
-        run,
-        "reasoning",
-        questions.name,
-        limit=limit,
-        variant={"protocol": questions.protocol.name} | ({"condition": condition} if condition else {}),
-        key={
-            "data": questions.source.fingerprint,
-            "gold": gold_hash(questions),
-            "max_tokens": str(decoding.max_tokens),
-        },
+    examples, source, protocol = questions.examples, questions.source, questions.protocol
+    if not examples or len(source) < len(examples):
+        raise InputError(
+            f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
+        )
+    decoding = decoding_for(run, questions, with_cot=condition.with_cot)
+    answer, cache_bytes = answer_function(run, decoding, condition), bytes_per_position(run)
+    key = {"data": source.fingerprint, "gold": gold_hash(questions), "max_tokens": str(decoding.max_tokens)}
+    variant = {"protocol": protocol.name} | ({"condition": condition.name} if condition.name else {})
+
+    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+        answers = match_answers(answer(source.batch(indices, 0, 0)), [examples[i] for i in indices], protocol)
+        return [[record.to_item(condition.name)] for record in answers]
+
+    return EvalJob(
+        describe_evaluation(run, "reasoning", questions.name, limit=limit, variant=variant, key=key),
+        len(examples),
+        evaluate,
+        batch_size,
+        questions.order,
+        lambda items: ReasoningResult.from_items(items, protocol.name, cache_bytes).to_json(),
+        (*questions.notes, *budget_warnings(run, questions, condition), *notes),
+        questions,
     )
 
-    def check_signal() -> None:
-        if stop and not is_single and ranks.any_rank(bool(stop.signal)):
-            raise SignalInterruptError
 
-    try:
-        with with_iterations(run, iterations), flush_denormals(run.parts.decoder.token_embedding.weight.device):
-            return evaluate_questions(
-                answer_function(run, decoding, with_cot=with_cot, stop=stop if is_single else None),
-                questions.source,
-                questions.examples,
-                questions.protocol,
-                batch_size=batch_size,
-                bytes_per_position=bytes_per_position(run),
-                metadata=metadata,
-                folder=run.folder / EVALUATIONS_FOLDER,
-                extra_files=copy_recipe(run),
-                progress=progress,
-                order=questions.order,
-                ranks=ranks,
-                before_batch=check_signal,
-            )
-    except SignalInterruptError:
-        why = stop.signal_name if stop and stop.signal else "a signal to another rank"
-        raise PreemptedError(f"{why}: {run.folder}, {questions.name}: {RESUME_HINT}") from None
-
-
-def load_result(
-    folder: Path, task: str, *, with_cot: bool = False, iterations: int | None = None
-) -> ReasoningResult | None:
+def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) -> ReasoningResult | None:
     """Load the latest stored result of a run directory on a task under one condition; None if there is none."""
-    condition = format_condition(with_cot=with_cot, iterations=iterations)
     for stored in latest_evaluations(folder / EVALUATIONS_FOLDER, "reasoning").values():
-        if stored.metadata.task == task and stored.metadata.variant.get("condition", "") == condition:
-            return load_stored_result(stored)
+        if stored.metadata.task == task and stored.metadata.variant.get("condition", "") == condition.name:
+            figures = stored.figures
+            return ReasoningResult.from_items(
+                load_items(stored.folder), figures["protocol"], figures["bytes_per_position"]
+            )
     return None
-
-
-def load_stored_result(stored: StoredEvaluation) -> ReasoningResult:
-    """Load a stored evaluation of kind "reasoning"."""
-    records = tuple(map(AnswerRecord.from_record, load_records(stored.folder)))
-    return ReasoningResult(records, stored.figures["protocol"], stored.figures["bytes_per_position"])
 
 
 def gold_hash(questions: QuestionSet) -> str:

@@ -14,11 +14,13 @@ from laconic.evaluation import statistics
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency, Throughput, timing_caveats
 from laconic.evaluation.reasoning.run import COT_CONDITION
-from laconic.evaluation.report.paper_figures import PaperFigure, format_paper_figures
+from laconic.evaluation.report.paper_figures import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import (
     MIN_SEEDS,
-    build_terminal_table,
+    Column,
+    Table,
     format_accuracy,
     format_count,
     format_interval,
@@ -27,8 +29,6 @@ from laconic.evaluation.tables import (
 
 MEAN_TITLE = "macro average"
 UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
-HEADER = ("", "accuracy", "95 % interval", "first pass", "latent", "answer", "passes", "positions", "KiB", "papers")
-TIMING_HEADER = ("ms", "ms p90", "per second")
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,23 @@ class ReasoningTable:
                 raise InputError(f"{name}: {runs} answered different questions; name a set that is the same for all")
 
 
+def build_rows(
+    result: RunResult, latency: Latency | None = None, throughput: Throughput | None = None
+) -> list[ReasoningRow]:
+    """Return the row of a run on a set; a second row has the changed questions only, where the set marks them."""
+    info, condition = result.info, result.variant.get("condition", "")
+    is_comparable = result.limit is None and not condition
+    papers = find_paper_figures(info["paper_table"], info["table_row"], result.task) if is_comparable else None
+    results = tuple(
+        ReasoningResult.from_items(items, figures["protocol"], figures["bytes_per_position"])
+        for items, figures in zip(result.items_by_seed, result.figures, strict=True)
+    )
+    row = ReasoningRow(result.task, result.run, condition, result.seeds, results, False, papers, latency, throughput)
+    examples = result.source.examples if result.source else ()
+    subset = changed_subset(row, [not example.metadata.get(UNCHANGED_FLAG, False) for example in examples])
+    return [row] if subset is None else [row, subset]
+
+
 def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRow | None:
     """Return the row on GSM-Hard's changed questions only; None where all are changed, or none."""
     if all(is_changed) or not any(is_changed):
@@ -145,7 +162,7 @@ def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRo
         replace(result, records=tuple(r for r, keep in zip(result.records, is_changed, strict=True) if keep))
         for result in row.results
     ]
-    return replace(row, dataset=f"{row.dataset}, changed", results=tuple(results), is_subset=True, paper_figures=None)
+    return ReasoningRow(f"{row.dataset}, changed", row.run, row.condition, row.seeds, tuple(results), is_subset=True)
 
 
 def macro_averages(table: ReasoningTable) -> list[tuple[str, Estimate]]:
@@ -198,51 +215,50 @@ def format_headline(estimate: Estimate) -> str:
     return text if estimate.num_seeds >= MIN_SEEDS else f"{text} (n={estimate.num_seeds})"
 
 
-def header_of(table: ReasoningTable) -> tuple[str, ...]:
-    """Return the column names; timings only where they were measured."""
-    return (*HEADER, *(TIMING_HEADER if any(row.latency for row in table.rows) else ()))
+COLUMNS = (
+    Column("", lambda row: row.title, is_text=True),
+    Column("accuracy", lambda row: format_headline(row.accuracy)),
+    Column("95 % interval", lambda row: format_interval(row.accuracy)),
+    Column("first pass", lambda row: format_count(sum(row.mean_passes[:2]))),
+    Column("latent", lambda row: format_count(row.mean_passes[2])),
+    Column("answer", lambda row: format_count(row.mean_passes[3])),
+    Column("passes", lambda row: format_count(sum(row.mean_passes))),
+    Column("positions", lambda row: " → ".join(map(format_count, row.mean_cache_positions))),
+    Column("KiB", lambda row: f"{row.cache_bytes / 1024:,.1f}"),
+    Column("papers", lambda row: format_paper_figures(row.paper_figures)),
+)
+TIMING_COLUMNS = (
+    Column("ms", lambda row: "–" if row.latency is None else f"{row.latency.median:.1f}"),
+    Column("ms p90", lambda row: "–" if row.latency is None else f"{row.latency.p90:.1f}"),
+    Column("per second", lambda row: "–" if row.throughput is None else f"{row.throughput.questions_per_second:.1f}"),
+)
+
+
+def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
+    """Return the columns of a row; timings only where they were measured."""
+    return (*COLUMNS, *(TIMING_COLUMNS if any(row.latency for row in table.rows) else ()))
 
 
 def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
     """Return title and cells of each question set, the majority baseline first; then the macro averages."""
-    is_timed = any(row.latency for row in table.rows)
-    blocks: list[tuple[str, list[list[str]]]] = []
+    columns, blocks = list_columns(table), list[tuple[str, list[list[str]]]]()
     for name in table.datasets:
         rows = table.rows_of(name)
         answer, share = rows[0].results[0].majority_baseline
         cells = [[f"always “{answer}”", f"{format_percent(share)} %"]]
-        cells += [[row.title, *row_cells(row, is_timed)] for row in rows]
+        cells += [[column.format(row) for column in columns] for row in rows]
         blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
     if means := macro_averages(table):
         blocks.append((MEAN_TITLE, [[title, format_headline(x), format_interval(x)] for title, x in means]))
     return blocks
 
 
-def build_table(table: ReasoningTable) -> Any:
+def build_terminal_table(table: ReasoningTable) -> Table:
     """Return the table for a terminal: a block for each set."""
     rows: list[list[str]] = []
     for title, cells in rows_by_dataset(table):
         rows += [[title], *([f"  {first}", *rest] for first, *rest in cells)]
-    return build_terminal_table(header_of(table), rows)
-
-
-def row_cells(row: ReasoningRow, is_timed: bool) -> list[str]:
-    """Return the cells of a row, after its title."""
-    prompt, setup, latent, answer = row.mean_passes
-    begin, end = row.mean_cache_positions
-    cells = [
-        format_headline(row.accuracy),
-        format_interval(row.accuracy),
-        *map(format_count, (prompt + setup, latent, answer, sum(row.mean_passes))),
-        f"{format_count(begin)} → {format_count(end)}",
-        f"{row.cache_bytes / 1024:,.1f}",
-        format_paper_figures(row.paper_figures),
-    ]
-    if not is_timed:
-        return cells
-    latency, throughput = row.latency, row.throughput
-    cells += ["–", "–"] if latency is None else [f"{latency.median:.1f}", f"{latency.p90:.1f}"]
-    return [*cells, "–" if throughput is None else f"{throughput.questions_per_second:.1f}"]
+    return Table([column.title for column in list_columns(table)], rows)
 
 
 def format_footnotes(table: ReasoningTable) -> str:

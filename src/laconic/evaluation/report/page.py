@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from laconic.evaluation.tables import Table
+from laconic.evaluation.tables import Table as PageTable  # noqa: F401
+
 NO_PLOTS = "Plots need matplotlib: pip install 'laconic[report]'."
 
 
@@ -15,18 +18,6 @@ class PageSection(NamedTuple):
 
     title: str
     blocks: Sequence[str | Markup]
-
-
-class PageTable(NamedTuple):
-    """A table; the first `num_text_columns` columns are aligned left, the others right.
-
-    `header` may be empty. Cells are escaped unless they are `Markup`.
-    """
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    caption: str = ""
-    num_text_columns: int = 1
 
 
 class PagePlot(NamedTuple):
@@ -49,7 +40,7 @@ def render_page(title: str, sections: Sequence[PageSection], lead: Sequence[str]
     return template.render(title=title, lead=lead, sections=[section for section in sections if section.blocks])
 
 
-def render_table(table: PageTable) -> Markup:
+def render_table(table: Table) -> Markup:
     """Return a table that scrolls horizontally if it is wider than the page."""
     return _render_macro("table", table)
 
@@ -78,7 +69,7 @@ def render_tokens(tokens: Sequence[str]) -> Markup:
 
 def render_facts(facts: Sequence[tuple[str, str]]) -> Markup:
     """Return names and values as a table without a header."""
-    return render_table(PageTable((), facts, num_text_columns=2))
+    return render_table(Table((), facts, num_text_columns=2))
 
 
 def _environment() -> Environment:

@@ -17,7 +17,6 @@ from laconic.evaluation.report.page import (
     NO_PLOTS,
     PagePlot,
     PageSection,
-    PageTable,
     render_details,
     render_facts,
     render_list,
@@ -29,7 +28,7 @@ from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_bar
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.tables import (
     MIN_SEEDS,
-    build_terminal_table,
+    Table,
     format_accuracy,
     format_count,
     format_interval,
@@ -178,7 +177,7 @@ def result_cells(result: MethodResult) -> tuple[str, str, str, str, str, str]:
     )
 
 
-def build_table(report: ComparisonReport) -> Any:
+def build_table(report: ComparisonReport) -> Table:
     """Return the table for a terminal; controls follow after an empty line."""
     rows: list[Sequence[str]] = []
     for i, result in enumerate(report.results):
@@ -187,7 +186,7 @@ def build_table(report: ComparisonReport) -> Any:
         accuracy, interval, total, _, positions, ms = result_cells(result)
         passes = f"{total} = {'+'.join(map(format_count, result.passes))}"
         rows.append((result.title, accuracy, interval, passes, positions, ms))
-    return build_terminal_table(("", "accuracy", "95 % interval", "passes", "positions", "ms"), rows)
+    return Table(("", "accuracy", "95 % interval", "passes", "positions", "ms"), rows)
 
 
 def format_footnotes(report: ComparisonReport) -> str:
@@ -282,7 +281,7 @@ def render_report(report: ComparisonReport) -> str:
     if report.inspection:
         sections.append(PageSection("One question inspected", inspection_blocks(report, report.inspection)))
     caveats, differences = list_caveats(report), report.recipe_differences
-    table = PageTable(("key", "here", "why"), differences, num_text_columns=3)
+    table = Table(("key", "here", "why"), differences, num_text_columns=3)
     facts = [("command", report.command)] if report.command else []
     facts += [("seeds", ", ".join(map(str, report.seeds))), *report.facts]
     runs = [render_details(f"Runs ({len(report.runs)})", [render_facts(report.runs)])] if report.runs else []
@@ -316,7 +315,7 @@ def results_blocks(report: ComparisonReport) -> list[str]:
         f"“{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at its end. "
         "Milliseconds: batch size 1, greedy, median. A control is the same training with one part removed or replaced."
     )
-    table = render_table(PageTable(header, rows, num_text_columns=2))
+    table = render_table(Table(header, rows, num_text_columns=2))
     return [*(plot_results(report) if has_matplotlib() else [NO_PLOTS]), table, about]
 
 

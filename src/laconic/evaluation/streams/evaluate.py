@@ -3,7 +3,7 @@
 A plain decoder is a stateful model too; its state is its KV cache. Shapes: B items, T columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -13,13 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.evaluation.results_store import EvalMetadata, EvalRecord
 from laconic.evaluation.streams.metrics import MetricSums
 from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.nested import state as fast_weights
 from laconic.nested.nan_check import read_tokens_checked
 from laconic.nested.state import FastWeightState, LayerState
 
@@ -71,41 +69,12 @@ class CacheAsState:
 
 @dataclass(frozen=True)
 class StreamCondition:
-    """How items are read: with or without weight updates, and whether the state is carried between passages."""
+    """How items are read: by a model, with or without weight updates, the state carried between passages or not."""
 
     name: str
+    model: StatefulLM
     update_weights: bool
     carry_state: bool = False
-
-
-class StreamItemResult(NamedTuple):
-    """An item under one condition: its metrics, updates of each level (mean over layers), and bytes of the state."""
-
-    sums: MetricSums
-    level_updates: tuple[float, ...]
-    state_bytes: int
-
-
-class StreamItem(NamedTuple):
-    """An item under every condition."""
-
-    id: str
-    conditions: Mapping[str, StreamItemResult]
-
-    def to_records(self, metadata: EvalMetadata) -> list[EvalRecord]:
-        """Return one record per condition."""
-        return [metadata.new_record(self.id, name, result._asdict()) for name, result in self.conditions.items()]
-
-
-def items_from_records(records: Sequence[EvalRecord]) -> list[StreamItem]:
-    """Group records by item."""
-    items: dict[str, dict[str, StreamItemResult]] = {}
-    for record in records:
-        metrics = record.metrics
-        sums = {name: (total, n) for name, (total, n) in metrics["sums"].items()}
-        result = StreamItemResult(sums, tuple(metrics["level_updates"]), metrics["state_bytes"])
-        items.setdefault(record.item, {})[record.condition] = result
-    return [StreamItem(name, conditions) for name, conditions in items.items()]
 
 
 class TokenScores(NamedTuple):
@@ -116,6 +85,7 @@ class TokenScores(NamedTuple):
     state: FastWeightState
 
 
+@torch.no_grad()
 def score_tokens(
     model: StatefulLM,
     batch: DocumentBatch,
@@ -174,11 +144,6 @@ def score_targets(
     return all_nll, all_correct
 
 
-def fork_state(model: StatefulLM, prefix_state: FastWeightState | None, B: int) -> FastWeightState:
-    """Return the state that B items start from: copies of a state of one row, or the initial state."""
-    return model.initial_state(B) if prefix_state is None else fast_weights.repeat_rows(prefix_state, B)
-
-
 def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
     """Return for each row how often each level was updated, mean over the layers that have it."""
     levels: list[list[Tensor]] = []
@@ -188,3 +153,14 @@ def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
             levels[l].append(level.num_updates.double())
     means = [torch.stack(counts).mean(0).tolist() for counts in levels]
     return [tuple(mean[b] for mean in means) for b in range(len(state.position))]
+
+
+def build_metrics(sums: MetricSums, level_updates: Sequence[float], state_bytes: int) -> dict[str, Any]:
+    """Return what is stored of an item under one condition.
+
+    Args:
+        sums: Sum of scores and their number, by metric.
+        level_updates: How often each level was updated, mean over layers.
+        state_bytes: Bytes of the state.
+    """
+    return {"sums": sums, "level_updates": level_updates, "state_bytes": state_bytes}

@@ -2,23 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.errors import InputError
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import (
     StreamCondition,
-    StreamItem,
-    StreamItemResult,
+    build_metrics,
     count_level_updates,
-    fork_state,
     score_tokens,
 )
 from laconic.evaluation.streams.metrics import MetricSums, merge_sums, score_passage
-from laconic.interfaces import StatefulLM, TrainingData
+from laconic.interfaces import TrainingData
 from laconic.nested import state as fast_weights
 from laconic.nested.state import FastWeightState
 
@@ -58,48 +57,40 @@ def group_rows_by_text(source: TrainingData) -> list[list[int]]:
 
 
 def evaluate_passages(
-    model: StatefulLM,
-    source: TrainingData,
     conditions: Sequence[StreamCondition],
+    source: TrainingData,
     texts: Sequence[Sequence[int]],
     device: torch.device,
-    prefix_state: FastWeightState | None = None,
     bytes_per_token: Tensor | None = None,
-) -> list[StreamItem]:
+) -> list[EvalItem]:
     """Evaluate texts, given by their rows, under each condition."""
-    results = {
-        condition.name: read_texts(model, source, condition, texts, device, prefix_state, bytes_per_token)
-        for condition in conditions
-    }
+    metrics = {x.name: read_texts(x, source, texts, device, bytes_per_token) for x in conditions}
     return [
-        StreamItem(text_name(source, rows[0]), {name: per_text[b] for name, per_text in results.items()})
+        EvalItem(text_name(source, rows[0]), {name: per_text[b] for name, per_text in metrics.items()})
         for b, rows in enumerate(texts)
     ]
 
 
 def read_texts(
-    model: StatefulLM,
-    source: TrainingData,
     condition: StreamCondition,
+    source: TrainingData,
     texts: Sequence[Sequence[int]],
     device: torch.device,
-    prefix_state: FastWeightState | None,
     bytes_per_token: Tensor | None,
-) -> list[StreamItemResult]:
+) -> list[dict[str, Any]]:
     """Read texts side by side under one condition; texts that have ended drop out of the batch."""
     sums: list[list[MetricSums]] = [[] for _ in texts]
     updates: list[list[tuple[float, ...]]] = [[] for _ in texts]
-    rows, state, state_bytes = list(range(len(texts))), fork_state(model, prefix_state, len(texts)), 0
-    prefix_length = 0 if prefix_state is None else prefix_state.position
+    rows, state, state_bytes = list(range(len(texts))), condition.model.initial_state(len(texts)), 0
     for n in range(max(map(len, texts))):
         active = [b for b in rows if n < len(texts[b])]
         batch = load_documents(source, [texts[b][n] for b in active]).to(device)
         if condition.carry_state:
             state = fast_weights.select_rows(state, [rows.index(b) for b in active])
         else:
-            state = fork_state(model, prefix_state, len(active))
-        start_positions = state.position - prefix_length
-        scores = score_tokens(model, batch, state, condition.update_weights)
+            state = condition.model.initial_state(len(active))
+        start_positions = state.position
+        scores = score_tokens(condition.model, batch, state, condition.update_weights)
         rows, state = active, drop_cache(scores.state)
         state_bytes = fast_weights.num_bytes(scores.state) // len(active)
         new_sums = score_passage(batch, scores.nll, start_positions, bytes_per_token)
@@ -107,7 +98,7 @@ def read_texts(
             sums[b].append(passage_sums)
             updates[b] = [passage_updates] if condition.carry_state else [*updates[b], passage_updates]
     totals = [tuple(sum(level) for level in zip(*per_passage, strict=True)) for per_passage in updates]
-    return [StreamItemResult(merge_sums(x), total, state_bytes) for x, total in zip(sums, totals, strict=True)]
+    return [build_metrics(merge_sums(x), total, state_bytes) for x, total in zip(sums, totals, strict=True)]
 
 
 def drop_cache(state: FastWeightState) -> FastWeightState:

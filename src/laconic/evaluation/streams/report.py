@@ -1,22 +1,28 @@
 """The sections of a report about streams: tables, NLL by position, recall by gap, levels in training, papers."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from laconic.evaluation.report.page import (
-    PagePlot,
-    PageSection,
-    PageTable,
-    render_details,
-    render_list,
-    render_plots,
-    render_table,
-)
+from laconic.evaluation.report.page import PagePlot, PageSection, render_list, render_plots, render_table
+from laconic.evaluation.report.paper_tables import Measurement, render_papers
 from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
-from laconic.evaluation.streams import paper_tables
-from laconic.evaluation.streams.table import LEGEND, StreamTaskResult, estimate_metrics, result_rows
+from laconic.evaluation.run_names import seed_run_name, short_run_names
+from laconic.evaluation.runs import seed_runs
+from laconic.evaluation.streams.table import (
+    LEGEND,
+    PAGE_COLUMNS,
+    describe_gains,
+    estimate_metrics,
+    metric_rows,
+    stream_name,
+    stream_title,
+)
+from laconic.evaluation.suite import RunResult
+from laconic.evaluation.tables import build_table
 
 LINE_STYLES = ("-", "--", ":", "-.")
-FIXED_CAVEATS = (
+CAVEATS = (
     "Forgetting is not solved: a level that changes slowly keeps longer, and loses too.",
     "Figures of papers are of other sizes, texts and budgets than tiny runs: beside, not against.",
     "The needle task is like RULER's and fuzzy recall like MAD's: neither is the published task.",
@@ -51,22 +57,22 @@ TRAINING_PLOTS = (
 MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
-def nll_by_position(result: StreamTaskResult, condition: str) -> list[tuple[float, float]]:
+def nll_by_position(result: RunResult, condition: str) -> list[tuple[float, float]]:
     """Return (first position, NLL) of the position buckets of a condition."""
     return sorted(
-        (float(metric.partition("-")[0]), estimate.mean)
-        for metric, estimate in estimate_metrics(result, condition)
-        if metric.replace("-", "").isdigit()
+        (float(row.metric.partition("-")[0]), row.estimate.mean)
+        for row in estimate_metrics(result, condition)
+        if row.metric.replace("-", "").isdigit()
     )
 
 
-def recall_by_gap(result: StreamTaskResult, condition: str) -> dict[str, list[tuple[float, float]]]:
+def recall_by_gap(result: RunResult, condition: str) -> dict[str, list[tuple[float, float]]]:
     """Return (gap, percent correct) of a condition by number of pairs."""
     points: dict[str, list[tuple[float, float]]] = {}
-    for metric, estimate in estimate_metrics(result, condition):
-        pairs, _, gap = metric.partition(", gap ")
+    for row in estimate_metrics(result, condition):
+        pairs, _, gap = row.metric.partition(", gap ")
         if gap:
-            points.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * estimate.mean))
+            points.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * row.estimate.mean))
     return points
 
 
@@ -92,24 +98,24 @@ def plot_series(
     return [PagePlot(title, caption, image)]
 
 
-def plot_nll_by_position(results: Sequence[StreamTaskResult]) -> list[PagePlot]:
+def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot the NLL by the number of tokens read before."""
     series = [
         (f"{result.run}, {condition}", nll_by_position(result, condition))
         for result in results
-        if result.stream == "ppl"
+        if stream_name(result) == "ppl"
         for condition in result.conditions
     ]
     caption = "Texts read in order. reset: every passage starts from the initial state; frozen: no updates."
     return plot_series(series, "NLL by position", caption, x_label="tokens read before", y_label="NLL per token, nats")
 
 
-def plot_recall_by_gap(results: Sequence[StreamTaskResult]) -> list[PagePlot]:
+def plot_recall_by_gap(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot recall by the distance from a pair to its query."""
     series = [
         (f"{result.run}, {condition}, {pairs}", points)
         for result in results
-        if result.stream == "mqar"
+        if stream_name(result) == "mqar"
         for condition in result.conditions
         for pairs, points in recall_by_gap(result, condition).items()
     ]
@@ -144,50 +150,52 @@ def metric_label(name: str, suffixes: Sequence[str]) -> str:
     return (label or name).replace("_", " ")
 
 
-def is_plotted_metric(name: str) -> bool:
-    """Return whether a training metric is about levels or memories."""
-    return name != "grad_norm" and any(name.endswith(suffixes) for suffixes, *_ in TRAINING_PLOTS)
+def load_metric_series(folder: Path) -> MetricSeries:
+    """Return the training metrics of a run that are about levels and memories, by name."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    file = folder / "metrics.jsonl"
+    suffixes = tuple(suffix for plot in TRAINING_PLOTS for suffix in plot[0])
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        row = json.loads(line)
+        for name in row:
+            if name.endswith(suffixes) and name != "grad_norm" and isinstance(row[name], float):
+                series.setdefault(name, []).append((float(row["step"]), row[name]))
+    return series
 
 
-def build_sections(
-    results: Sequence[StreamTaskResult], gains: Sequence[str], training: Sequence[tuple[str, MetricSeries]]
-) -> list[PageSection]:
-    """Return the sections about streams.
+def measure_paper_columns(results: Sequence[RunResult]) -> list[Measurement]:
+    """Return the intervals of runs that learn, in percent, by stream."""
+    measurements: list[Measurement] = []
+    for result in results:
+        condition = "learn" if "learn" in result.conditions else result.conditions[0]
+        estimate, row = estimate_metrics(result, condition)[0].estimate, result.info.get("table_row")
+        interval = (100 * estimate.low, 100 * estimate.high)
+        measurements.append(Measurement(row, "learn", stream_name(result), *interval))
+    return measurements
 
-    Args:
-        results: Stored results.
-        gains: Sentences about gains between conditions.
-        training: Training metrics of each run.
-    """
+
+def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[PageSection]:
+    """Return the sections about streams, and about levels and memories in the training of the runs."""
+    training = [
+        (seed_run_name(title, path, folder), load_metric_series(folder))
+        for path, title in zip(paths, short_run_names(paths), strict=True)
+        for folder in seed_runs(path)
+    ]
     if not results and not any(metrics for _, metrics in training):
         return []
-    header = ("condition", "metric", "score", "95 %", "items", "updates", "state")
+    results = sorted(results, key=stream_title)
+    gains = describe_gains(results)
     sections = [PageSection("Streams: what is learned while reading", [render_list(gains)] if gains else [LEGEND])]
     plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
     sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
-    for title in dict.fromkeys(result.title for result in results):
-        tables = [
-            render_table(
-                PageTable(header, result_rows(result), f"{result.run}, seeds {', '.join(map(str, result.seeds))}", 2)
-            )
-            for result in results
-            if result.title == title
-        ]
-        sections.append(PageSection(f"Stream {title}", tables))
+    for title in dict.fromkeys(map(stream_title, results)):
+        same = [result for result in results if stream_title(result) == title]
+        captions = [f"{result.run}, seeds {', '.join(map(str, result.seeds))}" for result in same]
+        tables = [build_table(PAGE_COLUMNS, metric_rows(x), caption) for x, caption in zip(same, captions, strict=True)]
+        sections.append(PageSection(f"Stream {title}", list(map(render_table, tables))))
     curves = plot_training_metrics(training)
     sections.append(PageSection("Levels and memories in training", [render_plots(curves)] if curves else []))
-    papers = [
-        block
-        for table in paper_tables.load_paper_tables()
-        for block in (
-            render_details(f"{table.title} [{table.source}]", [table.description, verdict_table(table, results)]),
-        )
-    ]
-    return [*sections, PageSection("What papers report on nested learning", papers if results else [])]
-
-
-def verdict_table(table: paper_tables.StreamPaperTable, results: Sequence[StreamTaskResult]) -> str:
-    """Return a paper's table with a verdict on each row."""
-    verdicts = paper_tables.reproduction_verdicts(table, results)
-    rows = [[*row, verdict] for row, verdict in zip(table.rows, verdicts, strict=True)]
-    return render_table(PageTable([*table.columns, "here"], rows, num_text_columns=1))
+    papers = render_papers(["nested"], measure_paper_columns(results)) if results else []
+    sections.append(PageSection("What papers report on nested learning", papers))
+    caveats = PageSection("Limitations of stream results", [render_list(CAVEATS)])
+    return [*sections, caveats]

@@ -1,19 +1,21 @@
-"""Stream results over seeds: means with spread and interval, as JSON and as a table on a terminal."""
+"""Stream results over seeds: means with spread and interval, as JSON and as a table."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from laconic.evaluation import statistics
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
-from laconic.evaluation.streams.evaluate import StreamItem
+from laconic.evaluation.streams.books import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.streams.metrics import OVERALL
-from laconic.evaluation.tables import build_terminal_table, format_percent
+from laconic.evaluation.suite import RunResult
+from laconic.evaluation.tables import Column, Table, build_table, format_mean, format_percent
 
 NLL_STREAMS = ("ppl", "books", "levels")  # scored by NLL; all others by shares
-HEADER = ("stream", "run", "condition", "metric", "score", "95 %", "items", "updates", "state")
+BASELINES = {"books": FRESH, "levels": "all levels"}  # condition that the others are compared with
 LEGEND = (
     "score: NLL in nats (ppl, books, levels) or percent; every item of a metric counts the same; updates: of each "
     "level per item, fastest first; state: bytes per sequence at its end. learn: fast weights are updated; frozen: "
@@ -21,61 +23,75 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class StreamTaskResult:
-    """A run on a stream.
-
-    Attributes:
-        task: Name of the task.
-        stream: Which stream it is.
-        run: Title of the run.
-        seeds: Training seeds.
-        items: The items of each seed.
-        run_info: Properties of the run.
-    """
-
-    task: str
-    stream: str
-    run: str
-    seeds: tuple[int, ...]
-    items: Sequence[Sequence[StreamItem]]
-    run_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def title(self) -> str:
-        """The stream, and the task where that has another name."""
-        return self.stream if self.task == self.stream else f"{self.stream} ({self.task})"
-
-    @property
-    def is_nll(self) -> bool:
-        """Whether scores are NLL."""
-        return self.stream in NLL_STREAMS
-
-    @property
-    def conditions(self) -> list[str]:
-        """Names of the conditions."""
-        return list(self.items[0][0].conditions)
+def stream_name(result: RunResult) -> str:
+    """Return which stream a task is."""
+    return result.variant.get("stream", result.task)
 
 
-class MetricEstimate(NamedTuple):
-    """The mean of a metric over items and seeds."""
+def stream_title(result: RunResult) -> str:
+    """Return the stream, and the task where that has another name."""
+    stream = stream_name(result)
+    return stream if result.task == stream else f"{stream} ({result.task})"
 
+
+def is_nll(result: RunResult) -> bool:
+    """Return whether scores are NLL."""
+    return stream_name(result) in NLL_STREAMS
+
+
+class MetricRow(NamedTuple):
+    """The mean of a metric over items and seeds: a row of the table."""
+
+    result: RunResult
+    condition: str
     metric: str
     estimate: Estimate
 
+    @property
+    def score(self) -> str:
+        """The mean with its standard deviation over seeds."""
+        estimate = self.estimate
+        if is_nll(self.result):
+            return format_mean(estimate)
+        return f"{format_percent(estimate.mean)} %" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
 
-def metric_scores(items: Sequence[Sequence[StreamItem]], condition: str, metric: str) -> ScoreMatrix:
+    @property
+    def interval(self) -> str:
+        """The 95 % interval."""
+        low, high = self.estimate.low, self.estimate.high
+        return f"{low:.4f} to {high:.4f}" if is_nll(self.result) else f"{format_percent(low)} to {format_percent(high)}"
+
+
+PAGE_COLUMNS = (
+    Column("condition", lambda row: row.condition, is_text=True),
+    Column("metric", lambda row: row.metric, is_text=True),
+    Column("score", lambda row: row.score),
+    Column("95 %", lambda row: row.interval),
+    Column("items", lambda row: f"{row.estimate.num_items:,}"),
+    Column("updates", lambda row: ", ".join(f"{n:.4g}" for n in updates_per_level(row.result, row.condition)) or "–"),
+    Column("state", lambda row: f"{mean_state_bytes(row.result, row.condition):,}"),
+)
+COLUMNS = (
+    Column("stream", lambda row: stream_title(row.result), is_text=True),
+    Column("run", lambda row: row.result.run, is_text=True),
+    *PAGE_COLUMNS,
+)
+
+
+def metric_scores(items_by_seed: Sequence[Sequence[EvalItem]], condition: str, metric: str) -> ScoreMatrix:
     """Return the score of every item that has the metric, [R, N]."""
-    sums = [[item.conditions[condition].sums.get(metric) for item in seed] for seed in items]
+    sums = [[item.conditions[condition]["sums"].get(metric) for item in items] for items in items_by_seed]
     return np.array([[score / n for score, n in filter(None, seed)] for seed in sums], dtype=np.float64)
 
 
-def estimate_metrics(result: StreamTaskResult, condition: str) -> list[MetricEstimate]:
+def estimate_metrics(result: RunResult, condition: str) -> list[MetricRow]:
     """Return every metric of a condition: the overall one first, then in natural order of names."""
-    names = {metric for item in result.items[0] for metric in item.conditions[condition].sums}
-    estimate = statistics.estimate_mean if result.is_nll else statistics.estimate_proportion
-    order = sorted(names, key=lambda metric: (metric != OVERALL, natural_sort_key(metric)))
-    return [MetricEstimate(name, estimate(metric_scores(result.items, condition, name))) for name in order]
+    names = {metric for item in result.items_by_seed[0] for metric in item.conditions[condition]["sums"]}
+    estimate = statistics.estimate_mean if is_nll(result) else statistics.estimate_proportion
+    return [
+        MetricRow(result, condition, name, estimate(metric_scores(result.items_by_seed, condition, name)))
+        for name in sorted(names, key=lambda metric: (metric != OVERALL, natural_sort_key(metric)))
+    ]
 
 
 def natural_sort_key(text: str) -> list[tuple[bool, int, str]]:
@@ -84,22 +100,31 @@ def natural_sort_key(text: str) -> list[tuple[bool, int, str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def updates_per_level(result: StreamTaskResult, condition: str) -> list[float]:
+def updates_per_level(result: RunResult, condition: str) -> list[float]:
     """Return the updates of each level per item, mean over items, layers and seeds."""
-    updates = [item.conditions[condition].level_updates for seed in result.items for item in seed]
-    return np.mean(updates, axis=0).tolist()
+    return np.mean([item.conditions[condition]["level_updates"] for item in result.pooled_items], axis=0).tolist()
 
 
-def mean_state_bytes(result: StreamTaskResult, condition: str) -> int:
+def mean_state_bytes(result: RunResult, condition: str) -> int:
     """Return the mean bytes of an item's state at its end."""
-    return round(float(np.mean([item.conditions[condition].state_bytes for seed in result.items for item in seed])))
+    return round(float(np.mean([item.conditions[condition]["state_bytes"] for item in result.pooled_items])))
 
 
-def result_to_json(result: StreamTaskResult) -> dict[str, Any]:
-    """Return all figures as JSON."""
+def metric_rows(result: RunResult) -> list[MetricRow]:
+    """Return the metrics of all conditions."""
+    return [row for condition in result.conditions for row in estimate_metrics(result, condition)]
+
+
+def build_stream_table(results: Sequence[RunResult]) -> Table:
+    """Return the table of several runs and streams."""
+    return build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """Return all figures as JSON; a gain on one item has no standard error."""
     conditions = {
         condition: {
-            "metrics": {entry.metric: entry.estimate._asdict() for entry in estimate_metrics(result, condition)},
+            "metrics": {row.metric: row.estimate._asdict() for row in estimate_metrics(result, condition)},
             "level_updates": updates_per_level(result, condition),
             "state_bytes": mean_state_bytes(result, condition),
         }
@@ -107,44 +132,66 @@ def result_to_json(result: StreamTaskResult) -> dict[str, Any]:
     }
     return {
         "task": result.task,
-        "stream": result.stream,
+        "stream": stream_name(result),
         "run": result.run,
-        **result.run_info,
+        **result.info,
         "seeds": list(result.seeds),
-        "items": len(result.items[0]),
-        "unit": "nats" if result.is_nll else "share",
+        "items": len(result.items_by_seed[0]),
+        "unit": "nats" if is_nll(result) else "share",
         "conditions": conditions,
+        "gains": [gain._asdict() for gain in compute_gains(result)],
     }
 
 
-def result_rows(result: StreamTaskResult) -> list[tuple[str, ...]]:
-    """Return the table rows of a result: condition, metric, score, interval, items, updates, state."""
-    rows: list[tuple[str, ...]] = []
-    for condition in result.conditions:
-        updates = ", ".join(f"{n:.4g}" for n in updates_per_level(result, condition)) or "–"
-        state = f"{mean_state_bytes(result, condition):,}"
-        for metric, estimate in estimate_metrics(result, condition):
-            low, high = format_bounds(result, estimate)
-            score = format_mean(result, estimate)
-            rows.append((condition, metric, score, f"{low} to {high}", f"{estimate.num_items:,}", updates, state))
-    return rows
+class PairedGain(NamedTuple):
+    """NLL per token that a condition saves against another, mean over items; its standard error, None for one item."""
+
+    condition: str
+    baseline: str
+    nats_saved: float
+    standard_error: float | None
+    num_items: int
 
 
-def build_stream_table(results: Sequence[StreamTaskResult]) -> Any:
-    """Return the table for a terminal."""
-    rows = [(result.title, result.run, *row) for result in results for row in result_rows(result)]
-    return build_terminal_table(HEADER, rows, num_text_columns=4)
+def compute_gains(result: RunResult) -> list[PairedGain]:
+    """Return what conditions save against the baseline: a fresh state, all levels, or a state that is reset.
+
+    Conditions are paired by item, and an item counts with its mean over seeds. A standard error over the sections of a
+    few books is of those books only.
+    """
+    baseline = BASELINES.get(stream_name(result))
+    if stream_name(result) == "ppl":
+        baseline = next((name for name in ("learn, reset", "frozen") if name in result.conditions), None)
+    gains: list[PairedGain] = []
+    for condition in result.conditions if baseline else ():
+        if baseline and condition != baseline:
+            nats, base = (metric_scores(result.items_by_seed, name, OVERALL) for name in (condition, baseline))
+            saved = (base - nats).mean(0)
+            n = len(saved)
+            se = float(np.std(saved, ddof=1) / math.sqrt(n)) if n > 1 else None
+            gains.append(PairedGain(condition, baseline, float(np.mean(saved)), se, n))
+    return gains
 
 
-def format_mean(result: StreamTaskResult, estimate: Estimate) -> str:
-    """Format a mean with its standard deviation over seeds."""
-    if result.is_nll:
-        return f"{estimate.mean:.4f}" + ("" if estimate.sd is None else f" ± {estimate.sd:.4f}")
-    return f"{format_percent(estimate.mean)} %" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
+def retained_share(gains: Sequence[PairedGain]) -> float | None:
+    """Return the share of what reading a book saves that is left after another book."""
+    saved = {gain.condition: gain.nats_saved for gain in gains}
+    if AFTER_READING not in saved or AFTER_OTHER_BOOK not in saved or saved[AFTER_READING] <= 0:
+        return None
+    return saved[AFTER_OTHER_BOOK] / saved[AFTER_READING]
 
 
-def format_bounds(result: StreamTaskResult, estimate: Estimate) -> tuple[str, str]:
-    """Format the ends of an interval."""
-    if result.is_nll:
-        return f"{estimate.low:.4f}", f"{estimate.high:.4f}"
-    return format_percent(estimate.low), format_percent(estimate.high)
+def describe_gains(results: Sequence[RunResult]) -> list[str]:
+    """Return the paired differences in NLL as sentences."""
+    sentences: list[str] = []
+    for result in results:
+        head, gains = f"{result.run}, {stream_title(result)}", compute_gains(result)
+        verb, sign = ("loses", -1) if stream_name(result) == "levels" else ("saves", 1)
+        for gain in gains:
+            n, se = gain.num_items, gain.standard_error
+            error = " on one item" if se is None else f" ± {se:.4f} over {n} items"
+            nats = f"{sign * gain.nats_saved:+.4f} nats per token against {gain.baseline}"
+            sentences.append(f"{head}: {gain.condition} {verb} {nats}{error}")
+        if (share := retained_share(gains)) is not None:
+            sentences.append(f"{head}: after another book {100 * share:.0f} % of that is left")
+    return sentences

@@ -1,121 +1,255 @@
-"""Evaluate a stateful model on streams: recall, copying, strings, needles and text, with and without weight updates.
+"""The streams that a run is evaluated on: held-out data of its recipe, synthetic tasks, needles, texts and books.
 
-Every item is read on a fork of the state before it.
+Every item is read on a fork of the state before it, with and without weight updates. "levels" reads texts with parts of
+the model switched off (Nested Learning, arXiv:2512.24695, Table 6).
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from laconic.batches import DocumentBatch
-from laconic.evaluation.results_store import EvalMetadata, EvalRecord, ProgressCallback, run_resumable
+from laconic.config.data import SplitName
+from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
+from laconic.data.documents.load import load_documents as load_files
+from laconic.data.documents.token_bytes import token_byte_lengths
+from laconic.data.documents.tokenize import TokenArray
+from laconic.data.synthetic.formal_languages import FormalLanguageDataset
+from laconic.data.synthetic.needle_in_haystack import NeedleDataset
+from laconic.errors import InputError, UsageError
+from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata
+from laconic.evaluation.streams.books import evaluate_book, split_sections
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
     StreamCondition,
-    StreamItem,
-    StreamItemResult,
+    build_metrics,
     count_level_updates,
-    fork_state,
-    items_from_records,
     score_tokens,
 )
 from laconic.evaluation.streams.metrics import score_copying, score_languages, score_mqar, score_needle
-from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents
+from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, text_name
+from laconic.evaluation.suite import EvalRequest, describe_evaluation
+from laconic.experiment import build_data
+from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as fast_weights
-from laconic.nested.state import FastWeightState
+from laconic.nested.ablations import build_ablations
+from laconic.nested.hope.config import UNLIMITED_POSITIONS
+from laconic.nested.hope.model import Hope
 
-StreamName = Literal["mqar", "copying", "formal_languages", "needle", "ppl"]
+RECIPE_SPLITS = ("test", "valid")
+TEXT_STREAMS = ("ppl", "books", "levels")
+SYNTHETIC_STREAMS = ("mqar", "copying", "formal_languages")
+STREAM_NAMES = (*SYNTHETIC_STREAMS, "needle", *TEXT_STREAMS)
 SCORERS = {"mqar": score_mqar, "copying": score_copying, "formal_languages": score_languages, "needle": score_needle}
+MAX_BATCH_TOKENS = 32_768
+LONG_STRING_BIN = {"min_length": 51, "max_length": 100}  # strings longer than those of training
+NEEDLE_LENGTHS = (128, 256, 512, 1024)  # tokens of a haystack
+LONG_NEEDLE_LENGTHS = (4096, 8192, 16384)
+NEEDLES_PER_CELL = 5
 
 
-def list_conditions(model: StatefulLM, name: StreamName) -> tuple[StreamCondition, ...]:
+class StreamRequest(NamedTuple):
+    """One evaluation of a run.
+
+    Attributes:
+        name: Name of the task.
+        stream: Which stream it is.
+        source: Its items.
+        batch_size: Items read at once.
+        bytes_per_token: Bytes of each token id, for the NLL per byte of text.
+    """
+
+    name: str
+    stream: str
+    source: TrainingData
+    batch_size: int
+    bytes_per_token: Tensor | None = None
+
+
+def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+    """Yield the evaluations of a run on a task name."""
+    for stream in build_requests(run, task, request.limit):
+        metadata = describe_evaluation(
+            run,
+            "streams",
+            stream.name,
+            limit=request.limit,
+            variant={} if stream.stream == stream.name else {"stream": stream.stream},
+            key={"data": stream.source.fingerprint},
+        )
+        conditions = (
+            ablation_conditions(run)
+            if stream.stream == "levels"
+            else list_conditions(stateful_model(run), stream.stream)
+        )
+        yield build_stream_job(metadata, stream, conditions, request.device)
+
+
+def build_stream_job(
+    metadata: EvalMetadata, stream: StreamRequest, conditions: Sequence[StreamCondition], device: torch.device
+) -> EvalJob:
+    """Return the evaluation of a stream under some conditions; books are read by the first condition's model.
+
+    Raises:
+        InputError: Passages of a text do not follow one another, or a book has fewer than five sections.
+    """
+    _, kind, source, batch_size, bytes_per_token = stream
+    if kind not in TEXT_STREAMS:
+
+        def evaluate(rows: Sequence[int]) -> list[list[EvalItem]]:
+            return [[item] for item in evaluate_items(conditions, stream, rows, device)]
+
+        return EvalJob(metadata, len(source), evaluate, batch_size)
+    texts = group_rows_by_text(source)
+    if kind == "books":
+        for text in texts:
+            split_sections(text, text_name(source, text[0]))
+
+    def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
+        if kind != "books":
+            some = [texts[i] for i in indices]
+            return [[item] for item in evaluate_passages(conditions, source, some, device, bytes_per_token)]
+        others = [texts[(i + 1) % len(texts)] if len(texts) > 1 else None for i in indices]
+        read = partial(evaluate_book, conditions[0].model, source)
+        return [read(texts[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
+
+    return EvalJob(metadata, len(texts), evaluate_texts, batch_size if kind == "ppl" else 1)
+
+
+def stateful_model(run: LoadedRun) -> StatefulLM:
+    """Return the model of a run; the state of a plain decoder is its KV cache."""
+    decoder = run.parts.decoder
+    return decoder if isinstance(decoder, Hope) else CacheAsState(decoder)
+
+
+def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
     """Return the conditions of a stream: weight updates on and off, and for text the state carried and reset.
 
     A plain decoder has one condition: its cache cannot be switched off and is always reset.
     """
     if isinstance(model, CacheAsState):
-        return (StreamCondition("lm", update_weights=False),)
+        return [StreamCondition("lm", model, update_weights=False)]
     updates = (("learn", True), ("frozen", False))
-    if name != "ppl":
-        return tuple(StreamCondition(*update) for update in updates)
+    if stream != "ppl":
+        return [StreamCondition(name, model, learn) for name, learn in updates]
     states = (("carry", True), ("reset", False))
-    return tuple(StreamCondition(f"{a}, {b}", learn, carry) for a, learn in updates for b, carry in states)
+    return [StreamCondition(f"{a}, {b}", model, learn, carry) for a, learn in updates for b, carry in states]
+
+
+def ablation_conditions(run: LoadedRun) -> list[StreamCondition]:
+    """Return the conditions of "levels": the model, its ablations, and the model without updates.
+
+    Raises:
+        UsageError: The model has no levels.
+    """
+    model = run.parts.decoder
+    if not isinstance(model, Hope):
+        raise UsageError(f"{run.folder}: task levels needs a run of method hope, this is {run.recipe.method}")
+    return name_ablations({"all levels": model, **build_ablations(model)})
+
+
+def name_ablations(models: Mapping[str, StatefulLM]) -> list[StreamCondition]:
+    """Return one condition per model, and the first model without updates."""
+    first = next(iter(models))
+    conditions = [StreamCondition(name, model, True, True) for name, model in models.items()]
+    return [*conditions, StreamCondition(f"{first}, frozen", models[first], False, True)]
 
 
 def evaluate_items(
-    model: StatefulLM, name: StreamName, batch: DocumentBatch, prefix_state: FastWeightState | None
-) -> list[StreamItem]:
+    conditions: Sequence[StreamCondition], stream: StreamRequest, rows: Sequence[int], device: torch.device
+) -> list[EvalItem]:
     """Evaluate independent documents under every condition."""
-    results: dict[str, list[StreamItemResult]] = {}
-    for condition in list_conditions(model, name):
-        state = fork_state(model, prefix_state, batch.B)
-        scores = score_tokens(model, batch, state, condition.update_weights, freeze_last_segment=name == "needle")
-        metrics = SCORERS[name](batch, scores.nll, scores.correct)
-        state_bytes = fast_weights.num_bytes(scores.state) // batch.B
+    batch, metrics = load_documents(stream.source, rows).to(device), dict[str, list[dict[str, object]]]()
+    for condition in conditions:
+        state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
+        scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
+        sums, state_bytes = (
+            SCORERS[stream.stream](batch, scores.nll, scores.correct),
+            fast_weights.num_bytes(scores.state),
+        )
         updates = count_level_updates(scores.state)
-        results[condition.name] = [StreamItemResult(*x, state_bytes) for x in zip(metrics, updates, strict=True)]
+        metrics[condition.name] = [
+            build_metrics(*values, state_bytes // batch.B) for values in zip(sums, updates, strict=True)
+        ]
     return [
-        StreamItem(item, {condition: per_item[b] for condition, per_item in results.items()})
-        for b, item in enumerate(batch.document_ids)
+        EvalItem(name, {condition: per_item[b] for condition, per_item in metrics.items()})
+        for b, name in enumerate(batch.document_ids)
     ]
 
 
-@torch.no_grad()
-def evaluate_stream(
-    model: StatefulLM,
-    name: StreamName,
-    source: TrainingData,
-    device: torch.device,
-    *,
-    batch_size: int,
-    prefix_state: FastWeightState | None = None,
-    bytes_per_token: Tensor | None = None,
-    metadata: EvalMetadata | None = None,
-    folder: Path | None = None,
-    extra_files: Mapping[str, str] | None = None,
-    progress: ProgressCallback | None = None,
-) -> list[StreamItem]:
-    """Evaluate every item of a source under every condition.
-
-    Args:
-        model: The model.
-        name: Which stream it is. The items of "ppl" are whole texts, read passage by passage.
-        source: The items.
-        device: Device of the model.
-        batch_size: Items read at once.
-        prefix_state: State of one row that every item starts from.
-        bytes_per_token: Bytes of each token id, for the NLL per byte.
-        metadata: What is evaluated; needed with `folder`.
-        folder: The run's `evaluations` folder; results are stored there and resumed from there.
-        extra_files: Text files to store beside the results.
-        progress: Called after each batch.
+def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamRequest]:
+    """Return the evaluations of a task name; "test" and "valid" are the recipe's own data.
 
     Raises:
-        BusyError: The stored results belong to another evaluation.
-        InputError: Passages of a text do not follow one another.
+        InputError: The run has no such data.
     """
-    metadata = metadata or EvalMetadata("streams", name)
-    texts = group_rows_by_text(source) if name == "ppl" else [[i] for i in range(len(source))]
+    recipe, kind, part = run.recipe, run.recipe.data.source, "valid" if name == "valid" else "test"
+    stream = {"text": "ppl"}.get(kind, kind) if name in RECIPE_SPLITS else name
+    if stream in TEXT_STREAMS:
+        source = held_out_texts(run, part, limit)
+        batch_size = 1 if isinstance(run.parts.decoder, Hope) else max(MAX_BATCH_TOKENS // source.max_length, 1)
+        return [StreamRequest(name, stream, source, batch_size, token_byte_lengths(run.parts.tokenizer))]
+    if stream == "needle":
+        return [needle_request(run, limit)]
+    if stream not in SYNTHETIC_STREAMS or kind != stream:
+        raise InputError(
+            f"--tasks {name}: {run.folder} was trained on data.source {kind}; its own tasks are test and valid"
+        )
+    source = build_data.load_held_out(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
+    request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
+    if stream != "formal_languages":
+        return [request]
+    long_strings = recipe.data.formal_languages.model_copy(update=LONG_STRING_BIN)
+    long_source = FormalLanguageDataset(build_data.HELD_OUT_SEED, long_strings, part, limit)
+    return [request._replace(name=f"{name}-bin-0"), request._replace(name=f"{name}-bin-1", source=long_source)]
 
-    def evaluate(indices: Sequence[int]) -> list[list[EvalRecord]]:
-        if name == "ppl":
-            conditions, some = list_conditions(model, name), [texts[i] for i in indices]
-            items = evaluate_passages(model, source, conditions, some, device, prefix_state, bytes_per_token)
-        else:
-            items = evaluate_items(model, name, load_documents(source, indices).to(device), prefix_state)
-        return [item.to_records(metadata) for item in items]
 
-    records = run_resumable(
-        folder,
-        metadata,
-        len(texts),
-        evaluate,
-        batch_size=batch_size,
-        extra_files=extra_files,
-        progress=progress,
+def require_text(run: LoadedRun) -> None:
+    """Raise `InputError` for a run without held-out texts."""
+    if run.recipe.data.source != "text":
+        raise InputError(
+            f"{run.folder} was trained on data.source {run.recipe.data.source}; this task needs data.source text"
+        )
+
+
+def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> DocumentDataset:
+    """Return whole held-out texts in passages as long as training rows; of each text the first `limit` passages."""
+    require_text(run)
+    config = run.recipe.data.text
+    documents, all_ids, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
+    ids = [text_ids[: None if limit is None else limit * config.row_tokens] for text_ids in all_ids]
+    whole = config.model_copy(
+        update={
+            "segment_lengths": "fixed",
+            "segment_tokens": config.row_tokens,
+            "min_segment_tokens": None,
+            "max_segment_tokens": None,
+        }
     )
-    return items_from_records(records)
+    return DocumentDataset(documents, ids, whole, run.recipe.seed, UNLIMITED_POSITIONS, fixed_segments=True)
+
+
+def needle_request(run: LoadedRun, limit: int | None) -> StreamRequest:
+    """Return facts hidden in filler and in the run's own held-out texts, in lengths that its context allows."""
+    require_text(run)
+    context = run.parts.decoder.config.max_position_embeddings
+    books = tokenize_documents(load_files(run.recipe.data, "test")[0], run.parts.tokenizer)
+    shortest = shortest_haystack(run, books)
+    long_lengths = LONG_NEEDLE_LENGTHS if LONG_NEEDLE_LENGTHS[0] <= context < UNLIMITED_POSITIONS else ()
+    lengths = tuple(n for n in (*NEEDLE_LENGTHS, *long_lengths) if shortest <= n <= context) or (shortest,)
+    source = NeedleDataset(run.parts.tokenizer, books, lengths=lengths, items_per_cell=limit or NEEDLES_PER_CELL)
+    return StreamRequest("needle", "needle", source, max(MAX_BATCH_TOKENS // source.max_length, 1))
+
+
+def shortest_haystack(run: LoadedRun, books: Sequence[TokenArray]) -> int:
+    """Return the shortest length that has room for every kind of item."""
+    for n in NEEDLE_LENGTHS[:-1]:
+        try:
+            NeedleDataset(run.parts.tokenizer, books, lengths=(n,), depths=(0.5,), items_per_cell=1)
+        except InputError:
+            continue
+        return n
+    return NEEDLE_LENGTHS[-1]

@@ -1,0 +1,200 @@
+"""Question sets: accuracy, cost and comparisons of runs that answer questions."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from platform import platform
+from typing import Any
+
+import torch
+
+from laconic.config.recipe import DOCUMENT_METHODS, Recipe
+from laconic.data.reasoning import answer_matching
+from laconic.errors import PreemptedError, UsageError
+from laconic.evaluation.reasoning import table
+from laconic.evaluation.reasoning.evaluate import AnswerFunction
+from laconic.evaluation.reasoning.latency import Latency, Throughput, measure_latencies, measure_throughput
+from laconic.evaluation.reasoning.question_sets import QuestionSet, check_unique_titles, load_question_set
+from laconic.evaluation.reasoning.run import (
+    COT_CONDITION,
+    EvalCondition,
+    answer_function,
+    build_question_job,
+    check_iterations,
+    choose_protocol,
+    decoding_for,
+)
+from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable
+from laconic.evaluation.report.page import PageSection, render_list, render_table
+from laconic.evaluation.report.recipe_diff import recipe_differences
+from laconic.evaluation.results_store import EvalJob, EvalKind
+from laconic.evaluation.run_names import short_run_names
+from laconic.evaluation.runs import flush_denormals, seed_runs
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
+from laconic.evaluation.tables import Table
+from laconic.evaluation.validation import COT_TEACHER_METHODS
+from laconic.experiment.load_run import LoadedRun
+from laconic.interfaces import TrainingData
+from laconic.training.signals import SignalInterruptError
+
+
+class ReasoningSuite:
+    """Question sets for runs that answer questions."""
+
+    kinds: Sequence[EvalKind] = ("reasoning",)
+    options: Collection[str] = (
+        "data_dir",
+        "protocol",
+        "tolerance",
+        "with_cot",
+        "jacobi_iterations",
+        "baseline",
+        "latency",
+    )
+
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
+        """Return whether no run reads documents."""
+        return not any(recipe.method in DOCUMENT_METHODS for recipe in recipes)
+
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
+        """Raise `UsageError` for runs that cannot be evaluated with one protocol, or not as requested."""
+        protocols = {folder: request_protocol(request, recipe) for folder, recipe in recipes.items()}
+        answer_matching.require_one_protocol([protocol.name for protocol in protocols.values()])
+        for folder, recipe in recipes.items():
+            answer_matching.check_format(protocols[folder], recipe.data.format, str(folder))
+            for iterations in request.jacobi_iterations:
+                check_iterations(recipe, iterations, str(folder))
+        if request.with_cot and not any(recipe.method in COT_TEACHER_METHODS for recipe in recipes.values()):
+            methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
+            raise UsageError(
+                f"--with-cot: method {methods} is not trained to write the chain too; "
+                f"give a run of {', '.join(COT_TEACHER_METHODS)}"
+            )
+        for folder, recipe in recipes.items():
+            check_unique_titles(recipe, request.tasks, str(folder))
+
+    def describe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return method and dtype, and how the recipe differs from the paper's row that it names."""
+        return {
+            "method": recipe.method,
+            "dtype": recipe.model.dtype,
+            "paper_table": recipe.paper_table,
+            "table_row": recipe.table_row,
+            "differences": recipe_differences(recipe),
+        }
+
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+        """Yield one evaluation per condition."""
+        protocol = request_protocol(request, run.recipe)
+        questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
+        for condition in list_conditions(request, run.recipe.method):
+            yield build_question_job(run, questions, condition, limit=request.limit, batch_size=request.batch_size)
+
+    def report(self, request: EvalRequest, results: Results) -> EvalReport:
+        """Return one table of all sets, with comparisons, caveats and notes; runs are timed here if requested."""
+        paths = list(dict.fromkeys((*request.runs, *([request.baseline] if request.baseline else ()))))
+        titles = dict(zip(short_run_names(paths), paths, strict=True))
+        runs = results["reasoning"]
+        timings = measure_timings(request, runs, titles) if request.latency else {}
+        rows = [row for result in runs for row in table.build_rows(result, *timings.get(id(result), (None, None)))]
+        datasets = [row.dataset for row in rows]
+        rows.sort(key=lambda row: datasets.index(row.dataset))
+        baseline = next((title for title, path in titles.items() if path == request.baseline), None)
+        by_run = [list(same) for _, same in groupby(runs, key=lambda result: result.run)]
+        facts = [*map(describe_seeds, by_run), *environment_facts(request.device)]
+        notes = dict.fromkeys(text for same in by_run for text in list_notes(request, same))
+        outcome = ReasoningTable(rows, baseline, facts, tuple(notes))
+        blocks = (table.build_terminal_table(outcome), table.format_footnotes(outcome))
+        return EvalReport(blocks, table.table_to_json(outcome))
+
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
+        """Return one section per protocol and question set, with all runs and conditions."""
+        by_protocol: dict[str, list[ReasoningRow]] = {}
+        for result in results["reasoning"]:
+            for row in table.build_rows(result):
+                by_protocol.setdefault(row.results[0].protocol, []).append(row)
+        sections: list[PageSection] = []
+        for protocol, rows in by_protocol.items():
+            datasets, runs = [row.dataset for row in rows], [row.run for row in rows]
+            rows.sort(key=lambda row: (datasets.index(row.dataset), runs.index(row.run), row.condition))
+            outcome = ReasoningTable(rows)
+            header = [column.title for column in table.list_columns(outcome)]
+            for title, cells in table.rows_by_dataset(outcome):
+                full = [[*row, *[""] * (len(header) - len(row))] for row in cells]
+                sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, full))]))
+            sections[-1] = sections[-1]._replace(
+                blocks=[*sections[-1].blocks, render_list(table.list_caveats(outcome))]
+            )
+        return sections
+
+
+def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.AnswerProtocol:
+    """Return the answer protocol of a run."""
+    return choose_protocol(recipe, request.protocol, request.tolerance)
+
+
+def list_conditions(request: EvalRequest, method: str) -> list[EvalCondition]:
+    """Return the requested conditions that a method has."""
+    conditions = [EvalCondition(), *(EvalCondition(iterations=n) for n in request.jacobi_iterations)]
+    if request.with_cot and method in COT_TEACHER_METHODS:
+        conditions.insert(1, EvalCondition(with_cot=True))
+    return conditions
+
+
+def measure_timings(
+    request: EvalRequest, results: Sequence[RunResult], paths: Mapping[str, str]
+) -> dict[int, tuple[Latency, Throughput]]:
+    """Time the first seed of every run, by the identity of its result; all runs take turns at each question."""
+    runs = {title: request.load_run(seed_runs(path)[0]) for title, path in paths.items()}
+    timings: dict[int, tuple[Latency, Throughput]] = {}
+    for dataset in dict.fromkeys(result.task for result in results):
+        same = [result for result in results if result.task == dataset]
+        systems = [greedy_system(request, runs[result.run], result) for result in same]
+        n, total, device = request.latency, len(same[0].items_by_seed[0]), str(request.device)
+        try:
+            with flush_denormals(request.device), request.stop.interruptible():
+                latencies = measure_latencies(systems, n, total, device)
+                throughputs = [measure_throughput(answer, source, n, total, device) for answer, source in systems]
+        except SignalInterruptError:
+            name = request.stop.signal_name
+            raise PreemptedError(f"{name}: interrupted while timing {dataset}; the answers are stored") from None
+        timings |= dict(zip(map(id, same), zip(latencies, throughputs, strict=True), strict=True))
+    return timings
+
+
+def greedy_system(request: EvalRequest, run: LoadedRun, result: RunResult) -> tuple[AnswerFunction, TrainingData]:
+    """Return a function that answers greedily under the condition of a result, and the questions."""
+    name, questions = result.variant.get("condition", ""), result.source
+    assert isinstance(questions, QuestionSet)
+    condition = next(x for x in list_conditions(request, run.recipe.method) if x.name == name)
+    decoding = decoding_for(run, questions, with_cot=condition.with_cot)
+    return answer_function(run, replace(decoding, sampling=answer_matching.GREEDY), condition), questions.source
+
+
+def list_notes(request: EvalRequest, results: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what has to be said beside the figures of a run."""
+    run, info = results[0].run, results[0].info
+    for result in results:
+        yield from result.notes
+    if request.with_cot and info["method"] not in COT_TEACHER_METHODS:
+        yield f"{run}: method {info['method']} is evaluated as trained only, not {COT_CONDITION}"
+    if request.latency and results[0].source.protocol.sampling != answer_matching.GREEDY:
+        yield f"{run}: timings are of greedy decoding, accuracy of sampled answers"
+    if info["differences"]:
+        yield f"{run} differs from {info['paper_table']}, {info['table_row']}, in {', '.join(info['differences'])}"
+
+
+def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:
+    """Return the title of a run, and its method, dtype and checkpoints."""
+    first = results[0]
+    seeds = ", ".join(f"seed {seed} at step {step}" for seed, step in zip(first.seeds, first.steps, strict=True))
+    return first.run, f"{first.info['method']}, {first.info['dtype']}; {seeds}"
+
+
+def environment_facts(device: torch.device) -> list[tuple[str, str]]:
+    """Return the device and the versions of the libraries."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))
+    return [("device", f"{device}, {name}; {platform()}"), ("versions", versions)]

@@ -1,0 +1,90 @@
+"""Streams and class-incremental learning: what models with fast weights, and language models beside them, learn."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laconic.config.recipe import Recipe
+from laconic.errors import UsageError
+from laconic.evaluation.class_incremental import report as class_report
+from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
+from laconic.evaluation.class_incremental.run import build_class_job
+from laconic.evaluation.report.page import PageSection
+from laconic.evaluation.results_store import EvalJob, EvalKind
+from laconic.evaluation.streams import report as stream_report
+from laconic.evaluation.streams.table import LEGEND, build_stream_table, describe_gains, result_to_json, stream_title
+from laconic.evaluation.streams.tasks import RECIPE_SPLITS, STREAM_NAMES, build_stream_jobs
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results
+from laconic.evaluation.tables import Table
+from laconic.experiment.load_run import LoadedRun
+
+NESTED_METHOD, LM_METHOD = "hope", "lm"
+TASK_NAMES = (*RECIPE_SPLITS, *STREAM_NAMES, *INTENT_DATASETS)
+
+
+class StreamSuite:
+    """Runs of method hope on any task, and language models on the tasks that have a name of their own."""
+
+    kinds: Sequence[EvalKind] = ("streams", "class_incremental")
+    options: Collection[str] = ("data_dir", "shots")
+
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
+        """Return whether a run has method hope, or all are language models and a task has a stream's name."""
+        has_stream_name = bool(set(tasks) & {*STREAM_NAMES, *INTENT_DATASETS})
+        are_models = all(recipe.method in (NESTED_METHOD, LM_METHOD) for recipe in recipes)
+        return any(recipe.method == NESTED_METHOD for recipe in recipes) or (has_stream_name and are_models)
+
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
+        """Raise `UsageError` for an unknown task, or a run that does not read streams."""
+        for name in request.tasks:
+            if name not in TASK_NAMES:
+                raise UsageError(f"--tasks {name}: runs of method hope and lm have the tasks {', '.join(TASK_NAMES)}")
+        for folder, recipe in recipes.items():
+            if recipe.method not in (NESTED_METHOD, LM_METHOD):
+                raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")
+
+    def describe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return method and data, and of a model with fast weights its mixer and levels."""
+        info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
+        if recipe.method != NESTED_METHOD:
+            return info
+        return info | {
+            "mixer": None if recipe.mixer is None else recipe.mixer.kind,
+            "chunk_sizes": None if recipe.cms is None else list(recipe.cms.chunk_sizes),
+            "inner_loop": recipe.inner_loop is None or recipe.inner_loop.enabled,
+        }
+
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+        """Yield the streams of a task name, or one class-incremental evaluation."""
+        if task in INTENT_DATASETS:
+            yield build_class_job(request, run, task)
+        else:
+            yield from build_stream_jobs(request, run, task)
+
+    def report(self, request: EvalRequest, results: Results) -> EvalReport:
+        """Return one table of all streams and one for each run on a set of classes."""
+        titles = list(map(stream_title, results["streams"]))
+        streams = sorted(results["streams"], key=lambda result: titles.index(stream_title(result)))
+        classes = [
+            (result.run, seed, figures)
+            for result in results["class_incremental"]
+            for seed, figures in zip(result.seeds, result.figures, strict=True)
+        ]
+        blocks: list[Table | str] = [build_stream_table(streams), *describe_gains(streams), LEGEND] if streams else []
+        blocks += [class_report.build_method_table(figures, f"{run}, {figures['set']}") for run, _, figures in classes]
+        blocks += [class_report.LEGEND] if classes else []
+        data = {
+            "schema": 2,
+            "streams": list(map(result_to_json, streams)),
+            "classes": [{"run": run, "seed": seed, **figures} for run, seed, figures in classes],
+        }
+        return EvalReport(blocks, data)
+
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
+        """Return the sections about streams, training metrics of levels, and classes."""
+        classes = [
+            class_report.build_section(result.run, seed, figures)
+            for result in results["class_incremental"]
+            for seed, figures in zip(result.seeds, result.figures, strict=True)
+        ]
+        return [*stream_report.build_sections(results["streams"], paths), *classes]

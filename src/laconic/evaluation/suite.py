@@ -1,0 +1,363 @@
+"""Evaluate runs on tasks: the runner, its results and the interface of a suite, shared by every kind of task.
+
+A suite is a group of tasks for one kind of run. To add a task, write one module with
+
+1. a function that returns an `EvalJob` for a run: its metadata, the number of items, and `evaluate`, which returns an
+   `EvalItem` (metrics by condition) for each of the given item numbers,
+2. a list of `Column` over `RunResult`, or over rows computed from it, for its table on the terminal and on the page,
+
+and call both from a suite's `build_jobs`, `report` and `build_sections`. A new kind of run has a suite of its own,
+which `laconic.evaluation.suites` lists. Seeds, checkpoints, locks, resuming, storage, progress, signals and ranks
+are handled here, and `laconic report` loads the same `RunResult`s from disk.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from laconic.config.recipe import Recipe
+from laconic.console import progress, status
+from laconic.errors import InputError, PreemptedError, translate_os_errors
+from laconic.evaluation.report.page import PageSection
+from laconic.evaluation.results_store import (
+    EVALUATIONS_FOLDER,
+    EvalItem,
+    EvalJob,
+    EvalKind,
+    EvalMetadata,
+    ProgressCallback,
+    StoredEvaluation,
+    latest_evaluations,
+    load_items,
+    load_stored,
+    run_resumable,
+)
+from laconic.evaluation.run_names import seed_run_name, short_run_names
+from laconic.evaluation.runs import flush_denormals, load_recipes, resolve_step, seed_runs, step_hash
+from laconic.evaluation.tables import Table
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
+from laconic.storage import lock
+from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.signals import SignalInterruptError, StopSignal
+
+RESUME_HINT = "finished items are stored; run the same command again to resume"
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What `laconic evaluate` asks for; each suite uses the options that concern it.
+
+    Attributes:
+        runs: Run directories, or directories of runs seed-0, seed-1, …
+        tasks: Names of data sets or streams, or files.
+        device: Where models are loaded.
+        stop: Signal that interrupts.
+        ranks: Processes that share each batch.
+        limit: Number of items per task, from the first; None for all.
+        checkpoint: "latest", "best" or a step number.
+        batch_size: Questions per batch, on each rank.
+        data_dir: Folder of the data sets' files; None for the recipe's.
+        shots: Training examples per class; None for all.
+        query_aware: Whether a question precedes its context in the compression.
+        protocol: Name of the answer protocol; None for the default of each recipe's format.
+        tolerance: Tolerance of protocol "decimal".
+        with_cot: Also evaluate with the chain written out, where the method was trained for it.
+        jacobi_iterations: Also evaluate with these numbers of Jacobi iterations.
+        baseline: A run that the others are compared with.
+        latency: Number of questions to time; 0 for none.
+    """
+
+    runs: Sequence[str]
+    tasks: Sequence[str]
+    device: torch.device
+    stop: StopSignal
+    ranks: Ranks = field(default_factory=SingleProcess)
+    limit: int | None = None
+    checkpoint: str = "latest"
+    batch_size: int = 64
+    data_dir: str | None = None
+    shots: int | None = None
+    query_aware: bool = False
+    protocol: str | None = None
+    tolerance: Decimal | None = None
+    with_cot: bool = False
+    jacobi_iterations: Sequence[int] = ()
+    baseline: str | None = None
+    latency: int = 0
+
+    def load_run(self, folder: Path) -> LoadedRun:
+        """Load a run at the requested checkpoint."""
+        with status(f"loading {folder}"):
+            return load_run(folder, self.device, resolve_step(folder, self.checkpoint))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The items of a run, of one seed or several, on one task.
+
+    Attributes:
+        run: Title of the run.
+        task: Name of the task.
+        seeds: Training seeds.
+        items_by_seed: The items of each seed.
+        info: Properties of the run, as the suite describes its recipe.
+        variant: Options of the evaluation.
+        limit: Number of items, where the task was cut to its first ones.
+        steps: Training step of each seed's checkpoint.
+        figures: Summary figures of each seed, as stored.
+        notes: Remarks of the jobs; empty for results that were loaded.
+        source: The first job's data; None for results that were loaded.
+    """
+
+    run: str
+    task: str
+    seeds: tuple[int, ...]
+    items_by_seed: Sequence[Sequence[EvalItem]]
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    variant: Mapping[str, str] = field(default_factory=dict[str, str])
+    limit: int | None = None
+    steps: tuple[int, ...] = ()
+    figures: Sequence[Mapping[str, Any]] = ()
+    notes: tuple[str, ...] = ()
+    source: Any = None
+
+    @cached_property
+    def conditions(self) -> list[str]:
+        """The conditions that every item of every seed has, in order."""
+        first = self.items_by_seed[0][0]
+        return [name for name in first.conditions if all(name in item.conditions for item in self.pooled_items)]
+
+    @property
+    def pooled_items(self) -> list[EvalItem]:
+        """The items of all seeds."""
+        return [item for items in self.items_by_seed for item in items]
+
+
+class SeedResult(NamedTuple):
+    """The stored evaluation of one seed, and the notes and the source of its job if it has just been evaluated."""
+
+    stored: StoredEvaluation
+    items: list[EvalItem]
+    notes: tuple[str, ...] = ()
+    source: Any = None
+
+
+Results = Mapping[EvalKind, Sequence[RunResult]]
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """What `laconic evaluate` prints: tables and lines for a terminal, and one JSON object."""
+
+    blocks: Sequence[Table | str]
+    data: Mapping[str, Any]
+
+
+class EvalSuite(Protocol):
+    """Tasks for one kind of run.
+
+    Attributes:
+        kinds: The kinds of evaluations that it stores.
+        options: Names of the fields of `EvalRequest` that not every suite has but this one.
+    """
+
+    kinds: Sequence[EvalKind]
+    options: Collection[str]
+
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
+        """Return whether the suite evaluates these runs on these tasks."""
+        ...
+
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
+        """Raise `UsageError`, before anything is evaluated, for what some run cannot do."""
+        ...
+
+    def describe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the properties of a run that its results depend on."""
+        ...
+
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+        """Yield the evaluations of a run on a task; the run may be changed while a job is evaluated."""
+        ...
+
+    def report(self, request: EvalRequest, results: Results) -> EvalReport:
+        """Return the tables, lines and JSON for results."""
+        ...
+
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
+        """Return the sections of `laconic report` for stored results of the runs in `paths`."""
+        ...
+
+
+def describe_evaluation(
+    run: LoadedRun,
+    kind: EvalKind,
+    task: str,
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    variant: Mapping[str, str] | None = None,
+    key: Mapping[str, str] | None = None,
+) -> EvalMetadata:
+    """Return the metadata of an evaluation of a run; the checkpoint's hash is added to `key`."""
+    key = {"checkpoint": step_hash(run.folder, run.step), **(key or {})}
+    return EvalMetadata(kind, task, run_name(run.folder), run.recipe.seed, run.step, limit, shots, variant or {}, key)
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of a run directory, without seed-0, seed-1, …"""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name.startswith("seed-") else folder.name
+
+
+def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
+    """Evaluate every seed of every run on every task; stored results are loaded and partial ones resumed.
+
+    Raises:
+        UsageError: The suite cannot evaluate these runs as requested.
+        PreemptedError: After a signal; finished items are stored.
+    """
+    paths = list(dict.fromkeys((*request.runs, *([request.baseline] if request.baseline else ()))))
+    suite.check(request, load_recipes(paths))
+    results: dict[EvalKind, list[RunResult]] = {kind: [] for kind in suite.kinds}
+    for path, title in zip(paths, short_run_names(paths), strict=True):
+        per_group: dict[tuple[Any, ...], list[SeedResult]] = {}
+        info: dict[str, Any] = {}
+        for folder in seed_runs(path):
+            run = request.load_run(folder)
+            info = suite.describe(run.recipe)
+            with lock_evaluations(folder, request.ranks):
+                jobs = [job for task in request.tasks for job in suite.build_jobs(request, run, task)]
+                for group, job in {job.metadata.group: job for job in jobs}.items():
+                    items = run_job(request, run, job, seed_run_name(title, path, folder))
+                    stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
+                    per_group.setdefault(group, []).append(SeedResult(stored, items, job.notes, job.source))
+        for group, seeds in per_group.items():
+            results[group[0]].append(merge_seeds(title, info, seeds))
+    return results
+
+
+def run_job(request: EvalRequest, run: LoadedRun, job: EvalJob, title: str) -> list[EvalItem]:
+    """Evaluate one job with progress on the first rank; a signal ends it with `PreemptedError`."""
+    label = f"{title} {' '.join((job.metadata.task, *job.metadata.variant.values()))}"
+    with progress(label) if request.ranks.rank == 0 else nullcontext() as report:
+        return evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=report)
+
+
+def evaluate_job(
+    run: LoadedRun,
+    job: EvalJob,
+    *,
+    ranks: Ranks | None = None,
+    stop: StopSignal | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[EvalItem]:
+    """Evaluate one job of a run and store its results in the run.
+
+    Args:
+        run: The run at one of its checkpoints.
+        job: What to evaluate.
+        ranks: Processes that share each batch.
+        stop: Signal that interrupts: at once in a single process, else before a batch.
+        progress: Called after each batch.
+
+    Raises:
+        PreemptedError: After a signal; finished items are stored.
+    """
+    is_single = ranks is None or ranks.world_size == 1
+
+    def check_signal() -> None:
+        if stop and ranks and not is_single and ranks.any_rank(bool(stop.signal)):
+            raise SignalInterruptError
+
+    recipe = (run.folder / RECIPE_FILE).read_text(encoding="utf-8")
+    try:
+        with (
+            flush_denormals(run.parts.decoder.token_embedding.weight.device),
+            stop.interruptible() if stop and is_single else nullcontext(),
+        ):
+            return run_resumable(
+                job,
+                run.folder / EVALUATIONS_FOLDER,
+                extra_files={RECIPE_FILE: recipe},
+                progress=progress,
+                before_batch=check_signal,
+                ranks=ranks,
+            )
+    except SignalInterruptError:
+        why = stop.signal_name if stop and stop.signal else "a signal to another rank"
+        raise PreemptedError(f"{why}: {run.folder}, {job.metadata.task}: {RESUME_HINT}") from None
+
+
+@contextmanager
+def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Lock a run's `evaluations` folder, once for all ranks; the run itself may be trained meanwhile."""
+    evaluations = folder / EVALUATIONS_FOLDER
+    if ranks.rank == 0:
+        with translate_os_errors(evaluations):
+            evaluations.mkdir(exist_ok=True)
+    with lock.lock_folder(evaluations) if ranks.rank == 0 else nullcontext():
+        ranks.all_gather(None)  # the others wait for the lock
+        yield
+
+
+def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
+    """Load what runs have stored: of each task the latest step, and of those the evaluation with the most items.
+
+    Args:
+        suite: The suite whose evaluations to load.
+        paths: Run directories, or directories of several seeds.
+
+    Returns:
+        One result per run, task and variant.
+
+    Raises:
+        InputError: Seeds of a run were evaluated on different items.
+    """
+    return {
+        kind: [
+            result
+            for path, title in zip(paths, short_run_names(paths), strict=True)
+            for result in load_seed_results(suite, kind, seed_runs(path), title)
+        ]
+        for kind in suite.kinds
+    }
+
+
+def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path], title: str) -> list[RunResult]:
+    """Load the stored results of one kind of the seeds of a run; see `load_results`."""
+    info = suite.describe(load_recipes(folders[:1])[folders[0]])
+    per_seed = [latest_evaluations(folder / EVALUATIONS_FOLDER, kind) for folder in folders]
+    results: list[RunResult] = []
+    for group in dict.fromkeys(group for stored in per_seed for group in stored):
+        evaluations = [stored[group] for stored in per_seed if group in stored]
+        seeds = [SeedResult(stored, load_items(stored.folder)) for stored in evaluations]
+        distinct = {tuple((item.id, *item.conditions) for item in seed.items) for seed in seeds}
+        if len(distinct) > 1 or len({stored.metadata.key.get("data") for stored in evaluations}) > 1:
+            raise InputError(f"{title}: seeds have results on different items of {group[1]}; evaluate them together")
+        results.append(merge_seeds(title, info, seeds))
+    return results
+
+
+def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[SeedResult]) -> RunResult:
+    """Return the result of several seeds of a run on one task."""
+    metadata = [seed.stored.metadata for seed in seeds]
+    return RunResult(
+        title,
+        metadata[0].task,
+        tuple(m.seed for m in metadata),
+        [seed.items for seed in seeds],
+        info,
+        metadata[0].variant,
+        metadata[0].limit,
+        tuple(m.step for m in metadata),
+        [seed.stored.figures for seed in seeds],
+        tuple(dict.fromkeys(note for seed in seeds for note in seed.notes)),
+        seeds[0].source,
+    )

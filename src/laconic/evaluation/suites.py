@@ -1,0 +1,28 @@
+"""The suites of `laconic evaluate` and `laconic report`, in the order in which they are tried."""
+
+from collections.abc import Sequence
+
+from laconic.config.recipe import DOCUMENT_METHODS
+from laconic.errors import UsageError
+from laconic.evaluation.compression.suite import CompressionSuite
+from laconic.evaluation.reasoning.suite import ReasoningSuite
+from laconic.evaluation.runs import load_recipes
+from laconic.evaluation.streams.suite import StreamSuite
+from laconic.evaluation.suite import EvalSuite
+
+SUITES: tuple[EvalSuite, ...] = (StreamSuite(), CompressionSuite(), ReasoningSuite())
+
+
+def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:
+    """Return the first suite that evaluates some runs on some tasks.
+
+    Raises:
+        UsageError: Some runs read documents, and others answer questions.
+    """
+    recipes = load_recipes(runs)
+    suite = next((suite for suite in SUITES if suite.accepts(recipes.values(), tasks)), None)
+    if suite is None:
+        reads = {folder: recipe.method in DOCUMENT_METHODS for folder, recipe in recipes.items()}
+        one, other = (next(folder for folder, value in reads.items() if value is kind) for kind in (True, False))
+        raise UsageError(f"{one} reads documents, {other} answers questions; evaluate them separately")
+    return suite
