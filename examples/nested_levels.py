@@ -16,8 +16,8 @@ import laconic
 from laconic.config.nested import CMSOptions
 
 SHARED = Path(os.environ.get("LACONIC_DATA") or Path(__file__).resolve().parents[2] / "shared")
-pretrained = laconic.Decoder.from_pretrained(SHARED / "models/stories260k")
-tokenizer = laconic.load_tokenizer(SHARED / "models/stories260k")
+pretrained = laconic.Decoder.from_pretrained("stories260k")
+tokenizer = laconic.load_tokenizer("stories260k")
 text = (SHARED / "data/text/tinyshakespeare.txt").read_text(encoding="utf-8")[:1500]
 ids = torch.tensor([tokenizer.encode(text)[:512]])
 

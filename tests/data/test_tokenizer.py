@@ -15,6 +15,7 @@ from tests.conftest import needs, shared_dir
 
 TEXTS = ["Once upon a time", "", " a  b\n\n\tc", "it's naïve: 日本 😀", "hello<|endoftext|> world</s> <s>x", "x" * 700]
 CORPUS = ["hello world, the cat sat on the mat. It's 3 o'clock\n\n  naïve 日本 " * 20]
+REAL_CONFIGS = Path(__file__).parents[1] / "real_configs" / "supported"
 SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": {"tokenizer_class": "GPT2Tokenizer"},
     "gpt2, as the hub has it": {
@@ -250,3 +251,59 @@ def test_build_byte_tokenizer(text: str, tmp_path: Path) -> None:
     assert (byte_tokenizer.eos_token_id, byte_tokenizer.bos_token_id, byte_tokenizer.vocab_size) == (256, None, 257)
     byte_tokenizer.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == byte_tokenizer.fingerprint
+
+
+def test_load_tokenizer_adds_tokens_named_beside_the_vocabulary(tmp_path: Path) -> None:
+    """As in older checkpoints, where special_tokens_map.json takes precedence over tokenizer_config.json."""
+    needs("transformers")
+    from transformers import TokenizersBackend
+
+    shutil.copytree(REAL_CONFIGS / "meta-llama--Llama-2-7b-hf", tmp_path, dirs_exist_ok=True)
+    size = load_tokenizer(tmp_path).vocab_size
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<end>", "pad_token": "[PAD]"}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<tool>": size + 1, "[PAD]": size}))
+    ours, theirs = load_tokenizer(tmp_path), TokenizersBackend.from_pretrained(tmp_path)
+    assert ours.vocab_size == len(theirs) == size + 3
+    assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id) == (size + 2, size)
+    assert ours.encode("a [PAD]<tool> b<end>") == theirs.encode("a [PAD]<tool> b<end>")
+    ids = [size, size + 1, size + 2]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "<tool>"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.json": {"chat_template": "A"}},
+        {
+            "tokenizer_config.json": {
+                "chat_template": [{"name": "tool_use", "template": "B"}, {"name": "default", "template": "A"}]
+            }
+        },
+        {"chat_template.json": {"chat_template": "B"}, "tokenizer_config.json": {"chat_template": "A"}},
+        {"chat_template.jinja": "A", "tokenizer_config.json": {"chat_template": "B"}},
+    ],
+    ids=["chat_template.json", "list", "tokenizer_config.json", "chat_template.jinja"],
+)
+def test_read_chat_template_takes_the_first_of(files: dict[str, Any], stories: Path, tmp_path: Path) -> None:
+    shutil.copy(stories / "tokenizer.json", tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    assert load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}]) == "A"
+
+
+def test_load_tokenizer_with_a_sentencepiece_model_only(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(InputError, match=r"write tokenizer\.json once with transformers"):
+        load_tokenizer(tmp_path)
+
+
+def test_tokenizer_repr_and_batch() -> None:
+    tokenizer = build_byte_tokenizer()
+    assert repr(tokenizer) == "Tokenizer(257 tokens, eos_token='<eos>', without chat template)"
+    input_ids, attention_mask = tokenizer(["ab", "", "c"])
+    assert input_ids.tolist() == [[97, 98], [256, 256], [256, 99]]
+    assert attention_mask.tolist() == [[True, True], [False, False], [False, True]]
+    assert tokenizer("ab").input_ids.tolist() == [[97, 98]]
+    assert tokenizer([]).input_ids.shape == (0, 0)
+    assert tokenizer.decode([97, 256]) == "a"
+    assert tokenizer.decode([97, 256], skip_special_tokens=False) == "a<eos>"

@@ -566,6 +566,16 @@ def test_config_from_folder_refuses_missing_and_broken_files(tmp_path: Path) -> 
         DecoderConfig.from_folder(tmp_path)
 
 
+def test_config_from_folder_reads_numbers_and_keys_as_python_writes_them(tmp_path: Path) -> None:
+    rest = json.dumps(file(limits=[0.0, float("inf")], share=float("nan"), length=10**30, vocab_size=5))[1:]
+    (tmp_path / "config.json").write_text('{"vocab_size": 5, ' + rest.replace('"vocab_size": 5', '"vocab_size": 97'))
+    (tmp_path / "generation_config.json").write_text('{"max_length": Infinity, "eos_token_id": [2, 7]}')
+    config = DecoderConfig.from_folder(tmp_path)
+    assert (config.vocab_size, config.eos_token_ids) == (97, (2, 7))
+    assert json.loads(config.source)["limits"] == [0.0, float("inf")]
+    assert transformers().AutoConfig.from_pretrained(tmp_path).vocab_size == 97
+
+
 def test_config_tiny_refuses_an_unknown_family() -> None:
     with pytest.raises(InputError, match="bert"):
         DecoderConfig.tiny("bert")

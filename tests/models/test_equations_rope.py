@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.models.rope import RopeConfig, cos_sin_tables, default_frequencies, frequencies, rotate_pairs
+from laconic.models.rope import RopeConfig, cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
 from laconic.models.rope_scaling import (
     ROPE_SCALINGS,
     dynamic_frequencies,
@@ -15,7 +15,6 @@ from laconic.models.rope_scaling import (
     longrope_frequencies,
     yarn_frequencies,
 )
-from laconic.models.weights import half_split
 from tests import tolerances
 from tests.conftest import needs
 from tests.oracles import llama_rope, llama_rotation

@@ -650,5 +650,25 @@ REPOSITORY = [
 
 def test_find_checkpoint_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InputError, match="org/name: no such local folder"):
+    with pytest.raises(InputError, match=f"org/name: no such local folder; offline, and not in {tmp_path}"):
         weights.find_checkpoint("org/name")
+
+
+def test_resolve_device_map_takes_one_device() -> None:
+    resolve = weights.resolve_device_map
+    assert resolve("cpu", None) == resolve(None, "cpu") == resolve(None, {"": "cpu"}) == "cpu"
+    assert resolve(None, {"model": 1, "lm_head": 1}) == "cuda:1"
+    assert resolve(None, "auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    for device_map in ("balanced", {"a": 0, "b": "cpu"}, {"": "disk"}, {}):
+        with pytest.raises(UsageError, match="a decoder lies on one device"):
+            resolve(None, device_map)
+    with pytest.raises(UsageError, match="pass one of them"):
+        resolve("cpu", "cpu")
+
+
+def test_from_pretrained_dtype_auto_is_the_stored_one(tmp_path: Path) -> None:
+    Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "x", dtype=torch.float16)
+    decoder = Decoder.from_pretrained(tmp_path / "x", dtype="auto", device_map="cpu")
+    assert decoder.config.dtype == torch.float16
+    with pytest.raises(UsageError, match="dtype 'int4': give float32"):
+        Decoder.from_pretrained(tmp_path / "x", dtype="int4")

@@ -93,7 +93,7 @@ def convert_keys_with_query_heads(decoder: Decoder) -> None:
     for layer in decoder.layers:
         w = layer.submodule("k").weight
         meta = interleave(w.detach(), config.num_key_value_heads)
-        w.copy_(weights.half_split(meta, config.num_attention_heads))
+        w.copy_(rope.half_split(meta, config.num_attention_heads))
 
 
 def randomise_head(decoder: Decoder) -> None:

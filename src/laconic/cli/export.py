@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class ExportCommand:
     """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load.
 
-    Example: laconic export stories260K.bin --out stories260k
+    Example: laconic export runs/kava --out merged
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint (folder or hub name), run of laconic train, or llama2.c file (.bin)"""
+    """checkpoint (folder, GGUF file, hub or short name), or run of laconic train"""
     out: Path
     """folder to write; must be new or empty"""
     adapter: OptionalPath = None
@@ -37,13 +37,10 @@ class ExportCommand:
         from laconic.experiment import build_nested, lora
         from laconic.experiment.load_run import is_run_dir
         from laconic.models import weights
-        from laconic.models.decoder import Decoder
 
         with status(f"loading {self.model}"):
             if is_run_dir(self.model):
                 decoder = self.load_run_decoder()
-            elif self.model.endswith(".bin"):
-                decoder = Decoder.from_llama2c(self.model)
             else:
                 folder = weights.find_checkpoint(self.model)
                 dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)

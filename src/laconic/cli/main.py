@@ -20,6 +20,7 @@ from laconic.cli.demo import DemoCommand
 from laconic.cli.evaluate import EvaluateCommand
 from laconic.cli.export import ExportCommand
 from laconic.cli.generate import GenerateCommand
+from laconic.cli.import_model import ImportCommand
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.report import ReportCommand
 from laconic.cli.tasks import TasksListCommand
@@ -39,6 +40,7 @@ EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
     **dict.fromkeys(("matplotlib", "scipy"), "report"),
     "trackio": "track",
+    "gguf": "gguf",
 }
 
 VerifyGroup = Annotated[
@@ -62,6 +64,7 @@ Command = (
     | Annotated[InspectCommand, subcommand("inspect")]
     | Annotated[ReportCommand, subcommand("report")]
     | Annotated[ExportCommand, subcommand("export")]
+    | Annotated[ImportCommand, subcommand("import")]
     | DataGroup
     | TasksGroup
     | VerifyGroup

@@ -20,6 +20,7 @@ from laconic.errors import UsageError
 from laconic.models import rope
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
+from laconic.models.rope_scaling import ROPE_SCALINGS
 
 FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")  # RoPE scalings that do not depend on the text's length
 
@@ -234,7 +235,7 @@ class KVMemory:
             scheme = "learned positions" if config.rope is None else f"{config.rope.kind} RoPE"
             raise UsageError(f"memories of {config.family} with {scheme} cannot be moved; use one memory at a time")
         longest = self.num_tokens + offset
-        omega, _ = rope.ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
+        omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
         cos, sin = rope.cos_sin_tables(offset[:, None], omega, 1.0, torch.float32)
         keys = tuple(rope.rotate_pairs(k.float(), cos, sin).to(k.dtype) for k in self.keys)
         positions = self.positions + offset[None, :, None, None] * self.valid[None, :, None]

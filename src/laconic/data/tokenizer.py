@@ -20,6 +20,7 @@ from laconic.data.tokenizer_files import (
     read_special_tokens,
 )
 from laconic.errors import InputError, translate_os_errors
+from laconic.models.weights import find_checkpoint
 from laconic.storage.strict_json import resolve_inside, to_canonical_json
 
 CONFIG_FILES = (
@@ -162,11 +163,12 @@ class Tokenizer:
         return render_chat_template(self.chat_template, variables)
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
+def load_tokenizer(model: str | Path) -> Tokenizer:
     """Load the tokenizer of a checkpoint.
 
     Args:
-        folder: Folder with `tokenizer.json`, or with `vocab.json` and `merges.txt` (GPT-2, OPT).
+        model: Folder with `tokenizer.json`, or with `vocab.json` and `merges.txt` (GPT-2, OPT); or a GGUF file, a short
+            name or a model on the hub, as in `Decoder.from_pretrained`.
 
     Raises:
         InputError: If the files are missing or invalid.
@@ -180,7 +182,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         >>> tokenizer.decode(tokenizer.encode("hello"))
         'hello'
     """
-    root = Path(folder)
+    root = find_checkpoint(model)
     config = read_optional_json(root, "tokenizer_config.json")
     special_tokens = read_special_tokens(root, config)
     files = find_vocabulary_files(root)

@@ -88,9 +88,8 @@ def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, etag_timeout=5))
     except Exception as error:  # the hub's client raises many types
-        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
-            f"{name}: the hub provides no configuration: {message}; "
+            f"{name}: no configuration, {weights.describe_hub_error(error)}; "
             "set model.name to a folder with config.json and tokenizer.json"
         ) from None
 

@@ -85,7 +85,7 @@ def load(
     check_is_model(path_or_name)
     if step is not None:
         raise UsageError(f"step {step}: {path_or_name} is a checkpoint, which has no steps; leave it out")
-    return load_checkpoint(path_or_name, target, weights.resolve_dtype(dtype), revision)
+    return load_checkpoint(path_or_name, target, dtype, revision)
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:
@@ -100,15 +100,16 @@ def wrap_run(run: LoadedRun) -> LoadedModel:
 
 
 def load_checkpoint(
-    path_or_name: str | Path, device: torch.device, dtype: torch.dtype | None, revision: str | None = None
+    path_or_name: str | Path, device: torch.device, dtype: torch.dtype | str | None, revision: str | None = None
 ) -> LoadedModel:
     """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
     folder = weights.find_checkpoint(path_or_name, revision)
+    float_dtype = weights.resolve_dtype(dtype, folder)
     if is_nested(folder):
-        return load_nested(folder, device, dtype=dtype)
+        return load_nested(folder, device, dtype=float_dtype)
     if is_published(folder):
-        return load_compressor(folder, device, dtype=dtype)
-    decoder = Decoder.from_pretrained(folder, dtype, device)
+        return load_compressor(folder, device, dtype=float_dtype)
+    decoder = Decoder.from_pretrained(folder, float_dtype, device)
     decoder.name_or_path = str(path_or_name)
     return LanguageModel(decoder, load_tokenizer(decoder.source_folder or folder))
 

@@ -1,8 +1,9 @@
 """Tensors of a checkpoint folder: which file holds each, and how they match a module's parameters."""
 
 import difflib
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -217,3 +218,25 @@ def plan_shards(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, l
     if len(files) == 1:
         return {SINGLE_FILE: files[0]}
     return {f"model-{i:05}-of-{len(files):05}.safetensors": names for i, names in enumerate(files, 1)}
+
+
+def save_shards(folder: Path, sizes: Mapping[str, int], load: Callable[[str], Tensor], max_shard_bytes: float) -> None:
+    """Write tensors as safetensors files, with an index if there are several; call it inside an atomic write.
+
+    Args:
+        folder: An existing folder.
+        sizes: Bytes of each tensor, by name.
+        load: Returns the tensor of a name. Only the tensors of one file are in memory at a time.
+        max_shard_bytes: Size limit of a file; a single larger tensor exceeds it.
+    """
+    shards = plan_shards(sizes, max_shard_bytes)
+    num_parameters = 0
+    for file, names in shards.items():
+        tensors = {name: load(name) for name in names}
+        num_parameters += sum(tensor.numel() for tensor in tensors.values())
+        atomic.save_tensors(folder / file, tensors, {"format": "pt"})
+    if len(shards) > 1:
+        totals = {"total_size": sum(sizes.values()), "total_parameters": num_parameters}
+        weight_map = {name: file for file, names in shards.items() for name in names}
+        index = json.dumps({"metadata": totals, "weight_map": weight_map}, indent=2, sort_keys=True)
+        (folder / INDEX_FILE).write_text(index + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """Configuration of a decoder for the six supported model families, and the names of their weights."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -124,11 +125,16 @@ class DecoderConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
-        """Read config.json and, if there is one, generation_config.json of a folder."""
-        generation = folder / "generation_config.json"
-        return cls.from_dict(
-            read_foreign_json(folder / "config.json"), read_foreign_json(generation) if generation.is_file() else None
-        )
+        """Read config.json and, if there is one, generation_config.json of a folder. Warn of code that is not run."""
+        source, path = read_foreign_json(folder / "config.json"), folder / "generation_config.json"
+        config = cls.from_dict(source, read_foreign_json(path) if path.is_file() else None)
+        if source.get("auto_map"):
+            warnings.warn(
+                f"{folder}/config.json: auto_map names Python code of the checkpoint; it is not run, and the "
+                f"{config.family} decoder of laconic is used",
+                stacklevel=2,
+            )
+        return config
 
     @classmethod
     def from_dict(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":

@@ -106,26 +106,29 @@ class Decoder(nn.Module):
         allow_missing: tuple[str, ...] = (),
         ignore_tensors: tuple[str, ...] = (),
         revision: str | None = None,
+        device_map: str | Mapping[str, Any] | None = None,
     ) -> "Decoder":
         """Load a Hugging Face checkpoint: llama, mistral, qwen2, qwen3, gpt2 or opt.
 
         Weights are memory-mapped from the file where dtype and layout allow it.
 
         Args:
-            folder_or_hub_name: A local folder with config.json and safetensors files, or a model on the hub.
-            dtype: Also by name. None keeps the stored dtype on CUDA; on a CPU: float32, or bfloat16 if stored and fast.
+            folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
+            dtype: Also by name. "auto" is the stored one. None: also on CUDA; on a CPU float32, or bfloat16 if fast.
             device: The CPU by default.
             allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
             ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
             revision: Revision on the hub.
+            device_map: In place of `device`, as in transformers: "auto", or a single device.
 
         Raises:
             InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
             NonFiniteError: A weight is NaN or infinite (65).
             UnsafeFileError: The weights are pickled (77).
-            UsageError: The device does not exist (2).
+            UsageError: The device does not exist, or the dtype (2).
         """
-        folder, dtype = weights.find_checkpoint(folder_or_hub_name, revision), weights.resolve_dtype(dtype)
+        folder = weights.find_checkpoint(folder_or_hub_name, revision)
+        dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
         with torch.device("meta"):
             decoder = cls(config, seed=None)
@@ -196,10 +199,8 @@ class Decoder(nn.Module):
         """SHA-256 of a sample of the weights in checkpoint layout; recomputed when a parameter has changed."""
         version = self.parameter_version()
         if self._cached_fingerprint is None or self._cached_fingerprint[1] != version:
-            self._cached_fingerprint = (
-                weights.weights_fingerprint(weights.checkpoint_tensors(self, self.config)),
-                version,
-            )
+            value = weights.weights_fingerprint(weights.checkpoint_tensors(self, self.config))
+            self._cached_fingerprint = (value, version)
         return self._cached_fingerprint[0]
 
     def parameter_version(self) -> ParameterVersion:
@@ -301,9 +302,8 @@ class Decoder(nn.Module):
             )
             for window in dict.fromkeys(config.sliding_windows)
         }
-        return ForwardContext(
-            cos, sin, tuple(masks[window] for window in config.sliding_windows), self.attn_implementation
-        )
+        layer_masks = tuple(masks[window] for window in config.sliding_windows)
+        return ForwardContext(cos, sin, layer_masks, self.attn_implementation)
 
     def forward(
         self,

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from laconic.errors import InputError
 from laconic.models.hf_fields import (
+    EXPERT_KEYS,
     FAMILIES,
     FIXED_KEYS,
     HF_KEYS,
+    MISSING_FEATURES,
     NULLABLE,
     REQUIRED_ROPE_FIELDS,
     ROPE_FIELDS,
@@ -75,7 +77,7 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     """
     family = source.get("model_type")
     if family not in tuple(FAMILIES):
-        raise unsupported_value("config.json: model_type", family, ", ".join(FAMILIES))
+        raise unsupported_family(source)
     check_fixed_keys(source, "config.json: ")
     file = validate(FAMILIES[family], source, "config.json: ")
     check_architecture(file.architectures)
@@ -93,6 +95,22 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     return {"family": family, **file.constants, **values, **special_token_ids(file, generation)}
 
 
+def unsupported_family(source: JsonObject) -> InputError:
+    """Return the error for a model type that is not implemented; it says what the decoder lacks."""
+    family, inner = source.get("model_type"), source.get("text_config")
+    lacks = MISSING_FEATURES.get(family) if isinstance(family, str) else None
+    if any(source.get(key) for key in EXPERT_KEYS):
+        lacks = "mixture-of-experts layers"
+    reason = f"it has {lacks}; " if lacks else ""
+    if isinstance(inner, dict):
+        reason = f"it wraps a text model ({abbreviate(inner.get('model_type'))}); save that alone with transformers; "
+    if source.get("auto_map"):
+        reason += "its own code (auto_map) is not run; "
+    return InputError(
+        f"config.json: model_type={abbreviate(family)} is not supported: {reason}supported: {', '.join(FAMILIES)}"
+    )
+
+
 def check_architecture(names: list[str]) -> None:
     """Refuse models that end in anything but a language-model head, or no head."""
     if names and not any(name.endswith(("ForCausalLM", "LMHeadModel", "Model")) for name in names):
@@ -101,6 +119,12 @@ def check_architecture(names: list[str]) -> None:
 
 def check_fixed_keys(source: JsonObject, location: str) -> None:
     """Refuse, by name, what changes the mathematics and is not implemented."""
+    quantization = source.get("quantization_config")
+    if isinstance(quantization, dict) and quantization:
+        method = quantization.get("quant_method") or "quantized"
+        raise InputError(
+            f"{location}quantization_config: {method} weights are not supported; load the unquantized checkpoint"
+        )
     for key, values in FIXED_KEYS.items():
         if source.get(key) not in (None, *values):
             raise unsupported_value(location + key, source[key], ", ".join(map(abbreviate, values)) or "none")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.errors import InputError, translate_os_errors
 from laconic.models.checkpoint_files import refuse_pickle
-from laconic.models.weights import half_split
+from laconic.models.rope import half_split
 from laconic.storage import atomic, strict_json
 
 LLAMA2C_LAYER_WEIGHTS = (

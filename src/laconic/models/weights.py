@@ -8,22 +8,22 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from laconic.errors import InputError, UsageError
 from laconic.models.checkpoint_files import (
-    INDEX_FILE,
     StoredTensor,
     index_tensors,
     match_tensors,
-    plan_shards,
+    save_shards,
     transposed_weights,
 )
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.gguf.convert import find_converted
+from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once
 from laconic.storage import atomic, strict_json
 
 FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
@@ -40,25 +40,53 @@ class LoadReport(NamedTuple):
     missing: tuple[str, ...]
 
 
-def find_checkpoint(folder_or_hub: str | Path, revision: str | None = None) -> Path:
-    """Return a local folder, or download a model from the hub (safetensors, JSON and tokenizer files only).
+def find_checkpoint(model: str | Path, revision: str | None = None) -> Path:
+    """Return the Hugging Face folder of a model.
+
+    Args:
+        model: A folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
+            `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded.
+        revision: Revision on the hub.
 
     Raises:
-        InputError: There is no such folder, and no such model on the hub.
+        InputError: There is no such folder or file, and no such model on the hub, or the file is damaged.
     """
-    folder, name = Path(folder_or_hub), str(folder_or_hub)
+    folder, name = Path(model), str(model)
     if folder.is_dir():
         return folder
+    if folder.suffix.lower() == ".gguf":
+        return find_converted(folder)
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
+    local = find_named_model(name) if revision is None else None
+    return local or download_checkpoint(name, revision)
+
+
+def download_checkpoint(name: str, revision: str | None) -> Path:
+    """Download a model from the hub, by its name there or its short name."""
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
+    named = NAMED_MODELS.get(name)
+    hub_name = named.hub_name if named else name
     allowed, ignored = ["*.safetensors", "*.json", *COMPANION_FILES], ["*/*", "consolidated*"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored))
+        folder = snapshot_download(hub_name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"{name}: no such local folder, and the hub says: {reason}") from error
+        advice = f"; {named.instructions.format(folder=named.folder())}" if named else ""
+        raise InputError(f"{name}: no such local folder; {describe_hub_error(error)}{advice}") from error
+    if named:
+        log_once(f"laconic: {name} is {hub_name} from the hub, in full precision")
+    return Path(folder)
+
+
+def describe_hub_error(error: Exception) -> str:
+    """Return why a download from the hub failed: offline, or the first line that the hub's client says."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError):
+        return f"offline, and not in {constants.HF_HUB_CACHE}"
+    return f"the hub says: {next(iter(str(error).strip().splitlines()), type(error).__name__)}"
 
 
 def load_weights(
@@ -113,11 +141,38 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a floating dtype that is given by itself or by name, or None. Raise UsageError for another name."""
+def resolve_device_map(
+    device: torch.device | str | None, device_map: str | Mapping[str, Any] | None
+) -> torch.device | str | None:
+    """Return the device that transformers' `device_map` names: one for the whole model, or "auto" for the first GPU.
+
+    Raises:
+        UsageError: It spreads the model over several devices, or `device` is set as well.
+    """
+    if device_map is None:
+        return device
+    if device is not None:
+        raise UsageError(f"device={device} and device_map={device_map!r}: pass one of them")
+    if device_map == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    devices = {device_map} if isinstance(device_map, str) else set(device_map.values())
+    if len(devices) != 1 or devices & {"balanced", "balanced_low_0", "sequential", "disk"}:
+        raise UsageError(f"device_map={device_map!r}: a decoder lies on one device; pass device='cuda' or device='cpu'")
+    (target,) = devices
+    return f"cuda:{target}" if isinstance(target, int) else target
+
+
+def resolve_dtype(dtype: torch.dtype | str | None, folder: Path) -> torch.dtype | None:
+    """Return a floating dtype that is given by itself or by name, the stored one for "auto", or None.
+
+    Raises:
+        UsageError: The name is not a floating dtype's.
+    """
+    if dtype == "auto":
+        return stored_dtype(folder)
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(resolved, torch.dtype) and resolved.is_floating_point):
-        raise UsageError(f"dtype {dtype!r}: give float32, bfloat16, float16 or float64")
+        raise UsageError(f"dtype {dtype!r}: give float32, bfloat16, float16, float64 or auto")
     return resolved
 
 
@@ -238,7 +293,6 @@ def save_weights(
     if adapter:
         raise UsageError(f"{adapter} belongs to an adapter; merge it first")
     sizes = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
-    shards = plan_shards(sizes, max_shard_bytes)
     fields = {
         **replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json(),
         **(extra_fields or {}),
@@ -247,25 +301,9 @@ def save_weights(
 
     def write(target: Path) -> None:
         (target / "config.json").write_text(config_json, encoding="utf-8")
-        for file, names in shards.items():
-            tensors = {name: state[name].to(dtype or state[name].dtype) for name in names}
-            atomic.save_tensors(target / file, tensors, {"format": "pt"})
-        if len(shards) > 1:
-            (target / INDEX_FILE).write_text(_build_index(shards, sizes, state), encoding="utf-8")
+        save_shards(target, sizes, lambda name: state[name].to(dtype or state[name].dtype), max_shard_bytes)
         for name in COMPANION_FILES:
             if source_folder and (source_folder / name).is_file():
                 shutil.copyfile(strict_json.resolve_inside(source_folder, name), target / name)
 
     atomic.write_folder_atomically(folder, write, sum(sizes.values()))
-
-
-def _build_index(shards: Mapping[str, list[str]], sizes: Mapping[str, int], state: Mapping[str, Tensor]) -> str:
-    """Return the JSON text of model.safetensors.index.json."""
-    totals = {"total_size": sum(sizes.values()), "total_parameters": sum(t.numel() for t in state.values())}
-    weight_map = {name: file for file, names in shards.items() for name in names}
-    return json.dumps({"metadata": totals, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
-
-
-def half_split(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
-    """Eq. C7: out[h, j E/2 + i] = w[h, 2 i + j], j in {0, 1}: from neighbouring RoPE pairs to half-split pairs."""
-    return w.reshape(heads, -1, 2, *w.shape[1:]).transpose(1, 2).reshape(w.shape)

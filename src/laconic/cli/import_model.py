@@ -1,0 +1,42 @@
+"""`laconic import`: write the file of another program as a Hugging Face folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from laconic.cli.arguments import OptionalDtype, parse_dtype
+from laconic.console import log_message, progress
+from laconic.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ImportCommand:
+    """Write a GGUF file (llama.cpp) or a llama2.c file as a Hugging Face folder.
+
+    Example: laconic import SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2
+    """
+
+    file: Annotated[Positional[Path], arg(metavar="FILE")]
+    """file to read: .gguf with weights, tokenizer and chat template, or .bin of llama2.c with weights"""
+    out: Path
+    """folder to write; must be new or empty"""
+    dtype: OptionalDtype = None
+    """dtype of the weights (default: as stored; float32 for quantised ones)"""
+
+    def run(self) -> int:
+        """Convert the file."""
+        from laconic.models.decoder import Decoder
+        from laconic.models.gguf.convert import convert_gguf
+
+        dtype, suffix = parse_dtype(self.dtype), self.file.suffix.lower()
+        if suffix == ".gguf":
+            with progress("converting") as on_progress:
+                convert_gguf(self.file, self.out, dtype, on_progress=on_progress)
+        elif suffix == ".bin":
+            Decoder.from_llama2c(self.file).save_pretrained(self.out, dtype=dtype)
+        else:
+            raise UsageError(f"{self.file}: expected a .gguf file, or a .bin file of llama2.c")
+        log_message(f"wrote {self.out}")
+        return 0

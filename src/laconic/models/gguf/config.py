@@ -1,0 +1,188 @@
+"""Translate the metadata of a GGUF file into a Hugging Face config.json.
+
+Symbols: D width, H query heads, E head size, f scaling factor of RoPE.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.errors import InputError
+from laconic.models.gguf.header import GGUFHeader
+from laconic.models.hf_fields import FAMILIES
+from laconic.models.rope import RopeConfig, frequencies
+from laconic.models.rope_scaling import llama3_frequencies
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")  # named as the families of the decoder
+NEUTRAL_KEYS = {  # keys that change the mathematics -> values that do not
+    "expert_count": (0,),
+    "attention.sliding_window": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "attention.clamp_kqv": (0,),
+    "use_parallel_residual": (True,),
+    "attention.causal": (True,),
+}
+MAX_CONTEXT = 2**31 - 1
+ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for the length that Llama 3's scaling starts from
+
+
+def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, Any]:
+    """Return the config.json of a file, without `dtype`.
+
+    Args:
+        header: Metadata and shapes.
+        rope_factors: Contents of the tensor `rope_freqs.weight`, which holds Llama 3's scaling.
+
+    Raises:
+        InputError: The architecture or a setting is not supported, or a value is missing or invalid.
+    """
+    architecture = header.get("general.architecture", str)
+    if architecture not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise InputError(f"{header.path.name}: architecture {architecture!r} is not supported; supported: {supported}")
+    for key, neutral in NEUTRAL_KEYS.items():
+        value = header.metadata.get(f"{architecture}.{key}")
+        if value is not None and value not in neutral:
+            raise InputError(f"{header.path.name}: {architecture}.{key}={str(value)[:60]} is not supported")
+    common = {
+        "architectures": [FAMILIES[architecture].architecture],
+        "model_type": architecture,
+        "vocab_size": find_vocab_size(header),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    sizes = gpt2_sizes(header) if architecture == "gpt2" else rope_sizes(header, architecture, rope_factors)
+    check_sizes(header, sizes)
+    return common | sizes | special_token_ids(header)
+
+
+def check_sizes(header: GGUFHeader, sizes: dict[str, Any]) -> None:
+    """Refuse sizes that no tensor of the file has, before anything of these sizes is built."""
+    largest = max(max(tensor.shape) for tensor in header.tensors.values())
+    limits = {
+        "num_hidden_layers": len(header.tensors),
+        "n_layer": len(header.tensors),
+        "max_position_embeddings": MAX_CONTEXT,
+        "head_dim": largest // sizes.get("num_attention_heads", 1),
+    }
+    for key, value in sizes.items():
+        if type(value) is int and not 1 <= value <= limits.get(key, largest):
+            raise InputError(
+                f"{header.path.name}: {key}={value:,} in the metadata; the {len(header.tensors):,} tensors, of at most "
+                f"{largest:,} rows, allow 1 to {limits.get(key, largest):,}"
+            )
+
+
+def find_vocab_size(header: GGUFHeader) -> int:
+    """Return the number of rows of the embedding; the metadata may count fewer."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InputError(f"{header.path.name}: no embedding token_embd.weight; is it the first part of a split file?")
+    return embedding.shape[0]
+
+
+def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
+    """Return bos, eos and pad ids; several ids end a text if the end of a turn has its own token."""
+    prefix = "tokenizer.ggml."
+    ends = [header.find(f"{prefix}{name}_token_id", int) for name in ("eos", "eot", "eom")]
+    eos = list(dict.fromkeys(i for i in ends if i is not None))
+    return {
+        "bos_token_id": header.find(f"{prefix}bos_token_id", int),
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "pad_token_id": header.find(f"{prefix}padding_token_id", int),
+    }
+
+
+def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
+    """Return the sizes of a GPT-2."""
+    return {
+        "n_layer": header.get("gpt2.block_count", int),
+        "n_embd": header.get("gpt2.embedding_length", int),
+        "n_head": header.get("gpt2.attention.head_count", int),
+        "n_inner": header.find("gpt2.feed_forward_length", int),
+        "n_positions": header.get("gpt2.context_length", int),
+        "layer_norm_epsilon": read_float(header, "gpt2.attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> dict[str, Any]:
+    """Return the sizes, biases and RoPE of the families with RoPE."""
+    D, H = header.get(f"{family}.embedding_length", int), header.get(f"{family}.attention.head_count", int)
+    if min(D, H) < 1:
+        raise InputError(f"{header.path.name}: width {D} with {H} heads")
+    E = header.find(f"{family}.attention.key_length", int) or D // H
+    for key in ("attention.value_length", "rope.dimension_count"):
+        value = header.find(f"{family}.{key}", int)
+        if value not in (None, E):
+            raise InputError(f"{header.path.name}: {family}.{key}={value} is not supported for heads of size {E}")
+    sizes = {
+        "hidden_size": D,
+        "num_hidden_layers": header.get(f"{family}.block_count", int),
+        "num_attention_heads": H,
+        "num_key_value_heads": header.find(f"{family}.attention.head_count_kv", int) or H,
+        "head_dim": E,
+        "intermediate_size": header.get(f"{family}.feed_forward_length", int),
+        "max_position_embeddings": header.get(f"{family}.context_length", int),
+        "rms_norm_eps": read_float(header, f"{family}.attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "rope_parameters": build_rope(header, family, E, rope_factors),
+    }
+    if family == "qwen2":
+        return sizes | {"use_sliding_window": False}
+    mlp_bias = {"mlp_bias": "blk.0.ffn_up.bias" in header.tensors} if family == "llama" else {}
+    return sizes | mlp_bias | {"attention_bias": "blk.0.attn_q.bias" in header.tensors}
+
+
+def build_rope(header: GGUFHeader, family: str, E: int, rope_factors: Tensor | None) -> dict[str, Any]:
+    """Return `rope_parameters`: none, linear or YaRN scaling from the metadata, or Llama 3's from its tensor."""
+    prefix = f"{family}.rope."
+    theta = 10000.0 if header.find(f"{prefix}freq_base", float) is None else read_float(header, f"{prefix}freq_base")
+    rope: dict[str, Any] = {"rope_theta": theta, "rope_type": "default"}
+    kind = header.find(f"{prefix}scaling.type", str) or "none"
+    if rope_factors is not None:
+        return llama3_scaling(header, E, theta, rope_factors)
+    factor = header.find(f"{prefix}scaling.factor", float) or header.find(f"{prefix}scale_linear", float) or 1.0
+    if kind in ("none", "linear") and factor == 1.0:
+        return rope
+    if kind == "linear" or (kind == "none" and f"{prefix}scale_linear" in header.metadata):
+        return rope | {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        original = header.get(f"{prefix}scaling.original_context_length", int)
+        return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    raise InputError(f"{header.path.name}: {prefix}scaling.type={kind!r} is not supported; supported: linear, yarn")
+
+
+def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tensor) -> dict[str, Any]:
+    """Return Llama 3's scaling, whose settings the file does not hold, as those that give the file's rope_factors.
+
+    Raises:
+        InputError: No settings give them.
+    """
+    for original in LLAMA3_CONTEXTS:
+        rope = RopeConfig("llama3", theta, float(rope_factors.max()), original_max_position_embeddings=original)
+        scaled = llama3_frequencies(rope, E, torch.zeros(1, dtype=torch.long))[0].flatten()
+        if rope_factors.shape == scaled.shape and torch.allclose(
+            frequencies(theta, E) / rope_factors, scaled, rtol=1e-5, atol=0
+        ):
+            return {
+                "rope_theta": theta,
+                "rope_type": "llama3",
+                "factor": rope.factor,
+                "low_freq_factor": rope.low_freq_factor,
+                "high_freq_factor": rope.high_freq_factor,
+                "original_max_position_embeddings": original,
+            }
+    raise InputError(f"{header.path.name}: {ROPE_FACTORS} holds a scaling of RoPE that is not Llama 3's; not supported")
+
+
+def read_float(header: GGUFHeader, key: str) -> float:
+    """Return a float32 of the metadata with the fewest digits that give it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(header.get(key, float))))

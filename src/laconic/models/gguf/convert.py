@@ -1,0 +1,141 @@
+"""Write a GGUF file as a Hugging Face folder, or find the folder that was written before."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.console import ProgressFn, log_message, progress
+from laconic.errors import BusyError, translate_os_errors
+from laconic.models.checkpoint_files import save_shards
+from laconic.models.config import DecoderConfig
+from laconic.models.gguf.config import ROPE_FACTORS, build_config
+from laconic.models.gguf.header import GGUFHeader, read_header
+from laconic.models.gguf.tensors import check_quantizations, match_weights, read_tensor, read_weight
+from laconic.models.gguf.tokenizer import build_tokenizer_files
+from laconic.storage.atomic import write_file_atomically, write_folder_atomically
+from laconic.storage.cache_folder import cache_folder
+from laconic.storage.strict_json import read_json
+
+CONVERTER_VERSION = 1  # increase it when a file gives another folder than before
+SOURCE_FILE = "gguf_source.json"  # name, SHA-256 and quantisations of the file that a folder was converted from
+HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def convert_gguf(
+    path: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    *,
+    max_shard_bytes: float = 5e9,
+    on_progress: ProgressFn | None = None,
+) -> None:
+    """Write a GGUF file as a Hugging Face folder with weights, tokenizer and chat template, or write nothing.
+
+    Args:
+        path: A whole GGUF file of an architecture that `Decoder` has.
+        folder: Target; must not exist, or be empty.
+        dtype: Of the weights. None: float16 or bfloat16 where the file holds matrices so, else float32.
+        max_shard_bytes: Size limit of one safetensors file, and about the memory that is needed.
+        on_progress: Receives (tensor name, tensors written, number of tensors).
+
+    Raises:
+        BusyError: The target is not empty.
+        InputError: The file is missing, damaged, or not supported.
+        NonFiniteError: A weight is NaN or infinite, perhaps because it exceeds the range of `dtype`.
+    """
+    header = read_header(path)
+    check_quantizations(header)
+    factors = header.tensors.get(ROPE_FACTORS)
+    source = build_config(header, None if factors is None else read_tensor(header, factors, torch.float32))
+    stored = dtype or find_half_dtype(header) or torch.float32
+    source["dtype"] = str(stored).removeprefix("torch.")
+    config = DecoderConfig.from_dict(source)
+    matched = match_weights(header, config)
+    dtypes = {name: torch.float32 if dtype is None and len(t.shape) == 1 else stored for name, t in matched.items()}
+    sizes = {name: math.prod(tensor.shape) * dtypes[name].itemsize for name, tensor in matched.items()}
+    texts = build_tokenizer_files(header, config.vocab_size)
+    texts["config.json"] = json.dumps(source, indent=2) + "\n"
+    token_ids = {key: source[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    texts["generation_config.json"] = json.dumps(token_ids, indent=2) + "\n"
+    texts[SOURCE_FILE] = json.dumps(describe_source(header), indent=2) + "\n"
+
+    written = iter(range(len(matched)))
+
+    def load(name: str) -> torch.Tensor:
+        if on_progress:
+            on_progress(name, next(written), len(matched))
+        return read_weight(name, matched, header, config, dtypes[name])
+
+    def write(target: Path) -> None:
+        for name, text in texts.items():
+            (target / name).write_text(text, encoding="utf-8")
+        save_shards(target, sizes, load, max_shard_bytes)
+
+    write_folder_atomically(folder, write, sum(sizes.values()))
+
+
+def find_half_dtype(header: GGUFHeader) -> torch.dtype | None:
+    """Return the dtype of half precision that all matrices of a file have, if there is one."""
+    types = {tensor.quantization for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    return HALF_TYPES.get(types.pop()) if len(types) == 1 else None
+
+
+def describe_source(header: GGUFHeader) -> dict[str, Any]:
+    """Return name and digest of a file, and the number of tensors of each quantisation."""
+    counts = Counter(tensor.quantization for tensor in header.tensors.values())
+    return {
+        "file": header.path.name,
+        "sha256": hash_file(header.path),
+        "quantization": dict(counts.most_common()),
+        "converter": CONVERTER_VERSION,
+    }
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with translate_os_errors(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe_conversion(folder: Path) -> str:
+    """Return a phrase with the GGUF file that a folder was converted from; "" for other folders."""
+    if not (folder / SOURCE_FILE).is_file():
+        return ""
+    source = read_json(folder / SOURCE_FILE)
+    return f"converted from {source['file']} (weights rounded to {next(iter(source['quantization']))})"
+
+
+def find_converted(path: Path) -> Path:
+    """Return the Hugging Face folder of a GGUF file in laconic's cache; convert the file on first use.
+
+    Raises:
+        InputError: The file is damaged or not supported; `convert_gguf` lists the other errors.
+    """
+    folder = cache_folder() / "gguf" / f"{find_digest(path)}-{CONVERTER_VERSION}"
+    if not (folder / "config.json").is_file():
+        log_message(f"laconic: converting {path.name} once, into {folder}")
+        with progress("converting") as on_progress, suppress(BusyError):  # another process may have been faster
+            convert_gguf(path, folder, on_progress=on_progress)
+    return folder
+
+
+def find_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, from the cache if path, size and time of modification are as before."""
+    with translate_os_errors(path):
+        status = path.stat()
+    identity = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+    record = cache_folder() / "gguf" / "digests" / hashlib.sha256(identity.encode()).hexdigest()
+    if record.is_file():
+        return record.read_text(encoding="ascii")
+    read_header(path)  # a file that is not GGUF is refused before it is read to its end
+    digest = hash_file(path)
+    with translate_os_errors(record):
+        record.parent.mkdir(parents=True, exist_ok=True)
+    write_file_atomically(record, lambda new: new.write_text(digest, encoding="ascii"))
+    return digest

@@ -1,0 +1,133 @@
+"""Find the weights of a decoder in a GGUF file, and dequantise them.
+
+llama.cpp rotates neighbouring pairs of rows in q and k of the llama architecture; Eq. C7 converts them to halves.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.errors import InputError
+from laconic.models.block import Block
+from laconic.models.checkpoint_files import transposed_weights
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.gguf.config import ROPE_FACTORS
+from laconic.models.gguf.header import GGUFHeader, GGUFTensor
+from laconic.models.rope import half_split
+
+END_NAMES = {  # name in a GGUF file -> field of WeightNames
+    "token_embd": "token_embedding",
+    "position_embd": "position_embedding",
+    "output_norm": "final_norm",
+    "output": "head",
+}
+LAYER_NAMES = {
+    "attn_norm": "norm1",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_qkv": "qkv",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
+    "attn_output": "o",
+    "ffn_norm": "norm2",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+}
+CHUNK_ELEMENTS = 2**22  # dequantised at a time
+
+
+def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTensor]:
+    """Return the tensors of a file by the names of the Hugging Face checkpoint.
+
+    Raises:
+        InputError: A weight is missing or has another shape, or a tensor does not belong to the model.
+    """
+    names = WEIGHT_NAMES[config.family]
+    stems = {gguf: getattr(names, field) for gguf, field in END_NAMES.items()}
+    for l in range(config.num_hidden_layers):
+        stems |= {f"blk.{l}.{x}": f"{names.layers}.{l}.{getattr(names, field)}" for x, field in LAYER_NAMES.items()}
+    expected = weight_shapes(config)
+    matched: dict[str, GGUFTensor] = {}
+    for tensor in header.tensors.values():
+        stem, _, kind = tensor.name.rpartition(".")
+        name = f"{stems.get(stem)}.{kind}"
+        if tensor.name == ROPE_FACTORS:
+            continue
+        if name not in expected:
+            raise InputError(f"{header.path.name}: {tensor.name} does not belong to a {config.family}; not supported")
+        if tensor.shape != expected[name]:
+            shape, required = list(tensor.shape), list(expected[name])
+            raise InputError(f"{header.path.name}: {tensor.name} has the shape {shape}, the metadata give {required}")
+        matched[name] = tensor
+    missing = next((name for name in expected if name not in matched), None)
+    if missing:
+        raise InputError(f"{header.path.name}: no tensor for {missing}; is the file one part of a split model?")
+    return {name: matched[name] for name in expected}
+
+
+def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all weights, as [out, in], by name."""
+    names, D = WEIGHT_NAMES[config.family], config.hidden_size
+    with torch.device("meta"):
+        layer = {name: tuple(tensor.shape) for name, tensor in Block(config, 0).state_dict().items()}
+    shapes: dict[str, tuple[int, ...]] = {f"{names.token_embedding}.weight": (config.vocab_size, D)}
+    if names.position_embedding:
+        shapes[f"{names.position_embedding}.weight"] = (config.max_position_embeddings, D)
+    for l in range(config.num_hidden_layers):
+        shapes |= {f"{names.layers}.{l}.{name}": shape for name, shape in layer.items()}
+    shapes[f"{names.final_norm}.weight"] = (D,)
+    if config.norm_type == "layer":
+        shapes[f"{names.final_norm}.bias"] = (D,)
+    if not config.tie_word_embeddings:
+        shapes[f"{names.head}.weight"] = (config.vocab_size, D)
+    return shapes
+
+
+def check_quantizations(header: GGUFHeader) -> None:
+    """Raise InputError for a quantisation that the gguf package cannot undo."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    for tensor in {tensor.quantization: tensor for tensor in header.tensors.values()}.values():
+        kind = GGMLQuantizationType[tensor.quantization]
+        try:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            raise InputError(
+                f"{header.path.name}: {tensor.name} has the quantisation {tensor.quantization}, which the gguf package "
+                "cannot undo; take a file with Q4_K_M, Q8_0 or F16"
+            ) from None
+
+
+def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
+    """Read and dequantise a tensor, a few rows at a time, so that no second copy of it is needed."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    data: np.ndarray[Any, Any] = np.memmap(header.path, np.uint8, "r", tensor.start, (tensor.end - tensor.start,))
+    data, kind = data.reshape(rows, -1), GGMLQuantizationType[tensor.quantization]
+    result = torch.empty(rows, columns, dtype=dtype)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for row in range(0, rows, step):
+        chunk = np.require(dequantize(data[row : row + step], kind), np.float32, "W")
+        result[row : row + step] = torch.from_numpy(chunk)  # pyright: ignore[reportUnknownMemberType]
+    return result.reshape(tensor.shape)
+
+
+def read_weight(
+    name: str, matched: Mapping[str, GGUFTensor], header: GGUFHeader, config: DecoderConfig, dtype: torch.dtype
+) -> Tensor:
+    """Return a weight in the layout of the Hugging Face checkpoint."""
+    tensor, names = read_tensor(header, matched[name], dtype), WEIGHT_NAMES[config.family]
+    heads = {names.q: config.num_attention_heads, names.k: config.num_key_value_heads}
+    num_heads = next((n for part, n in heads.items() if part and f".{part}." in name), 0)
+    if config.family == "llama" and num_heads:
+        return half_split(tensor, num_heads)
+    return tensor.t().contiguous() if name in transposed_weights(config) else tensor
