@@ -8,6 +8,7 @@ import pytest
 COMMANDS = [
     "demo", "train", "compress", "generate", "inspect", "data list", "data check", "data make", "evaluate", "export",
     "report", "tasks", "verify parity", "verify all", "chat",
+    "recipes list", "recipes show", "version",
 ]  # fmt: skip
 SLOW_PACKAGES = ["torch", "numpy", "transformers", "datasets", "matplotlib", "scipy", "pydantic"]
 PROGRAM = """import sys

@@ -108,7 +108,11 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
     ("args", "code", "message"),
     [
         (("generate", "x", "y", "--max-token", 3), 2, "did you mean --max-tokens?"),
-        (("gen",), 2, "Unrecognized options: gen; see laconic --help"),
+        (("gen",), 2, "no command gen; did you mean generate?"),
+        (("trian", "x"), 2, "no command trian; did you mean train?"),
+        (("serv",), 2, "no command serv; "),
+        (("qqq",), 2, "no command qqq; give one of demo, train, recipes,"),
+        (("recipes", "show", "demo-kawa"), 66, "did you mean demo-kava?"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "Error parsing --max-tokens"),
         (("generate",), 2, "Missing from laconic generate: MODEL"),
         ((), 2, "Expected one of {demo, train,"),
@@ -181,3 +185,29 @@ def test_tasks_list_names_every_task(run_cli: RunCli) -> None:
     names = {name for task in json.loads(out)["tasks"] for name in task["name"].split(", ")}
     assert names >= {*DATASETS, *TASK_NAMES}
     assert "class-incremental" in run_cli("tasks").out
+
+
+def test_recipes_lists_every_recipe_and_prints_one(run_cli: RunCli) -> None:
+    from laconic.config.load import SHIPPED_RECIPES
+
+    lines = run_cli("recipes").out.splitlines()
+    assert len(lines) == len(list(SHIPPED_RECIPES.glob("*.toml")))
+    assert any(
+        line.startswith("tiny-kava ") and line.endswith("KaVa with six latents and three iterations") for line in lines
+    )
+    assert max(map(len, lines)) < 200
+    listed = json.loads(run_cli("recipes", "list", "--format", "json").out)["recipes"]
+    assert [row["name"] for row in listed] == [line.split()[0] for line in lines]
+    assert all(row["description"] for row in listed)
+    assert run_cli("recipes", "show", "tiny-kava").out == (SHIPPED_RECIPES / "tiny-kava.toml").read_text()
+
+
+def test_version_is_printed(run_cli: RunCli) -> None:
+    from laconic import __version__
+
+    assert run_cli("--version").out == f"{__version__}\n"
+    assert run_cli("version").out.startswith(f"laconic {__version__}, Python 3.")
+
+
+def test_data_alone_lists_the_data_sets(run_cli: RunCli) -> None:
+    assert "gsm8k-aug-subset" in run_cli("data").out

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from laconic.config.load import SHIPPED_RECIPES, load_recipe, to_toml
+from laconic.config.load import SHIPPED_RECIPES, closest_key, load_recipe, to_toml
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
     Recipe,
@@ -316,6 +316,22 @@ def test_typos_are_refused_and_the_intended_key_is_suggested(kava: Path) -> None
         assert "no such key" in error
         suggested += f"did you mean {key}?" in error
     assert suggested >= 180, suggested
+
+
+@pytest.mark.parametrize(
+    ("key", "close"),
+    [
+        ("batch_size", "train.batch_size"),
+        ("lora.rnk", "lora.rank"),
+        ("lora.link", None),
+        ("train.max_steps", "train.steps"),
+        ("model.hidden", "model.hidden_size"),
+        ("latent.num_latents", "latents.num_latents"),
+        ("data.dataset", None),
+    ],
+)
+def test_closest_key_stays_within_the_table_or_the_name(key: str, close: str | None) -> None:
+    assert closest_key(key, known_keys()) == close
 
 
 def test_load_recipe_imports_no_torch(kava: Path) -> None:

@@ -2,16 +2,20 @@
 
 import contextlib
 import io
+import operator
 import os
 import re
 import sys
 import warnings
+from difflib import get_close_matches
+from functools import reduce
 from itertools import takewhile
 from typing import Annotated, Any
 
 import tyro
 from tyro.conf import subcommand
 
+from laconic import __version__
 from laconic.cli.chat import ChatCommand
 from laconic.cli.compress import CompressCommand
 from laconic.cli.data import DataCheckCommand, DataListCommand
@@ -22,11 +26,13 @@ from laconic.cli.export import ExportCommand
 from laconic.cli.generate import GenerateCommand
 from laconic.cli.import_model import ImportCommand
 from laconic.cli.inspect import InspectCommand
+from laconic.cli.recipes import RecipesListCommand, RecipesShowCommand
 from laconic.cli.report import ReportCommand
 from laconic.cli.tasks import TasksListCommand
 from laconic.cli.threads import apply_cpu_quota
 from laconic.cli.train import TrainCommand, normalise_args
 from laconic.cli.verify import VerifyAllCommand, VerifyParityCommand
+from laconic.cli.version import VersionCommand
 from laconic.console import log_message
 
 EXIT_USAGE = 2
@@ -43,32 +49,42 @@ EXTRA_OF_PACKAGE = {
     "gguf": "gguf",
 }
 
-VerifyGroup = Annotated[
-    Annotated[VerifyAllCommand, subcommand("all")] | Annotated[VerifyParityCommand, subcommand("parity")],
-    subcommand("verify", description="Compare models with a reference; laconic verify alone runs verify all."),
-]
-DataGroup = Annotated[
-    Annotated[DataListCommand, subcommand("list")]
-    | Annotated[DataCheckCommand, subcommand("check")]
-    | Annotated[DataMakeCommand, subcommand("make")],
-    subcommand("data", description="List, check or generate data sets."),
-]
-TasksGroup = Annotated[TasksListCommand, subcommand("tasks")]
-Command = (
-    Annotated[DemoCommand, subcommand("demo")]
-    | Annotated[TrainCommand, subcommand("train")]
-    | Annotated[CompressCommand, subcommand("compress")]
-    | Annotated[GenerateCommand, subcommand("generate")]
-    | Annotated[ChatCommand, subcommand("chat")]
-    | Annotated[EvaluateCommand, subcommand("evaluate")]
-    | Annotated[InspectCommand, subcommand("inspect")]
-    | Annotated[ReportCommand, subcommand("report")]
-    | Annotated[ExportCommand, subcommand("export")]
-    | Annotated[ImportCommand, subcommand("import")]
-    | DataGroup
-    | TasksGroup
-    | VerifyGroup
-)
+# Every command by its name.
+COMMANDS: dict[str, Any] = {
+    "demo": Annotated[DemoCommand, subcommand("demo")],
+    "train": Annotated[TrainCommand, subcommand("train")],
+    "recipes": Annotated[
+        Annotated[RecipesListCommand, subcommand("list")] | Annotated[RecipesShowCommand, subcommand("show")],
+        subcommand("recipes", description="List or print the recipes of laconic train."),
+    ],
+    "compress": Annotated[CompressCommand, subcommand("compress")],
+    "generate": Annotated[GenerateCommand, subcommand("generate")],
+    "chat": Annotated[ChatCommand, subcommand("chat")],
+    "evaluate": Annotated[EvaluateCommand, subcommand("evaluate")],
+    "inspect": Annotated[InspectCommand, subcommand("inspect")],
+    "report": Annotated[ReportCommand, subcommand("report")],
+    "export": Annotated[ExportCommand, subcommand("export")],
+    "import": Annotated[ImportCommand, subcommand("import")],
+    "data": Annotated[
+        Annotated[DataListCommand, subcommand("list")]
+        | Annotated[DataCheckCommand, subcommand("check")]
+        | Annotated[DataMakeCommand, subcommand("make")],
+        subcommand("data", description="List, check or generate data sets."),
+    ],
+    "tasks": Annotated[TasksListCommand, subcommand("tasks")],
+    "verify": Annotated[
+        Annotated[VerifyAllCommand, subcommand("all")] | Annotated[VerifyParityCommand, subcommand("parity")],
+        subcommand("verify", description="Compare models with a reference; laconic verify alone runs verify all."),
+    ],
+    "version": Annotated[VersionCommand, subcommand("version")],
+}
+Command: Any = reduce(operator.or_, COMMANDS.values())
+# Command lines that are short for others.
+SHORTHANDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("verify",): ("verify", "all"),
+    ("recipes",): ("recipes", "list"),
+    ("data",): ("data", "list"),
+}
 
 
 def parse_command(args: list[str]) -> Any:
@@ -77,14 +93,18 @@ def parse_command(args: list[str]) -> Any:
     Raises:
         SystemExit: 0 after `--help`; 2, with one line on standard error, for arguments that cannot be parsed.
     """
-    args = [*args, "all"] if args == ["verify"] else args
+    if args == ["--version"]:
+        print(__version__)
+        sys.exit(0)
+    args = list(SHORTHANDS.get(tuple(args), args))
+    check_command_name(args)
     args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                Command,  # pyright: ignore[reportArgumentType]
+                Command,
                 prog="laconic",
                 description="Train and run language models that use few vectors instead of many tokens.",
                 args=args,
@@ -94,6 +114,16 @@ def parse_command(args: list[str]) -> Any:
         if end.code:
             log_message(f"laconic: {summarise_usage_error(errors.getvalue())}")
         raise
+
+
+def check_command_name(args: list[str]) -> None:
+    """Exit with one line on standard error if the first argument is not a command."""
+    if not args or args[0].startswith("-") or args[0] in COMMANDS:
+        return
+    close = [name for name in COMMANDS if name.startswith(args[0])] or get_close_matches(args[0], COMMANDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"give one of {', '.join(COMMANDS)}"
+    log_message(f"laconic: no command {args[0]}; {hint}")
+    sys.exit(EXIT_USAGE)
 
 
 def summarise_usage_error(text: str) -> str:

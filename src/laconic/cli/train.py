@@ -34,12 +34,13 @@ class TrainCommand:
     """Train from a recipe; re-run the same command to resume.
 
     Recipe keys can be overridden as train.learning_rate=1e-3 or --train.learning_rate 1e-3; --schema lists them all.
+    laconic recipes lists the recipes, and laconic data list the data sets that data.name accepts.
 
     Example: laconic train demo-kava --out runs/kava seed=1
     """
 
     recipe: Annotated[Positional[str | None], arg(metavar="RECIPE", help_behavior_hint="")] = None
-    """TOML file, or name of a recipe that comes with laconic"""
+    """TOML file, or name of a recipe that comes with laconic (see laconic recipes)"""
     overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
     """recipe keys to override"""
     out: OptionalPath = None

@@ -97,7 +97,8 @@ def find_recipe_file(path_or_name: str | Path) -> Path:
     elif close := difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8):
         hint = f"did you mean {close[0]}?"
     else:
-        hint = "give a path or one of " + ", ".join(sorted({f"{name.partition('-')[0]}-..." for name in names}))
+        families = ", ".join(sorted({f"{name.partition('-')[0]}-..." for name in names}))
+        hint = f"give a path or one of {families}; laconic recipes lists them"
     raise InputError(f"no recipe {path_or_name}; {hint}")
 
 
@@ -272,13 +273,25 @@ def split_message(table: str, message: str) -> tuple[str, str]:
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str | None:
-    """Return the known key most similar to `key`, by its whole path or else by its last part."""
+    """Return the known key that `key` most likely means, or None.
+
+    A similar name counts within the same table only; in another table the name must be the same. Without a table, the
+    tables train, data and model come first.
+    """
     if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.85):
         return close[0]
     table, _, name = key.rpartition(".")
-    ranked = sorted(keys, key=lambda other: other.rpartition(".")[0] != table)  # the same table first
-    close = difflib.get_close_matches(name, [other.rpartition(".")[2] for other in ranked], n=1, cutoff=0.75)
-    return next((other for other in ranked if close and other.rpartition(".")[2] == close[0]), None)
+    order = (table,) if table else ("train", "data", "model")
+    ranked = sorted(keys, key=lambda other: (*(other.rpartition(".")[0] != first for first in order),))
+    if same_name := next((other for other in ranked if other.rpartition(".")[2] == name), None):
+        return same_name
+    siblings = [other for other in ranked if not table or other.rpartition(".")[0] == table]
+    names = [other.rpartition(".")[2] for other in siblings]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    if not close and len(name) > 3:  # warmup for warmup_ratio, max_steps for steps
+        parts = [other for other in names if len(other) > 3 and (other in name or name in other)]
+        close = difflib.get_close_matches(name, parts, n=1, cutoff=0.5)
+    return next((other for other in siblings if close and other.rpartition(".")[2] == close[0]), None)
 
 
 def describe_field(key: str) -> str:

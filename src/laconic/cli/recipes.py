@@ -1,0 +1,70 @@
+"""`laconic recipes`: list the recipes that come with laconic, and print one."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from laconic.cli.arguments import OutputFormat
+
+
+def describe_recipe(path: Path) -> str:
+    """Return the first sentence of the comment at the beginning of a recipe."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    sentence, _, _ = comment.partition(". ")
+    return sentence.removesuffix(".")
+
+
+def list_recipes() -> Iterator[tuple[str, str]]:
+    """Yield name and description of every recipe."""
+    from laconic.config.load import SHIPPED_RECIPES
+
+    for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
+        yield path.stem, describe_recipe(path)
+
+
+@dataclass(frozen=True)
+class RecipesListCommand:
+    """List the recipes that come with laconic; each name works in laconic train.
+
+    laconic recipes prints the same list.
+
+    Example: laconic recipes list
+    """
+
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        """Print a line for each recipe."""
+        recipes = list(list_recipes())
+        if self.format == "json":
+            rows = [{"name": name, "description": text} for name, text in recipes]
+            print(json.dumps({"schema": 1, "recipes": rows}, ensure_ascii=False))
+            return 0
+        width = max(len(name) for name, _ in recipes)
+        print("\n".join(f"{name:<{width}}  {text}" for name, text in recipes))
+        return 0
+
+
+@dataclass(frozen=True)
+class RecipesShowCommand:
+    """Print the file of a recipe, to read or to copy.
+
+    Example: laconic recipes show demo-kava > mine.toml
+    """
+
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """name of a recipe that comes with laconic"""
+
+    def run(self) -> int:
+        """Print the recipe."""
+        from laconic.config.load import find_recipe_file
+
+        print(find_recipe_file(self.name).read_text(encoding="utf-8"), end="")
+        return 0
