@@ -1,12 +1,14 @@
 """Protocols between the packages: what the training loop asks of data and methods, and generation of models."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import DecoderOutput
@@ -25,7 +27,7 @@ class StepOutput(NamedTuple):
     """Result of a training step: the loss, its detached unweighted metrics by name, and the new state."""
 
     loss: Float[Tensor, ""]
-    metrics: Mapping[str, Tensor]
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
     state: MethodState | None = None
 
 
@@ -59,13 +61,46 @@ class TrainingData(Protocol):
 
 @runtime_checkable
 class Method(Protocol):
-    """A paper's training objective: a torch module whose trainable parameters are what is trained."""
+    """A paper's training objective: a torch module whose trainable parameters are what is trained.
+
+    This is all that a method must have. The protocols below are optional parts; what a method without one of them gets
+    is said there.
+    """
+
+    def __call__(self, batch: Any, state: Any = None) -> StepOutput: ...
+
+
+@runtime_checkable
+class NormalizesLoss(Protocol):
+    """Optional part of a method: losses that are sums over tokens, divided by those of the whole update.
+
+    Without it, the loss of a micro-batch counts as a mean over its rows.
+    """
 
     def loss_denominators(self, batch: Any) -> Mapping[str, float]:
         """Return the denominators of the loss terms. Their sums over micro-batches and ranks come back in `batch`."""
         ...
 
-    def __call__(self, batch: Any, state: Any = None) -> StepOutput: ...
+
+@runtime_checkable
+class AnswersQuestions(Protocol):
+    """Optional part of a method: answer questions, for evaluation and `laconic.load`.
+
+    Without it, `laconic.load` returns the trained decoder as a `LanguageModel`.
+    """
+
+    def answer(self, questions: ReasoningBatch, decoding: Any, *, with_cot: bool = False) -> AnswerBatch:
+        """Answer each question; `decoding` is a `latent.answering.AnswerDecoding`."""
+        ...
+
+
+@runtime_checkable
+class ThinksInLatents(Protocol):
+    """Optional part of a method: compute the latent thoughts that its answers follow."""
+
+    def think(self, questions: ReasoningBatch) -> Any:
+        """Return a `latent.rollout.LatentRollout`."""
+        ...
 
 
 @runtime_checkable

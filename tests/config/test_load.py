@@ -98,7 +98,7 @@ def test_load_recipe_by_name(path: Path, tmp_path: Path) -> None:
         ([("= 1e-3", "= true")], "train.learning_rate: true:", "valid number"),
         ([("= 1e-3", "= nan")], "train.learning_rate: NaN:", "finite"),
         ([("= 1e-3", "= 2026-01-01")], "train.learning_rate: a date", "quotes"),
-        ([('"kava"', '"kawa"')], 'method: "kawa":', "'kava'"),
+        ([('"kava"', '"kawa"')], 'method: "kawa"', "did you mean kava?"),
         ([("jacobi_iterations = 3", "")], "latents.jacobi_iterations: missing", "jacobi"),
         ([("num_latents = 4", 'schedule = "sequential"')], "latents.jacobi_iterations: 3:", "sequential"),
         ([("steps = 10", "")], "train.steps: None", "exactly one"),

@@ -100,7 +100,7 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
     with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
         laconic.load(run, dtype="bfloat16")
-    with pytest.raises(UsageError, match="step 2: .* is step 1"):
+    with pytest.raises(UsageError, match=r"step 2: .* is step 1"):
         laconic.load(run / "steps" / "step-000001", step=2)
     with pytest.raises(InputError, match="laconic train demo-kava"):
         laconic.load("demo-kava")
@@ -117,5 +117,5 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
             laconic.load(tmp_path / "other" / (name if "safetensors" in name else ""))
     (tmp_path / "seeds").mkdir()
     run.rename(tmp_path / "seeds" / "seed-0")
-    with pytest.raises(InputError, match="several seeds; load one: .*seed-0"):
+    with pytest.raises(InputError, match=r"several seeds; load one: .*seed-0"):
         laconic.load(tmp_path / "seeds")

@@ -80,6 +80,10 @@ class TrainCommand:
         recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_message(f"laconic: {text}")
+        if recipe.is_custom_method:
+            from laconic.experiment.custom_method import describe_method_source
+
+            log_message(f"laconic: {describe_method_source(recipe)}")
         if self.plan:
             return self.print_plan(recipe)
         results = [self.train_run(recipe, out) for recipe, out in self.iterate_runs(recipe)]

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from laconic.config.data import is_row_file
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
+    FREE_TABLE,
     FULL_CHAIN_METHODS,
     PATH_KEYS,
     Recipe,
@@ -179,7 +180,7 @@ def parse_value(key: str, text: str) -> Any:
     try:
         value = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
-        return text if accepts_text(key) else None
+        return text if accepts_text(key) or key.startswith(f"{FREE_TABLE}.") else None
     if set(value) != {"x"} or (accepts_text(key) and not isinstance(value["x"], str | list)):
         return text  # a text field whose value looks like another TOML type, such as a folder named 7
     return value["x"]

@@ -1,12 +1,14 @@
 """The whole recipe of a run as one tree of tables, and its rules across tables. Nothing here imports torch."""
 
+import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from laconic.config.config_model import ConfigModel, Fraction, PositiveInt
@@ -38,6 +40,8 @@ METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
     "lm": (),
     "hope": ("mixer", "cms", "inner_loop"),
 }
+CUSTOM_METHOD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:Class
+FREE_TABLE = "method_options"  # its keys are those of a custom method
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
@@ -59,6 +63,18 @@ RESUMABLE_KEYS = (
     *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs"),
     *("train.parallel", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
 )
+
+
+def check_method_name(name: str) -> str:
+    """Return the name of a method of laconic, or of a class outside it. Raise ValueError for another text."""
+    if name in METHOD_TABLES or CUSTOM_METHOD.fullmatch(name):
+        return name
+    close = difflib.get_close_matches(name, METHOD_TABLES, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"use {', '.join(METHOD_TABLES)}, or package.module:Class"
+    raise ValueError(f'"{name}" is no method; {hint}')
+
+
+METHOD_SCHEMA: dict[str, Any] = {"anyOf": [{"enum": list(METHOD_TABLES)}, {"pattern": f"^{CUSTOM_METHOD.pattern}$"}]}
 
 
 class ModelConfig(ConfigModel):
@@ -138,7 +154,13 @@ class ValidationConfig(ConfigModel):
 class Recipe(ConfigModel):
     """Everything that defines a run."""
 
-    method: MethodName = Field(description="training and answering method")
+    method: Annotated[str, AfterValidator(check_method_name)] = Field(
+        description='training and answering method: a name, or "package.module:Class" for code outside laconic',
+        json_schema_extra=METHOD_SCHEMA,
+    )
+    method_options: Mapping[str, Any] | None = Field(
+        default=None, description="options of a method outside laconic, as its class defines them"
+    )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="seed of data order, sampling and new weights; papers use 0, 1, 2"
     )
@@ -173,8 +195,10 @@ class Recipe(ConfigModel):
         missing = [name for name in required_tables(self.method, self.train.trainable) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: missing; method {self.method} uses this table")
-        tables = METHOD_TABLES[self.method]
-        if self.train.trainable == "latents" and "latents" not in tables:
+        tables = self.method_tables
+        if self.method_options is not None and not self.is_custom_method:
+            raise ValueError(f"method_options: method {self.method} has tables of its own; remove the key")
+        if self.train.trainable == "latents" and "latents" not in tables and not self.is_custom_method:
             raise ValueError(f'train.trainable "latents": method {self.method} has no latents to train')
         if self.distillation and "distillation" in tables:
             kv_weight = self.kv_distillation.weight if self.kv_distillation and self.method == "kava" else 0.0
@@ -193,7 +217,7 @@ class Recipe(ConfigModel):
     @model_validator(mode="after")
     def check_documents(self) -> "Recipe":
         source, config = self.data.source, self.compression
-        if (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
+        if not self.is_custom_method and (self.method in DOCUMENT_METHODS) != (source in DOCUMENT_SOURCES):
             raise ValueError(
                 f'data.source "{source}" with method {self.method}: document sources ({", ".join(DOCUMENT_SOURCES)}) '
                 f"go with methods {', '.join(DOCUMENT_METHODS)}"
@@ -252,10 +276,20 @@ class Recipe(ConfigModel):
         return self
 
     @property
+    def is_custom_method(self) -> bool:
+        """Whether the method is a class outside laconic."""
+        return ":" in self.method
+
+    @property
+    def method_tables(self) -> tuple[str, ...]:
+        """Tables that the method uses; one outside laconic has its options only."""
+        return METHOD_TABLES.get(self.method, ())
+
+    @property
     def unused_tables(self) -> list[str]:
         """Tables that are present but not used by the method."""
         tables = {name for names in METHOD_TABLES.values() for name in names}
-        used = METHOD_TABLES[self.method]
+        used = self.method_tables
         return [name for name in sorted(tables) if getattr(self, name) is not None and name not in used]
 
 
@@ -303,8 +337,8 @@ def leaf_keys() -> list[str]:
 
 
 def find_field(key: str) -> FieldInfo | None:
-    """Return the field of a dotted key, or None."""
-    return fields_by_key().get(key)
+    """Return the field of a dotted key, or None; a key of `method_options` has the field of its table."""
+    return fields_by_key().get(FREE_TABLE if key.startswith(f"{FREE_TABLE}.") else key)
 
 
 def accepts_text(key: str) -> bool:

@@ -18,7 +18,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.build_model import ModelParts
-from laconic.interfaces import Method, MethodState, StepOutput
+from laconic.interfaces import MethodState, NormalizesLoss, StepOutput
 from laconic.models.modes import eval_no_grad
 from laconic.training.ranks import Ranks, map_over_ranks
 
@@ -138,7 +138,7 @@ def score_lanes(method: nn.Module, source: StatefulBatches, device: torch.device
     for time in range(source.num_steps):
         rows = range(time * source.num_lanes, (time + 1) * source.num_lanes)
         batch = source.batch(rows, 0, 0).to(device)
-        denominators = cast(Method, method).loss_denominators(batch)
+        denominators = cast(NormalizesLoss, method).loss_denominators(batch)
         with eval_no_grad(method):
             output: StepOutput = method(replace(batch, loss_denominators=denominators), state)
         scores += _sum_metrics([output], denominators["scored"], batch.B)
@@ -148,7 +148,7 @@ def score_lanes(method: nn.Module, source: StatefulBatches, device: torch.device
 
 def score_without_memory(method: nn.Module, batch: DocumentBatch) -> list[DocumentScore]:
     """Score windows that each stand alone; the sums of the batch are given to its first row."""
-    denominators = cast(Method, method).loss_denominators(batch)
+    denominators = cast(NormalizesLoss, method).loss_denominators(batch)
     outputs = [method(part) for part in replace(batch, loss_denominators=denominators).sequential_parts]
     return _sum_metrics(outputs, denominators["scored"], batch.B)
 

@@ -21,6 +21,7 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment import build_nested
 from laconic.experiment import lora as experiment_lora
 from laconic.experiment.build_data import max_memory_slots
+from laconic.experiment.custom_method import MethodParameters
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models import weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
@@ -50,6 +51,7 @@ class ModelParts:
         adapter: LoRA by peft.
         base: Fingerprint of the decoder before training.
         summary_parameters: Summary tokens, maps and heads of an AutoCompressor.
+        method_parameters: Parameters of a method outside laconic.
     """
 
     decoder: Decoder
@@ -58,11 +60,16 @@ class ModelParts:
     adapter: "PeftModel | None"
     base: str
     summary_parameters: SummaryParameters | None = None
+    method_parameters: MethodParameters | None = None
 
     @property
-    def extra_modules(self) -> dict[str, LatentThoughts | SummaryParameters]:
+    def extra_modules(self) -> dict[str, LatentThoughts | SummaryParameters | MethodParameters]:
         """Trainable modules beside the decoder, by their file name in a step."""
-        modules = {"thoughts.safetensors": self.latents, "summaries.safetensors": self.summary_parameters}
+        modules = {
+            "thoughts.safetensors": self.latents,
+            "summaries.safetensors": self.summary_parameters,
+            "method.safetensors": self.method_parameters,
+        }
         return {name: module for name, module in modules.items() if module is not None}
 
 

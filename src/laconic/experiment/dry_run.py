@@ -36,7 +36,7 @@ from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, m
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import SingleProcess
-from laconic.training.step import PRECISION_DTYPES, Updater, compute_update_index
+from laconic.training.step import PRECISION_DTYPES, Updater, compute_update_index, get_loss_denominators
 
 GIB = 2**30
 OTHER_DEVICES = (24, 80)  # GiB
@@ -134,7 +134,7 @@ def measure_on_meta(
     """
     method = cast(Any, build_meta_method(recipe, config, tokenizer))
     model_storages = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
-    whole: Any = replace(cast(Any, batch), loss_denominators=method.loss_denominators(batch))
+    whole: Any = replace(cast(Any, batch), loss_denominators=get_loss_denominators(method, batch))
     most, state = 0, None
     mode = MetaMode(has_inner_gradients=has_backward, has_fused_attention=recipe.method != "hope")
     with FlopCounterMode(display=False) as counter, mode:

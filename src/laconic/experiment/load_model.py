@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
@@ -16,6 +15,7 @@ from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_run
 from laconic.experiment.lora import ADAPTER_CONFIG_FILE
 from laconic.experiment.nested_model import NestedTextModel, as_nested, is_nested, load_nested
 from laconic.experiment.reasoner import Reasoner
+from laconic.interfaces import AnswersQuestions
 from laconic.models import weights
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import MANIFEST_FILE
@@ -81,7 +81,7 @@ def load(
     if run_dir is not None:
         if dtype is not None:
             raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; leave it out")
-        return wrap_run(load_run(run_dir.folder, target, run_dir.step))
+        return wrap_run(load_run(run_dir.folder, target, run_dir.step, allow_code=allow_code))
     check_is_model(path_or_name)
     if step is not None:
         raise UsageError(f"step {step}: {path_or_name} is a checkpoint, which has no steps; leave it out")
@@ -94,7 +94,7 @@ def wrap_run(run: LoadedRun) -> LoadedModel:
         return as_compressor(run)
     if run.recipe.method == "hope":
         return as_nested(run)
-    if isinstance(run.method, LanguageModelBaseline) or not hasattr(run.method, "answer"):
+    if not isinstance(run.method, AnswersQuestions):
         return LanguageModel(run.parts.decoder, run.parts.tokenizer, run.recipe)
     return Reasoner(run)
 

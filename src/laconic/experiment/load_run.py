@@ -13,6 +13,7 @@ from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment import build_model, build_nested, lora
 from laconic.experiment.build_model import ModelParts
+from laconic.experiment.custom_method import check_code_allowed
 from laconic.experiment.methods import build_method, set_stage
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.models import weights
@@ -88,6 +89,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     if not is_run_dir(folder):
         raise InputError(f"{folder} has no {RECIPE_FILE}; give a run directory")
     recipe, _ = load_recipe(folder / RECIPE_FILE)
+    check_code_allowed(recipe, folder, allow_code)
     committed = latest_step(folder) if step is None else RunDirectory(folder).get_step(step)
     check_fingerprint(committed, "recipe", recipe_fingerprint(recipe))
     tokenizer = load_tokenizer(committed.path)
@@ -95,8 +97,11 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     shards = (committed.path / checkpoint.SHARDS_FOLDER).is_dir()
     parts = (build_parts_for_shards if shards else restore_parts)(recipe, committed, tokenizer, device)
     method = build_method(parts, recipe, 1).to(device)
+    files = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
     if shards:
-        checkpoint.load_model(committed.path, ModelCheckpoint(parts, recipe.method, recipe.train.trainable), method)
+        checkpoint.load_model(committed.path, files, method)
+    elif parts.method_parameters is not None:
+        parts.method_parameters.load(committed.path / "method.safetensors", files.fingerprints)
     if recipe.coconut is not None:
         progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
         set_stage(method, progress["epoch"] - (progress["row_offset"] == 0))

@@ -1,7 +1,7 @@
 """Build the method of a recipe, and answer questions with it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from torch import nn
 
@@ -13,7 +13,9 @@ from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.encode import ReasoningEncoder, find_eos_token_id
 from laconic.errors import UsageError
 from laconic.experiment.build_model import ModelParts
+from laconic.experiment.custom_method import MethodParameters, build_custom_method
 from laconic.generation.config import GenerationConfig
+from laconic.interfaces import AnswersQuestions
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.coconut import Coconut
 from laconic.latent.codi import Codi
@@ -103,12 +105,17 @@ def build_method(
         max_chain_tokens: Longest chain of the training rows.
 
     Raises:
-        UsageError: If a trainable extra would receive no gradient.
+        UsageError: If a trainable extra would receive no gradient, or a method outside laconic cannot be built.
     """
+    if recipe.is_custom_method:
+        method = build_custom_method(recipe, parts.decoder, parts.tokenizer)
+        parameters = MethodParameters(method, parts.decoder)
+        parts.method_parameters = parameters if parameters.state_dict() else None
+        return method
     steps = recipe.train.num_updates(steps_per_epoch)
     method = METHOD_FACTORIES[recipe.method](parts, recipe, ScheduleSizes(steps_per_epoch, steps, max_chain_tokens))
     trained = {id(p) for p in method.parameters() if p.requires_grad}
-    for module in parts.extra_modules.values():
+    for module in filter(None, (parts.latents, parts.summary_parameters)):
         untrained = next((name for name, p in module.named_parameters() if id(p) not in trained), None)
         if untrained:
             raise UsageError(f"method {recipe.method} does not train {untrained} of {type(module).__name__}; remove it")
@@ -136,5 +143,11 @@ def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence
 def answer_questions(
     method: nn.Module, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
 ) -> AnswerBatch:
-    """Answer questions as the method does, or with the chain of thought written out."""
-    return cast(Any, method).answer(questions, decoding, with_cot=with_cot)
+    """Answer questions as the method does, or with the chain of thought written out.
+
+    Raises:
+        UsageError: If the method does not answer questions.
+    """
+    if not isinstance(method, AnswersQuestions):
+        raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")
+    return method.answer(questions, decoding, with_cot=with_cot)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
 from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.interfaces import ThinksInLatents
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -102,7 +103,7 @@ class Reasoner:
     @property
     def has_latents(self) -> bool:
         """Whether the method thinks in latents, so that `think` works."""
-        return hasattr(self.method, "think")
+        return isinstance(self.method, ThinksInLatents)
 
     def generate(
         self, questions: Sequence[str] | str, config: GenerationConfig = GREEDY, *, with_cot: bool = False
@@ -143,12 +144,13 @@ class Reasoner:
         Raises:
             UsageError: If the method has no latents, or this step of the run has none yet.
         """
-        if not self.has_latents:
+        method = self.method
+        if not isinstance(method, ThinksInLatents):
             name = self.recipe.method
             raise UsageError(f"method {name} has no latents; call generate, or load a run of coconut, codi or kava")
         batch = build_questions_batch(self.run.parts, self.recipe, [question])
         batch = batch.to(self.decoder.token_embedding.weight.device)
-        rollout = cast(LatentRollout, cast(Any, self.method).think(batch))
+        rollout = cast(LatentRollout, method.think(batch))
         if not rollout.latents.shape[1]:
             raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
         top = self.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()

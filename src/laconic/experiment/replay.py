@@ -8,6 +8,7 @@ import torch
 from laconic.config.load import load_recipe
 from laconic.errors import InputError
 from laconic.experiment.build import build_experiment
+from laconic.experiment.custom_method import check_code_allowed
 from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
 from laconic.experiment.optimizers import build_optimizer
 from laconic.storage.run_dir import RunDirectory
@@ -35,6 +36,7 @@ def replay_update(folder: Path, device: torch.device) -> ReplayResult:
         raise InputError(f"{folder} is not an incident of a run; give RUN/incidents/step-N")
     recorded = read_json(folder / INCIDENT_FILE)
     recipe, _ = load_recipe(run / RECIPE_FILE)
+    check_code_allowed(recipe, run, False)
     experiment = build_experiment(recipe, device)
     repeated = loop.replay(
         experiment.method,

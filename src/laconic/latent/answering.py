@@ -64,12 +64,33 @@ def generate_answers(
         eos_count: A row ends with this many eos tokens.
         answer_offset: Map from the generated ids to the number of them before the answer.
     """
-    mask = questions.question_mask
-    prefix = questions.question_ids.new_tensor(list(prefix_ids)).expand(questions.B, -1)
-    input_ids = torch.cat([questions.question_ids, prefix], 1)
-    mask = torch.cat([mask, torch.ones_like(prefix, dtype=torch.bool)], 1)
     with eval_no_grad(decoder):
-        generations = decode_on_cache(decoder, questions, decoder.embed(input_ids), mask, None, decoding, eos_count)
+        inputs, mask = decoder.embed(questions.question_ids), questions.question_mask
+        return answer_from_embeddings(
+            decoder, questions, inputs, mask, decoding,
+            prefix_ids=prefix_ids, eos_count=eos_count, answer_offset=answer_offset,
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def answer_from_embeddings(
+    decoder: Decoder,
+    questions: ReasoningBatch,
+    inputs_embeds: Float[Tensor, "B T D"],
+    attention_mask: Bool[Tensor, "B T"],
+    decoding: AnswerDecoding,
+    *,
+    prefix_ids: Sequence[int] = (),
+    eos_count: int = 1,
+    answer_offset: AnswerOffsetFn = lambda ids: 0,
+) -> AnswerBatch:
+    """Generate what follows vectors that stand for each question; the other arguments as in `generate_answers`."""
+    prefix = decoder.embed(questions.question_ids.new_tensor([list(prefix_ids)], dtype=torch.long))
+    prefix = prefix.expand(questions.B, -1, -1)
+    inputs = torch.cat([inputs_embeds, prefix], 1)
+    mask = torch.cat([attention_mask, attention_mask.new_ones(prefix.shape[:2])], 1)
+    with eval_no_grad(decoder):
+        generations = decode_on_cache(decoder, questions, inputs, mask, None, decoding, eos_count)
     return pack_answers(generations, mask.sum(1), PassCounts(0, 0, 0, 0), answer_offset, decoding)
 
 

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from laconic.config.training import TrainingConfig
 from laconic.errors import OutOfMemoryError
-from laconic.interfaces import AfterUpdateHook, Batch, Method, MethodState, ResetsOptimizer, StepOutput, TrainingData
+from laconic.interfaces import (
+    AfterUpdateHook,
+    Batch,
+    MethodState,
+    NormalizesLoss,
+    ResetsOptimizer,
+    StepOutput,
+    TrainingData,
+)
 from laconic.rng import permuted_index
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
@@ -155,12 +163,12 @@ class Updater:
         Every rank runs the same number of micro-batches. One without rows repeats a row of another rank, with infinite
         denominators, so that its loss is 0.
         """
-        rank, world_size, method = self.ranks.rank, self.ranks.world_size, cast(Method, self.method)
+        rank, world_size = self.ranks.rank, self.ranks.world_size
         rows = index.rows[rank::world_size]
         starts = range(0, math.ceil(len(index.rows) / world_size), self.micro_batch_size)
         parts = [rows[i : i + self.micro_batch_size] for i in starts]
         batches: list[Any] = [data.batch(part or index.rows[:1], index.epoch, index.step) for part in parts]
-        counts = [method.loss_denominators(batch) for batch in batches]
+        counts = [get_loss_denominators(self.method, batch) for batch in batches]
         real = [i for i, part in enumerate(parts) if part]
         sums = [float(sum(batches[i].num_tokens for i in real))]
         sums += [sum(counts[i][name] for i in real) for name in counts[0]]
@@ -183,6 +191,8 @@ class Updater:
                 with self.ranks.accumulate_gradients(self.module, is_last):
                     with self.autocast():
                         output: StepOutput = self.module(part.to(self.device), state)
+                    if not isinstance(self.method, NormalizesLoss):
+                        output = weigh_mean_over_rows(output, part, len(parts))
                     cast(Tensor, self.scaler.scale(self.ranks.scale_loss(output.loss))).backward()
                 state = output.state.detach() if output.state is not None else None
                 total = total + output.loss.detach().float()
@@ -258,6 +268,18 @@ class Updater:
             raise OutOfMemoryError(f"out of memory with a micro-batch of {rows} rows; {MEMORY_ADVICE}") from error
         self._num_halvings += 1
         self.micro_batch_size = max(1, self.micro_batch_size // 2)
+
+
+def get_loss_denominators(method: nn.Module, batch: Batch) -> Mapping[str, float]:
+    """Return a method's denominators of a batch, or the number of rows for one whose loss is a mean over rows."""
+    return method.loss_denominators(batch) if isinstance(method, NormalizesLoss) else {"rows": float(batch.B)}
+
+
+def weigh_mean_over_rows(output: StepOutput, part: Any, num_parts: int) -> StepOutput:
+    """Scale a mean over the rows of one part of a micro-batch to its share of the mean over the whole update."""
+    weight = part.B / part.loss_denominators["rows"] / num_parts
+    metrics = {name: value * weight for name, value in output.metrics.items()}
+    return StepOutput(output.loss * weight, metrics, output.state)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.batches import AnswerBatch
-from laconic.config.recipe import FULL_CHAIN_METHODS, METHOD_TABLES, Recipe
+from laconic.config.recipe import FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import InputError, UsageError
@@ -180,7 +180,7 @@ def gold_hash(questions: QuestionSet) -> str:
 
 def check_iterations(recipe: Recipe, iterations: int, run: str) -> None:
     """Raise `UsageError` for a run without Jacobi iterations."""
-    latents = recipe.latents if "latents" in METHOD_TABLES[recipe.method] else None
+    latents = recipe.latents if "latents" in recipe.method_tables else None
     if latents is None or latents.jacobi_iterations is None:
         raise UsageError(
             f"--jacobi-iterations {iterations}: {run} has no Jacobi iterations; give a run of method pccot or kava"

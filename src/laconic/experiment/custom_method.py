@@ -1,0 +1,140 @@
+"""Methods outside laconic: `method = "package.module:Class"` in a recipe, with the options of `[method_options]`.
+
+Such a class is a torch module that implements `interfaces.Method`; docs/extending.md is its contract.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from pydantic import ValidationError, create_model
+from torch import Tensor, nn
+
+from laconic.config.config_model import ConfigModel
+from laconic.config.load import abbreviate
+from laconic.config.recipe import Recipe
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import UsageError
+from laconic.models.decoder import Decoder
+from laconic.storage import atomic
+
+ALLOW_CODE_VARIABLE = "LACONIC_ALLOW_CODE"
+
+
+def check_code_allowed(recipe: Recipe, folder: Path, allow_code: bool) -> None:
+    """Raise UsageError for a run whose method is code outside laconic, unless the user has allowed it."""
+    if recipe.is_custom_method and not allow_code and os.environ.get(ALLOW_CODE_VARIABLE) != "1":
+        raise UsageError(
+            f"{folder} was trained with {recipe.method}, code outside laconic; if you trust it, set "
+            f"{ALLOW_CODE_VARIABLE}=1, or pass allow_code=True in Python"
+        )
+
+
+def import_method_class(name: str) -> type[nn.Module]:
+    """Import the class of a method, from the current directory or an installed package.
+
+    Args:
+        name: "package.module:Class".
+
+    Raises:
+        UsageError: If the module cannot be imported, or has no such subclass of `torch.nn.Module`.
+    """
+    module_name, _, class_name = name.partition(":")
+    if str(Path.cwd()) not in sys.path:  # as `python -m` has it; a console script has not
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the module is the user's code and may raise anything
+        is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "?")
+        reason = f"no module {module_name} in {Path.cwd()} or among the installed packages"
+        raise UsageError(f"method {name}: {reason if is_missing else f'{type(error).__name__}: {error}'}") from error
+    method_class = getattr(module, class_name, None)
+    if not isinstance(method_class, type) or not issubclass(method_class, nn.Module):
+        raise UsageError(f"method {name}: {module_name} has no class {class_name} that is a torch.nn.Module")
+    return method_class
+
+
+def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str, Any]:
+    """Return the options of a recipe's method, checked against the keyword-only parameters of its class.
+
+    Raises:
+        UsageError: With one line for each unknown, missing or invalid option.
+    """
+    hints = typing.get_type_hints(method_class.__init__)
+    fields: dict[str, Any] = {
+        name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in inspect.signature(method_class.__init__).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    options_class = create_model(f"{method_class.__name__}Options", __base__=ConfigModel, **fields)
+    try:  # through JSON, as recipes are validated
+        options = options_class.model_validate_json(json.dumps(recipe.method_options or {}))
+    except ValidationError as error:
+        lines: list[str] = []
+        for fault in error.errors(include_url=False):
+            problem = f"{abbreviate(fault['input'])}: {fault['msg'].removeprefix('Input ')}"
+            if fault["type"] == "missing":
+                problem = "missing"
+            elif fault["type"] == "extra_forbidden":
+                problem = f"no such option; {recipe.method} has {', '.join(fields) or 'none'}"
+            lines.append(f"{'.'.join(map(str, ('method_options', *fault['loc'])))}: {problem}")
+        raise UsageError("\n".join(lines)) from None
+    return {name: getattr(options, name) for name in fields}
+
+
+def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) -> nn.Module:
+    """Build a recipe's method as `Class(decoder, tokenizer, **options)`, with random numbers from the run's seed.
+
+    Raises:
+        UsageError: If the class cannot be imported or takes other options.
+    """
+    method_class = import_method_class(recipe.method)
+    options = validate_options(method_class, recipe)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(recipe.seed)
+        return method_class(decoder, tokenizer, **options)
+
+
+def describe_method_source(recipe: Recipe) -> str:
+    """Import a recipe's method, check its options, and return a line that says where its code is."""
+    method_class = import_method_class(recipe.method)
+    validate_options(method_class, recipe)
+    return f"method {recipe.method} is code outside laconic: {inspect.getsourcefile(method_class)}"
+
+
+@dataclass(frozen=True)
+class MethodParameters:
+    """Parameters and buffers of a method beside those of its decoder, as a step stores them."""
+
+    method: nn.Module
+    decoder: Decoder
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors by name."""
+        shared = {id(tensor) for tensor in (*self.decoder.parameters(), *self.decoder.buffers())}
+        tensors = cast(Mapping[str, Tensor], self.method.state_dict(keep_vars=True))
+        return {name: tensor.detach() for name, tensor in tensors.items() if id(tensor) not in shared}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into the method."""
+        self.method.load_state_dict(tensors, strict=False)
+
+    def save(self, path: Path, metadata: Mapping[str, object]) -> None:
+        """Write the tensors to a safetensors file; `metadata` identifies method, base model and tokenizer."""
+        atomic.save_artifact(path, self.state_dict(), "method", metadata)
+
+    def load(self, path: Path, metadata: Mapping[str, object]) -> None:
+        """Read what `save` wrote.
+
+        Raises:
+            CorruptArtifactError: If the file has other metadata or tensors.
+        """
+        atomic.load_into_module(cast(nn.Module, self), path, "method", metadata)

@@ -1,0 +1,157 @@
+"""Methods outside laconic: the example of docs/extending.md trains, resumes, answers and loads, if code is allowed."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import laconic
+from laconic.batches import ReasoningBatch
+from laconic.config.load import load_recipe
+from laconic.config.training import TrainingConfig
+from laconic.errors import UsageError
+from laconic.experiment.custom_method import describe_method_source, import_method_class
+from laconic.experiment.reasoner import Reasoner
+from laconic.interfaces import StepOutput
+from laconic.training.ranks import SingleProcess
+from laconic.training.step import Updater, compute_update_index
+from tests.conftest import REPO, TINY_RECIPE, RunCli
+from tests.house.source import blocks
+from tests.house.test_walk import ReasoningData
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+NAME = "pause_tokens:PauseTokens"
+SILENT = """
+from torch import nn
+from laconic.interfaces import StepOutput
+class Silent(nn.Module):
+    def __init__(self, decoder, tokenizer):
+        super().__init__()
+        self.decoder = decoder
+    def forward(self, batch, state=None):
+        return StepOutput(self.decoder.embed(batch.question_ids).mean())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory with the example of the page as a module, and a tiny recipe for it."""
+    (_, code), *others = blocks(REPO / "docs/extending.md", "python")
+    assert all("allow_code=True" in text for _, text in others)
+    (tmp_path / "pause_tokens.py").write_text(code)
+    tables = re.sub(r"\[latents\]\n.*?\n\[data\]", "[method_options]\nnum_pauses = 2\n[data]", TINY_RECIPE, flags=re.S)
+    (tmp_path / "pause.toml").write_text(tables.replace('"kava"', f'"{NAME}"'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "pause_tokens", raising=False)
+    monkeypatch.delenv("LACONIC_ALLOW_CODE", raising=False)
+    return tmp_path
+
+
+def test_custom_method_trains_resumes_answers_and_loads(
+    place: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run_cli("train", "pause.toml", "--out", "whole")
+    assert code == 0
+    assert f"method {NAME} is code outside laconic: {place / 'pause_tokens.py'}" in err
+    assert "accuracy" in err
+    shutil.copytree("whole", "parts")
+    assert run_cli("train", "pause.toml", "--out", "parts", "--resume", "step-2").code == 0
+    whole, parts = (load_file(place / run / "steps/step-000004/method.safetensors") for run in ("whole", "parts"))
+    assert whole["pauses"].shape == (2, 16)
+    assert torch.equal(whole["pauses"], parts["pauses"])
+    first = load_file(place / "parts/steps/step-000002/method.safetensors")
+    assert not torch.equal(whole["pauses"], first["pauses"])
+
+    code, out, err = run_cli("generate", "whole", "1+2*3=")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"whole was trained with {NAME}, code outside laconic; if you trust it, set LACONIC_ALLOW_CODE=1" in err
+    sys.modules.pop("pause_tokens")
+    with pytest.raises(UsageError, match="allow_code=True"):
+        laconic.load("whole")
+    assert "pause_tokens" not in sys.modules
+    model = laconic.load("whole", allow_code=True)
+    assert isinstance(model, Reasoner)
+    assert torch.equal(model.method.get_parameter("pauses"), whole["pauses"])
+    answer = model.generate("1+2*3=", laconic.GenerationConfig(max_tokens=4))[0]
+    monkeypatch.setenv("LACONIC_ALLOW_CODE", "1")
+    out = run_cli("generate", "whole", "1+2*3=", "--max-tokens", 4, "--format", "json").out
+    assert json.loads(out)["generations"][0]["ids"] == list(answer.token_ids)
+    assert run_cli("evaluate", "whole", "--tasks", "valid", "--limit", "4").code == 0
+    assert not model.has_latents
+    assert run_cli("inspect", "whole", "1+2*3=").code == 2
+
+
+def test_custom_method_plan_and_frozen_decoder(place: Path, run_cli: RunCli) -> None:
+    code, out, _ = run_cli("train", "pause.toml", "--plan", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["method"] == NAME
+    frozen = ("train.trainable=latents", "method_options.num_pauses=3", "train.steps=1")
+    assert run_cli("train", "pause.toml", "--out", "frozen", *frozen).code == 0
+    step = place / "frozen/steps/step-000001"
+    assert load_file(step / "method.safetensors")["pauses"].shape == (3, 16)
+    assert not (step / "model.safetensors").exists()
+    assert isinstance(laconic.load("frozen", allow_code=True), Reasoner)
+
+
+def test_custom_method_that_does_not_answer_loads_as_its_decoder(place: Path, run_cli: RunCli) -> None:
+    (place / "silent_method.py").write_text(SILENT)
+    recipe = (place / "pause.toml").read_text().replace(NAME, "silent_method:Silent")
+    recipe = re.sub(r"\[(method_options|validation)\]\n.*?\n\[", "[", recipe, flags=re.S)
+    recipe = re.sub(r"\[validation\]\n.*?\n\[", "[", recipe, flags=re.S)
+    (place / "silent.toml").write_text(recipe)
+    assert run_cli("train", "silent.toml", "--out", "silent", "train.steps=1").code == 0
+    assert not (place / "silent/steps/step-000001/method.safetensors").exists()
+    assert isinstance(laconic.load("silent", allow_code=True), laconic.LanguageModel)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("method_options.num_pauses=two",), 'method_options.num_pauses: "two": should be a valid integer'),
+        (("method_options.depth=2",), f"method_options.depth: no such option; {NAME} has num_pauses, std"),
+        (("method=pause_tokens:Pauses",), "pause_tokens has no class Pauses that is a torch.nn.Module"),
+        (("method=no_such_module:Method",), "no module no_such_module in "),
+        (("method=kavaa",), '"kavaa" is no method; did you mean kava?'),
+        (("method=nocot",), "method_options: method nocot has tables of its own"),
+    ],
+)
+def test_custom_method_errors_name_the_key(place: Path, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as error:
+        describe_method_source(load_recipe(place / "pause.toml", overrides)[0])
+    assert "\n" not in str(error.value)
+
+
+def test_import_method_class_reports_an_error_in_the_module(place: Path) -> None:
+    (place / "broken_method.py").write_text("import no_such_package\n")
+    with pytest.raises(UsageError, match="ModuleNotFoundError: No module named 'no_such_package'"):
+        import_method_class("broken_method:Method")
+
+
+class RowMean(nn.Module):
+    """A loss that is a mean over rows, without denominators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: ReasoningBatch, state: None = None) -> StepOutput:
+        loss = (self.weight * batch.question_ids.double().mean(1)).mean()
+        return StepOutput(loss, {"ids": loss.detach()})
+
+
+def test_updater_averages_a_method_without_denominators_over_rows() -> None:
+    data, results = ReasoningData(), []
+    for size in (4, 3, 1):
+        config = TrainingConfig(steps=1, batch_size=4, micro_batch_size=size)
+        updater = Updater(RowMean(), config, 1, SingleProcess(), torch.device("cpu"))
+        results.append(updater.update(data, compute_update_index(config, 0, 0, len(data))).metrics)
+    for metrics in results:
+        assert metrics["ids"] == metrics["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)
+        assert metrics["grad_norm"] == pytest.approx(results[0]["grad_norm"], rel=1e-6)
