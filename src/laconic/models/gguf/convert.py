@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from laconic.console import ProgressFn, log_message, progress
-from laconic.errors import BusyError, translate_os_errors
+from laconic.errors import BusyError, InputError, translate_os_errors
 from laconic.models.checkpoint_files import save_shards
 from laconic.models.config import DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS, build_config
@@ -117,6 +117,8 @@ def find_converted(path: Path) -> Path:
     Raises:
         InputError: The file is damaged or not supported; `convert_gguf` lists the other errors.
     """
+    if not path.is_file():
+        raise InputError(f"no {path.name} in {path.parent}")
     folder = cache_folder() / "gguf" / f"{find_digest(path)}-{CONVERTER_VERSION}"
     if not (folder / "config.json").is_file():
         log_message(f"laconic: converting {path.name} once, into {folder}")
