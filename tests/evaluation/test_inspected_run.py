@@ -17,7 +17,6 @@ from laconic.experiment import build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method, build_questions_batch
 from laconic.latent.answering import AnswerDecoding
-from laconic.models.block import apply_rope
 from tests.conftest import TINY_RECIPE
 
 CPU = torch.device("cpu")
@@ -102,7 +101,8 @@ def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> No
     positions = torch.arange(Nq + Nc)[None]
     live = torch.ones_like(positions, dtype=torch.bool)
     frame = decoder.build_context(positions, live, Nq, None, torch.float32, all_valid=False, needs_scores=False)
-    assert torch.allclose(apply_rope(left.keys_before_rope[0], frame), left.keys[0], atol=1e-6)
+    block: Any = decoder.layers[0]
+    assert torch.allclose(block.apply_rope(left.keys_before_rope[0], frame), left.keys[0], atol=1e-6)
 
 
 def test_load_inspected_run_takes_the_selection_of_another_recipe(tmp_path: Path) -> None:

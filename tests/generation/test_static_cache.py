@@ -82,7 +82,7 @@ def test_static_cache_with_weights_in_place(name: str, copies: int) -> None:
     assert error(actual, expected) <= FLOORS * floor
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3", "smollm3"])
 def test_static_cache_with_packed_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not static_cache.has_onednn_packing(torch.device("cpu")):
         missing("needs a torch with oneDNN")

@@ -21,7 +21,8 @@ from laconic.models.rope_scaling import ROPE_SCALINGS
 from tests.conftest import needs
 
 FAMILIES = list(WEIGHT_NAMES)
-ROTARY = ["llama", "mistral", "qwen2", "qwen3"]
+ROTARY = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
+THETAS = {"smollm3": 2e6}
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -40,6 +41,8 @@ def file(family: str = "llama", **more: Any) -> dict[str, Any]:
     if family == "opt":
         sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "intermediate_size")}
         sizes |= {"ffn_dim": 64}
+    if family == "smollm3":
+        more = {"pad_token_id": None, **more}  # the default is beyond this vocabulary
     return {"model_type": family, **sizes, **more}
 
 
@@ -103,6 +106,7 @@ def agree_layer(ours: DecoderConfig, names: Any, layer: Any, l: int) -> None:
     attention = layer.get_submodule((names.q or names.qkv).split(".")[0])
     assert attention.scaling == ours.attention_scales[l]
     assert attention.head_dim == E
+    assert (l in ours.nope_layers) == (not getattr(attention, "use_rope", True))
     if names.qkv:
         assert layer.get_submodule(names.qkv).weight.shape == (D, (H + 2 * G) * E)
         assert biases(layer.get_submodule(names.qkv)) == ours.qkv_bias
@@ -132,7 +136,7 @@ def reference_windows(reference: Any) -> tuple[int | None, ...]:
     L, W = reference.num_hidden_layers, getattr(reference, "sliding_window", None)
     if reference.model_type == "mistral":
         return (W,) * L
-    if reference.model_type in ("qwen2", "qwen3"):
+    if reference.model_type in ("qwen2", "qwen3", "smollm3"):
         return tuple(W if kind == "sliding_attention" else None for kind in reference.layer_types)
     return (None,) * L
 
@@ -169,6 +173,14 @@ UNUSUAL = [
         sliding_window=5,
         use_sliding_window=True,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    file("smollm3", no_rope_layers=[1, 0, 1, 1], attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    file("smollm3", no_rope_layer_interval=2, sliding_window=5, use_sliding_window=True),
+    file(
+        "smollm3",
+        sliding_window=5,
+        use_sliding_window=True,
+        layer_types=["full_attention", "full_attention", "sliding_attention"],
     ),
     file("gpt2", n_inner=100, n_positions=77, layer_norm_epsilon=1e-3, activation_function="relu"),
     file("gpt2", n_inner=None, embd_pdrop=0.2, attn_pdrop=0.3, resid_pdrop=0.4, tie_word_embeddings=False),
@@ -248,8 +260,8 @@ def test_rope_spellings_agree_with_one_another_and_transformers(table: dict[str,
 @pytest.mark.parametrize("more", [{}, {"rope_theta": 777}, {"rope_parameters": {"rope_theta": 777.0}}])
 def test_rope_defaults_of_every_family(family: str, more: dict[str, Any]) -> None:
     source = file(family, head_dim=12, max_position_embeddings=256, **more)
-    ours = DecoderConfig.from_dict(source)
-    assert ours.rope == RopeConfig(theta=777.0 if more else 10000.0, max_position_embeddings=256)
+    ours, theta = DecoderConfig.from_dict(source), 777.0 if more else THETAS.get(family, 1e4)
+    assert ours.rope == RopeConfig(theta=theta, max_position_embeddings=256)
     agree_rope(ours, reference_model(source), source)
 
 
@@ -267,7 +279,9 @@ def test_rope_pretraining_length_beside_the_table_wins(kind: dict[str, Any]) -> 
 def test_rope_null_means_default(family: str) -> None:
     empty = DecoderConfig.from_dict(file(family, rope_scaling=None, rope_parameters=None))
     assert empty == DecoderConfig.from_dict(file(family, rope_scaling={}, rope_parameters={}))
-    assert empty.rope == RopeConfig(max_position_embeddings=empty.max_position_embeddings)
+    assert empty.rope == RopeConfig(
+        theta=THETAS.get(family, 1e4), max_position_embeddings=empty.max_position_embeddings
+    )
 
 
 sizes_strategy = st.fixed_dictionaries(
@@ -300,6 +314,7 @@ def test_config_of_random_files_equals_transformers(
     source |= {"head_dim": 2 * half}
     present = data.draw(st.sets(st.sampled_from(sorted(keys.keys() - SIZES.keys()))))
     source = {key: value for key, value in source.items() if key in present or key not in keys or key in SIZES}
+    source = {"pad_token_id": None, **source} if family == "smollm3" else source
     ours = DecoderConfig.from_dict(source)
     agree(ours, reference_model(source))
     assert DecoderConfig.from_dict(dataclasses.replace(ours, source="").to_config_json()) == ours
@@ -508,6 +523,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (file("qwen3", layer_types=["full_attention", "linear_attention", "full_attention"]), "layer_types"),
     (file("qwen3", layer_types=["full_attention"]), "1 entries for 3 layers"),
     (file("qwen2", layer_types=["full_attention", "sliding_attention", "full_attention"]), "layer 1 no window"),
+    (file("smollm3", no_rope_layers=[1, 0]), "no_rope_layers has 2 entries for 3 layers"),
+    (file("smollm3", no_rope_layers=[1, 0, 2]), "no_rope_layers"),
     (file("mistral", layer_types=["full_attention"] * 3), "layer 0 a window of 4096"),
     (file("mistral", sliding_window=0), "sliding_window=0"),
     (file("qwen2", use_sliding_window=True, max_window_layers=-1), "max_window_layers=-1"),

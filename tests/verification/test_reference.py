@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from laconic.models import rope
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.rope_scaling import ROPE_SCALINGS
@@ -24,6 +25,10 @@ AWKWARD: dict[str, dict[str, Any]] = {  # heads of 10 or 14 where D / H is 7, th
     "mistral": {**LLAMA, "head_dim": 10, "num_key_value_heads": 2, "sliding_window": 7},
     "qwen2": {**LLAMA, "hidden_size": 36, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {**LLAMA, "head_dim": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "smollm3": {
+        **LLAMA, "head_dim": 10, "num_hidden_layers": 3, "no_rope_layer_interval": 3, "pad_token_id": None,
+        "bos_token_id": 1, "eos_token_id": 2, "use_sliding_window": True, "sliding_window": 7,
+    },
     "gpt2": {
         "n_embd": 42, "n_layer": 2, "n_head": 6, "vocab_size": 83, "n_positions": 64, "n_inner": 50,
         "scale_attn_by_inverse_layer_idx": True,

@@ -237,7 +237,10 @@ class KVMemory:
         longest = self.num_tokens + offset
         omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
         cos, sin = rope.cos_sin_tables(offset[:, None], omega, 1.0, torch.float32)
-        keys = tuple(rope.rotate_pairs(k.float(), cos, sin).to(k.dtype) for k in self.keys)
+        keys = tuple(
+            rope.rotate_pairs(k.float(), cos, sin).to(k.dtype) if config.has_rope(l) else k
+            for l, k in enumerate(self.keys)
+        )
         positions = self.positions + offset[None, :, None, None] * self.valid[None, :, None]
         return replace(self, keys=keys, positions=positions, num_tokens=longest)
 

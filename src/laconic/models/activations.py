@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.models import attention
 from laconic.models import positions as positions_
-from laconic.models.block import Block, ForwardContext, PastKeyValues, apply_rope, concat_past
+from laconic.models.block import Block, ForwardContext, PastKeyValues, concat_past
 from laconic.models.config import DecoderConfig
 
 
@@ -66,8 +66,8 @@ LAYER_ACTIVATIONS: tuple[Activation, ...] = (
     A("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normalize_heads(x, "q_norm")),
     A("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normalize_heads(x, "k_norm")),
     A("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[2]),
-    A("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: apply_rope(q, at.context)),
-    A("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: apply_rope(k, at.context)),
+    A("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: at.block.apply_rope(q, at.context)),
+    A("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: at.block.apply_rope(k, at.context)),
     A("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: concat_past(k, at.past, 0), True),
     A("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: concat_past(v, at.past, 1), True),
     A("scores", "scores", "C11", ("q_rot", "k_cache"), "B H T P", scaled_scores),

@@ -127,11 +127,6 @@ PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
 EAGER_ACTIVATIONS = frozenset({"scores", "scores_seen", "probs"})  # only the eager backend computes these
 
 
-def apply_rope(x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:
-    """Rotate queries or keys; return them unchanged in families without RoPE."""
-    return x if context.cos is None or context.sin is None else rope.rotate_pairs(x, context.cos, context.sin)
-
-
 def concat_past(x: Float[Tensor, "B G T E"], past: PastKeyValues | None, index: int) -> Float[Tensor, "B G P E"]:
     """Concatenate cached keys (index 0) or values (index 1) with the new ones."""
     return x if past is None else torch.cat([past[index], x], 2)
@@ -197,6 +192,12 @@ class Block(nn.Module):
         q, k = self.normalize_heads(q, "q_norm"), self.normalize_heads(k, "k_norm")
         return capture("q", q), capture("k", k), capture("v", v)
 
+    def apply_rope(self, x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:
+        """Rotate queries or keys; return them unchanged in layers without RoPE."""
+        if context.cos is None or context.sin is None or not self.config.has_rope(self.index):
+            return x
+        return rope.rotate_pairs(x, context.cos, context.sin)
+
     def self_attention(
         self,
         y: Float[Tensor, "B T D"],
@@ -207,7 +208,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor]:
         """Return the attention output, and the keys and values including the past ones."""
         q, k, v = self.qkv_heads(y, capture)
-        q, k = capture("q_rot", apply_rope(q, context)), capture("k_rot", apply_rope(k, context))
+        q, k = capture("q_rot", self.apply_rope(q, context)), capture("k_rot", self.apply_rope(k, context))
         k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
         c = self.attend(q, k, v, context, capture, capture_scores)
         return capture("attn_out", self.project_output(c)), k, v

@@ -1,4 +1,4 @@
-"""Configuration of a decoder for the six supported model families, and the names of their weights."""
+"""Configuration of a decoder for the supported model families, and the names of their weights."""
 
 import json
 import warnings
@@ -27,7 +27,13 @@ TINY_SIZES = {  # sizes of `DecoderConfig.tiny`; GPT-2 and OPT have G = H and E 
     "vocab_size": 97,
     "max_position_embeddings": 128,
 }
-TINY_KEYS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "sliding_window": 8}
+TINY_KEYS = {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "sliding_window": 8,
+    "no_rope_layer_interval": 2,
+}
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKEN_FIELDS = ("bos_token_id", "eos_token_ids", "pad_token_id")
 
@@ -37,7 +43,7 @@ class DecoderConfig:
     """Architecture of a decoder, named as in Llama's config.json.
 
     Args:
-        family: "llama", "mistral", "qwen2", "qwen3", "gpt2" or "opt".
+        family: "llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2" or "opt".
         hidden_size: D.
         num_hidden_layers: L.
         num_attention_heads: H.
@@ -51,6 +57,7 @@ class DecoderConfig:
         position_encoding: "rope" or "table" (learned).
         position_offset: Row of the table for position 0.
         rope: RoPE settings; None with learned positions.
+        nope_layers: Indices of the layers without RoPE; every fourth in SmolLM3.
         qkv_bias, o_bias, mlp_bias: Which linear layers have biases.
         qk_norm: Whether queries and keys are normalised (Qwen3).
         gated_mlp: Whether the MLP has a gate.
@@ -88,6 +95,7 @@ class DecoderConfig:
     position_encoding: str
     position_offset: int
     rope: RopeConfig | None
+    nope_layers: tuple[int, ...]
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -123,6 +131,10 @@ class DecoderConfig:
             if self.rope.kind == "longrope" and len(g) != E // 2:
                 raise InputError(f"{name} has {len(g)} entries; head_dim={E} needs {E // 2}")
 
+    def has_rope(self, layer: int) -> bool:
+        """Return whether a layer rotates its queries and keys."""
+        return self.rope is not None and layer not in self.nope_layers
+
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of code that is not run."""
@@ -150,7 +162,7 @@ class DecoderConfig:
         """Return a configuration with a few thousand parameters and no dropout, for tests and examples.
 
         Args:
-            family: Model family. Mistral gets a window of 8.
+            family: Model family. Mistral gets a window of 8; every second layer of SmolLM3 has no RoPE.
             changes: Fields to replace, such as `vocab_size`. Pmax of `rope` follows `max_position_embeddings`.
 
         Raises:
@@ -249,6 +261,7 @@ WEIGHT_NAMES: dict[str, WeightNames] = {
     "mistral": LLAMA_NAMES,
     "qwen2": LLAMA_NAMES,
     "qwen3": replace(LLAMA_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
+    "smollm3": LLAMA_NAMES,
     "gpt2": WeightNames(
         base_prefix="transformer",
         token_embedding="transformer.wte",

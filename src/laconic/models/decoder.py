@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         revision: str | None = None,
         device_map: str | Mapping[str, Any] | None = None,
     ) -> "Decoder":
-        """Load a Hugging Face checkpoint: llama, mistral, qwen2, qwen3, gpt2 or opt.
+        """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
 
         Weights are memory-mapped from the file where dtype and layout allow it.
 

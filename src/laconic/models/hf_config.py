@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from pydantic import ValidationError
@@ -27,6 +27,7 @@ from laconic.models.hf_fields import (
     Qwen2Keys,
     RopeFamilyKeys,
     RopeTable,
+    SmolLM3Keys,
     TokenIds,
 )
 from laconic.models.rope import RopeConfig
@@ -87,6 +88,7 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     values |= {
         "dropout": DropoutRates(**dropout),
         "attention_scales": attention_scales(values["head_dim"], file),
+        "nope_layers": nope_layers(file),
         "sliding_windows": sliding_windows(file),
         "dtype": getattr(torch, file.dtype or file.torch_dtype),
     }
@@ -103,7 +105,7 @@ def unsupported_family(source: JsonObject) -> InputError:
         lacks = "mixture-of-experts layers"
     reason = f"it has {lacks}; " if lacks else ""
     if isinstance(inner, dict):
-        reason = f"it wraps a text model ({abbreviate(inner.get('model_type'))}); save that alone with transformers; "
+        reason = f"it wraps a text model ({abbreviate(cast(JsonObject, inner).get('model_type'))}); save that alone with transformers; "
     if source.get("auto_map"):
         reason += "its own code (auto_map) is not run; "
     return InputError(
@@ -121,7 +123,7 @@ def check_fixed_keys(source: JsonObject, location: str) -> None:
     """Refuse, by name, what changes the mathematics and is not implemented."""
     quantization = source.get("quantization_config")
     if isinstance(quantization, dict) and quantization:
-        method = quantization.get("quant_method") or "quantized"
+        method = cast(JsonObject, quantization).get("quant_method") or "quantized"
         raise InputError(
             f"{location}quantization_config: {method} weights are not supported; load the unquantized checkpoint"
         )
@@ -170,8 +172,19 @@ def attention_scales(E: int, file: FamilyKeys) -> tuple[float, ...]:
     return tuple(scale / (l + 1) if by_layer else scale for l in range(file.num_hidden_layers))
 
 
+def nope_layers(file: FamilyKeys) -> tuple[int, ...]:
+    """Return the indices of the layers without RoPE, which only SmolLM3 has."""
+    L = file.num_hidden_layers
+    if not isinstance(file, SmolLM3Keys):
+        return ()
+    has_rope = file.no_rope_layers or [int((l + 1) % file.no_rope_layer_interval != 0) for l in range(L)]
+    if len(has_rope) < L:
+        raise InputError(f"config.json: no_rope_layers has {len(has_rope)} entries for {L} layers")
+    return tuple(l for l in range(L) if not has_rope[l])
+
+
 def sliding_windows(file: FamilyKeys) -> tuple[int | None, ...]:
-    """Return the window of each layer. Mistral: one for all; Qwen: from its switches; others: none."""
+    """Return the window of each layer. Mistral: one for all; Qwen, SmolLM3: from their switches; others: none."""
     L, windows = file.num_hidden_layers, (None,) * file.num_hidden_layers
     if not isinstance(file, RopeFamilyKeys):
         return windows
@@ -180,9 +193,14 @@ def sliding_windows(file: FamilyKeys) -> tuple[int | None, ...]:
         raise InputError(f"config.json: layer_types has {len(types)} entries for {L} layers")
     if isinstance(file, MistralKeys):
         windows = (file.sliding_window,) * L
-    elif isinstance(file, Qwen2Keys) and file.use_sliding_window:
-        kinds = types or ["sliding_attention" if l >= file.max_window_layers else "full_attention" for l in range(L)]
-        windows = tuple(file.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+    elif isinstance(file, Qwen2Keys | SmolLM3Keys) and file.use_sliding_window:
+        if types is not None:
+            has_window = [kind == "sliding_attention" for kind in types]
+        elif isinstance(file, SmolLM3Keys):
+            has_window = [l in nope_layers(file) for l in range(L)]
+        else:
+            has_window = [l >= file.max_window_layers for l in range(L)]
+        windows = tuple(file.sliding_window if windowed else None for windowed in has_window)
     for l, kind in enumerate(types or ()):
         if (kind == "sliding_attention") != (windows[l] is not None):
             window = "no window" if windows[l] is None else f"a window of {windows[l]}"
@@ -232,6 +250,9 @@ def to_hf_config(config: JsonObject) -> dict[str, Any]:
         file["rope_parameters"] = rope_to_hf(config["rope"])
     eos = config["eos_token_ids"]
     file |= windows_to_hf(family, config["sliding_windows"]) | scale_to_hf(config)
+    if family == "smollm3":
+        layers = range(config["num_hidden_layers"])
+        file["no_rope_layers"] = [int(l not in config["nope_layers"]) for l in layers]
     file |= {"bos_token_id": config["bos_token_id"], "pad_token_id": config["pad_token_id"]}
     file |= {"eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None}
     return file | {"dtype": str(config["dtype"]).removeprefix("torch.")}
@@ -249,7 +270,7 @@ def windows_to_hf(family: str, windows: tuple[int | None, ...]) -> dict[str, Any
     W = next((W for W in windows if W is not None), None)
     if family == "mistral":
         return {"sliding_window": W}
-    if family not in ("qwen2", "qwen3"):
+    if family not in ("qwen2", "qwen3", "smollm3"):
         return {}
     types = ["full_attention" if window is None else "sliding_attention" for window in windows]
     return {"use_sliding_window": W is not None, "sliding_window": W, "layer_types": types}

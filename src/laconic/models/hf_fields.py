@@ -144,6 +144,24 @@ class Qwen3Keys(Qwen2Keys):
     o_bias: bool = Field(False, alias="attention_bias")
 
 
+class SmolLM3Keys(RopeFamilyKeys):
+    architecture = "SmolLM3ForCausalLM"
+
+    num_key_value_heads: PositiveInt | None = 4
+    rope_theta: PositiveFloat = 2000000.0
+    no_rope_layers: list[Literal[0, 1]] | None = None  # 1: the layer has RoPE
+    no_rope_layer_interval: PositiveInt = 4
+    sliding_window: PositiveInt | None = None
+    use_sliding_window: bool = False
+    qkv_bias: bool = Field(False, alias="attention_bias")
+    o_bias: bool = Field(False, alias="attention_bias")
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 128000
+    eos_token_id: int | list[int] | None = 128001
+    pad_token_id: int | None = 128004
+
+
 class GPT2Keys(FamilyKeys):
     architecture = "GPT2LMHeadModel"
     constants = LAYER_NORM_AND_TABLE | {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
@@ -192,6 +210,7 @@ FAMILIES: dict[str, type[FamilyKeys]] = {
     "mistral": MistralKeys,
     "qwen2": Qwen2Keys,
     "qwen3": Qwen3Keys,
+    "smollm3": SmolLM3Keys,
     "gpt2": GPT2Keys,
     "opt": OPTKeys,
 }
@@ -209,7 +228,7 @@ FIXED_KEYS: dict[str, tuple[Any, ...]] = {  # keys that change the mathematics, 
 DERIVED_KEYS = frozenset(  # keys that are not fields of DecoderConfig, but enter into some
     {"architectures", "dtype", "torch_dtype", *NULLABLE, *vars(RopeTable)["__annotations__"], "rope_parameters"}
     | {"rope_scaling", "layer_types", "use_sliding_window", "max_window_layers", "word_embed_proj_dim"}
-    | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx"}
+    | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "no_rope_layers", "no_rope_layer_interval"}
 )
 HF_KEYS: dict[str, dict[str, str]] = {  # family -> field of DecoderConfig (dropout_* for its parts) -> key in the file
     family: {name: field.alias or name for name, field in keys.model_fields.items() if name not in DERIVED_KEYS}
@@ -256,7 +275,6 @@ MISSING_FEATURES: dict[str, str] = {  # model_type -> what its models need and t
     "qwen3_5": "linear attention",
     "qwen3_next": "linear attention",
     "RefinedWeb": "parallel attention and MLP",
-    "smollm3": "layers without RoPE",
     "stablelm": "LayerNorm with RoPE on a part of each head",
     "starcoder2": "LayerNorm with RoPE",
 }

@@ -42,6 +42,7 @@ MODULE_PATHS = {
     "mistral": LLAMA_PATHS,
     "qwen2": LLAMA_PATHS,
     "qwen3": LLAMA_PATHS,
+    "smollm3": LLAMA_PATHS,
     "gpt2": ModulePaths(
         "transformer.h", "transformer.ln_f", "ln_1", "ln_2", "attn", "c_attn", "", "", "c_proj", "", "mlp.c_fc",
         "mlp.c_proj", True,

@@ -53,7 +53,7 @@ def tiny_configs(family: str) -> dict[str, DecoderConfig]:
         rope = RopeConfig(kind, max_position_embeddings=plain.max_position_embeddings, **values)
         configs[kind] = replace(plain, rope=rope)
     configs["tied"] = replace(plain, tie_word_embeddings=True)
-    if family in ("qwen2", "qwen3"):
+    if family in ("qwen2", "qwen3", "smollm3"):
         configs["window"] = replace(plain, sliding_windows=(None, 6))
     if family == "mistral":
         configs["no window"] = replace(plain, sliding_windows=(None, None))

@@ -9,7 +9,7 @@ Shapes: B rows, M latents, D width, G KV heads, E head size.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from laconic.evaluation.inspection.inspected_run import (
     latent_keys_values,
 )
 from laconic.latent.rollout import Intervention, LatentRollout
-from laconic.models.block import apply_rope
+from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.rng import uniform
@@ -189,7 +189,8 @@ def intervene_on_cache(decoder: Decoder, spec: InterventionSpec, inputs: Interve
             replacement_kv(spec.kind, l, side, latents, donors, inputs, order)
             for side in ("keys_before_rope", "values")
         )
-        keys.append(write_slots(k, apply_rope(new_k.to(k.dtype), context), slot_mask))
+        rotated = cast(Block, decoder.layers[l]).apply_rope(new_k.to(k.dtype), context)
+        keys.append(write_slots(k, rotated, slot_mask))
         values.append(write_slots(v, new_v.to(v.dtype), slot_mask))
     return replace(cache, keys=tuple(keys), values=tuple(values))
 
