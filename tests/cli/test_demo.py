@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 from filelock import FileLock
 
-from laconic.cli import demo, demo_report
+from laconic.cli import demo, demo_report, demo_run
 from laconic.cli.demo import DemoEntry, DemoRun, DemoRunError, DemoScheduler
 from laconic.errors import UsageError
 from tests.conftest import REPO, needs
@@ -235,7 +235,10 @@ def test_demo_entries() -> None:
         demo.DemoCommand(num_seeds=0).run()
     names = [entry.name for entry in demo.ENTRIES]
     assert set(demo.TABLE_ORDER) <= set(names)
-    assert {e.name for e in demo.ENTRIES if e.fast_overrides is not None} >= {demo.TEACHER_ENTRY, demo.FOCUS_ENTRY}
+    assert {e.name for e in demo.ENTRIES if e.fast_overrides is not None} >= {
+        demo_run.TEACHER_ENTRY,
+        demo_run.FOCUS_ENTRY,
+    }
     assert len(names) == len(set(names))
 
 

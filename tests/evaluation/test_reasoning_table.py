@@ -12,7 +12,6 @@ from rich.console import Console
 from laconic.batches import PassCounts
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.reasoning import table
-from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency, Throughput
 from laconic.evaluation.reasoning.table import (
     COT_CONDITION,
@@ -24,33 +23,7 @@ from laconic.evaluation.reasoning.table import (
 )
 from laconic.evaluation.report.paper_figures import PaperFigure
 from laconic.evaluation.tables import to_rich
-
-PASSES = PassCounts(0, 1, 3, 2)
-
-
-def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protocol: str = "codi") -> ReasoningResult:
-    rows = [
-        AnswerRecord(
-            f"q{i}",
-            f"hash {i}",
-            str(i % 5),
-            str(i % 5) if yes else "no",
-            str(i % 5) if yes else None,
-            bool(yes),
-            passes,
-            (50, end),
-        )
-        for i, yes in enumerate(right)
-    ]
-    return ReasoningResult(tuple(rows), protocol, 2048)
-
-
-def row(
-    set: str, run: str, right: np.ndarray, way: str = "", seeds: tuple[int, ...] = (0,), **more: object
-) -> ReasoningRow:
-    rights = np.atleast_2d(right)
-    return ReasoningRow(set, run, way, seeds, tuple(result(item) for item in rights), **more)  # pyright: ignore
-
+from tests.evaluation.answers import result, row
 
 A, B = np.arange(200) < 120, np.arange(200) < 90
 THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])

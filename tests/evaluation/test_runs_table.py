@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from laconic.batches import PassCounts
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
@@ -15,6 +16,7 @@ from laconic.evaluation.report import runs_table
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.tables import format_count
 from tests.conftest import needs
+from tests.evaluation.answers import row
 from tests.evaluation.pages import ParsedPage, check_page, find_requests
 
 N, M, NC = 200, 3, 6
@@ -26,9 +28,18 @@ def right(share: float, seeds: int) -> np.ndarray:
 
 
 def built(seeds: int = 1) -> ComparisonReport:
-    def line(name: str, title: str, share: float, passes: tuple[float, ...], **more: object) -> MethodResult:
-        a, b, c, d = passes
-        return MethodResult(name, title, f"how {title}", right(share, seeds), (a, b, c, d), (9.0, 9.0 + d), **more)  # pyright: ignore
+    def line(name: str, title: str, share: float, passes: PassCounts, **more: object) -> MethodResult:
+        latency = more.pop("latency", None)
+        answers = row(
+            "test",
+            name,
+            right(share, seeds),
+            seeds=tuple(range(seeds)),
+            passes=passes,
+            end=50 + passes.answer,
+            latency=latency,
+        )
+        return MethodResult(answers, title, f"how {title}", **more)  # pyright: ignore
 
     curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
     guesses = (TokenGuess("3", 0.9), TokenGuess("<<", 0.1))
@@ -50,12 +61,14 @@ def built(seeds: int = 1) -> ComparisonReport:
         title="Thoughts & chains",
         lead="What is shown.",
         results=[
-            line("chain", "Chain", 0.99, (1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 15.0, 50)),
+            line(
+                "chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 15.0, 50)
+            ),
             line(
                 "pccot",
                 "PCCoT",
                 0.30,
-                (0, 1, 2, 2),
+                PassCounts(0, 1, 2, 2),
                 learning_curves=curve,
                 iteration_sweep={0: [0.2] * seeds, 1: [0.3] * seeds},
             ),
@@ -63,18 +76,15 @@ def built(seeds: int = 1) -> ComparisonReport:
                 "kava",
                 "KaVa",
                 0.95,
-                (0, 1, 2, 2),
+                PassCounts(0, 1, 2, 2),
                 learning_curves=curve,
                 iteration_sweep={0: [0.2], 1: [0.9], 2: [0.95]},
                 trained_iterations=2,
             ),
-            line("random", "random", 0.95, (0, 1, 2, 2), is_control=True),
+            line("random", "random", 0.95, PassCounts(0, 1, 2, 2), is_control=True),
         ],
         focus="kava",
         cot_baseline="chain",
-        majority_baseline=("0", 0.18),
-        protocol="last digit",
-        seeds=list(range(seeds)),
         caveats=["A limit <of> mine."],
         recipe_differences=[("chain", "all", "a quickstart")],
         facts=[("versions", "laconic 0")],
@@ -111,10 +121,10 @@ def test_render_report_shows_results_and_comparisons() -> None:
         "95.0 %",
         "n=1",
         "1 latent setup + 2 latent + 2 answer",
-        "9 → 11",
+        "50 → 52",
         "12.3",
-        "in 18.0 %",
-        "Question",
+        "in 20.0 %",
+        "The first test problem",
         "100.0 % of the latents name a token",
         "A limit <of> mine.",
         "laconic demo --num-seeds 1",
@@ -126,11 +136,17 @@ def test_render_report_shows_results_and_comparisons() -> None:
         assert text_part in text, text_part
 
 
-def test_result_cells_give_a_spread_from_three_seeds() -> None:
-    one, two, three = (runs_table.result_cells(built(n).results[2])[0] for n in (1, 2, 3))
+def test_accuracy_has_a_spread_from_three_seeds() -> None:
+    one, two, three = (runs_table.build_terminal_table(built(n)).rows[2][1] for n in (1, 2, 3))
     assert (one, two, three) == ("95.0 %", "95.0 %", "95.0 ± 0.0 %")
     assert any("Seeds: 2 runs of each" in text for text in runs_table.list_caveats(built(2)))
     assert not any("Seeds:" in text for text in runs_table.list_caveats(built(3)))
+
+
+def test_build_terminal_table_separates_controls() -> None:
+    rows = runs_table.build_terminal_table(built()).rows
+    assert [bool(cells) for cells in rows] == [True, True, True, False, True]
+    assert rows[0][3:] == ["21 = 1+0+0+20", "50 → 70", "12.3"]
 
 
 def test_list_caveats_come_from_the_figures() -> None:
@@ -138,24 +154,18 @@ def test_list_caveats_come_from_the_figures() -> None:
     assert any(text.startswith("That KaVa is better than random: no difference shown") for text in caveats)
     assert not any("No passes are saved" in text or "cache is not shorter" in text for text in caveats)
     page = built(3)
-    short = [
-        replace(line, passes=(1, 0, 0, 5), cache_positions=(9.0, 10.0)) if line.name == "chain" else line
-        for line in page.results
-    ]
-    caveats = runs_table.list_caveats(replace(page, results=short))
-    assert "No passes are saved: KaVa takes 5 per question, the chain 6." not in caveats
-    short = [
-        replace(line, passes=(1, 0, 0, 4), cache_positions=(9.0, 10.0)) if line.name == "chain" else line
-        for line in page.results
-    ]
-    caveats = runs_table.list_caveats(replace(page, results=short))
-    assert "No passes are saved: KaVa takes 5 per question, the chain 5." in caveats
-    assert "The cache is not shorter: 11 positions at the end, 10 with the chain." in caveats
+    for answer_passes, says in ((5, False), (4, True)):
+        chain = row("test", "chain", right(0.99, 3), seeds=(0, 1, 2), passes=PassCounts(1, 0, 0, answer_passes), end=51)
+        caveats = runs_table.list_caveats(
+            replace(page, results=[replace(page.results[0], row=chain), *page.results[1:]])
+        )
+        assert ("No passes are saved: KaVa takes 5 per question, the chain 5." in caveats) is says
+        assert "The cache is not shorter: 52 positions at the end, 51 with the chain." in caveats
 
 
 def test_compare_to_focus_uses_common_seeds() -> None:
     page = built(3)
-    fewer = replace(page.results[1], correct=page.results[1].correct[:2])
+    fewer = replace(page.results[1], row=row("test", "pccot", right(0.3, 2), seeds=(0, 1)))
     result = runs_table.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
     assert [c.difference.num_seeds for c in result] == [3, 2, 3]
     assert runs_table.compare_to_focus(replace(page, focus="nobody")) == []

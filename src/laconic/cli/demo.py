@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.arguments import OptionalPath, OutputFormat
+from laconic.cli.demo_run import TEACHER_ENTRY
 from laconic.cli.files import write_file
 from laconic.console import log_message, progress
 from laconic.errors import LaconicError, UsageError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
 
 MIN_TEACHER_ACCURACY = 0.99  # on unseen problems, before anything is distilled from the chain
-TEACHER_ENTRY, FOCUS_ENTRY = "chain", "kava"
 NUM_WORKERS = 2
 RUN_COMMAND = ("-m", "laconic.cli.demo_run")  # arguments of Python before those of a run
 STOP_SECONDS = 10.0  # that a run has to commit a step after SIGTERM
@@ -350,5 +350,5 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     if format == "json":
         print(json.dumps(runs_table.report_to_json(report), ensure_ascii=False, allow_nan=False))
         return
-    print_table(runs_table.build_table(report))
+    print_table(runs_table.build_terminal_table(report))
     print(runs_table.format_footnotes(report))

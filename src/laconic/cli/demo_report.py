@@ -2,27 +2,29 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 
 from laconic.batches import ReasoningBatch
-from laconic.cli.demo_run import EXTRA_ITERATIONS
+from laconic.cli.demo_run import EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection.inspected_run import load_inspected_run
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
-from laconic.evaluation.reasoning import run as reasoning_run
-from laconic.evaluation.reasoning.latency import measure_latencies
+from laconic.evaluation.reasoning.evaluate import AnswerFunction
+from laconic.evaluation.reasoning.latency import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
-from laconic.evaluation.reasoning.run import EvalCondition
+from laconic.evaluation.reasoning.run import EvalCondition, answer_function, decoding_for
+from laconic.evaluation.reasoning.suite import ReasoningSuite
+from laconic.evaluation.reasoning.table import ReasoningRow, build_rows
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
+from laconic.evaluation.suite import load_seed_results
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.load_run import LoadedRun, load_run
+from laconic.interfaces import TrainingData
 from laconic.storage.run_dir import RunDirectory
 
 if TYPE_CHECKING:
@@ -33,94 +35,71 @@ CPU = torch.device("cpu")
 
 
 def build_demo_report(
-    entries: Sequence["DemoEntry"],
-    out: Path,
-    seeds: Sequence[int],
-    seconds: float,
-    command: str,
-    notes: Sequence[str] = (),
+    entries: Sequence["DemoEntry"], out: Path, seeds: Sequence[int], seconds: float, command: str
 ) -> ComparisonReport:
     """Build the report of the runs in `out`, and measure the latency of each method on the CPU."""
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
-    results = [build_result(entry, folders[entry.name]) for entry in entries]
-    timed = [load_timed_method(load_run(run_folders[0], CPU)) for run_folders in folders.values()]
+    runs = {name: load_run(seed_folders[0], CPU) for name, seed_folders in folders.items()}
+    timed = [load_timed_method(run) for run in runs.values()]
     latencies = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
-    focus = next((entry for entry in entries if entry.name == "kava"), entries[0])
-    run = load_run(out / focus.name / f"seed-{seeds[0]}", CPU)
-    first = reasoning_run.load_result(run.folder, "test")
-    assert first is not None
+    focus = FOCUS_ENTRY if FOCUS_ENTRY in runs else entries[0].name
+    run = runs[focus]
     return ComparisonReport(
         title="Latent thoughts: what can replace a chain of thought",
         lead=describe_task(run),
-        results=[replace(result, latency=latency) for result, latency in zip(results, latencies, strict=True)],
-        focus=focus.name,
-        cot_baseline="chain",
-        majority_baseline=first.majority_baseline,
-        protocol=DIGIT.name,
-        seeds=seeds,
-        caveats=[*notes, *describe_caveats(run, out / "chain" / f"seed-{seeds[0]}")],
+        results=[
+            build_result(entry, runs[entry.name], folders[entry.name], latency)
+            for entry, latency in zip(entries, latencies, strict=True)
+        ],
+        focus=focus,
+        cot_baseline=TEACHER_ENTRY,
+        caveats=describe_caveats(run, out / TEACHER_ENTRY / f"seed-{seeds[0]}"),
         recipe_differences=[
             (key, str(get_recipe_value(run.recipe, key)), why) for key, why in run.recipe.deviations.items()
         ],
         facts=collect_run_facts(run, seconds),
-        runs=[describe_run(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in entries for seed in seeds],
+        runs=[
+            (f"{name}, seed {seed}", describe_run(folder))
+            for name in folders
+            for seed, folder in zip(seeds, folders[name], strict=True)
+        ],
         command=command,
         inspection=inspect_first_question(run),
-        inspection_title="The first test problem",
     )
 
 
-def build_result(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
+def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], latency: Latency) -> MethodResult:
     """Collect the results of one method over its seeds: one row of the report's table."""
-    run = load_run(folders[0], CPU)
-    results = [result for folder in folders if (result := reasoning_run.load_result(folder, "test"))]
+    stored = load_seed_results(ReasoningSuite(), "reasoning", folders, entry.name)
+    rows = {row.condition: row for result in stored if result.task == "test" for row in build_rows(result, latency)}
     latents = run.recipe.latents
     M, T = (latents.num_latents, latents.jacobi_iterations) if latents else (0, 0)
+    sweep = {n: rows.get(EvalCondition(iterations=n).name) for n in range(T + EXTRA_ITERATIONS + 1 if T else 0)}
+    cot = rows.get(EvalCondition(with_cot=True).name)
     return MethodResult(
-        name=entry.name,
-        title=entry.title,
-        description=entry.description.format(M=M, T=T),
-        correct=np.stack([result.correct for result in results]),
-        passes=mean_over_seeds([result.mean_passes for result in results]),
-        cache_positions=mean_over_seeds([result.mean_cache_positions for result in results]),
+        rows[""],
+        entry.title,
+        entry.description.format(M=M, T=T),
         is_control=entry.is_control,
         color_index=entry.color_index,
-        bytes_per_position=reasoning_run.bytes_per_position(run),
         learning_curves=[validation_curve(folder) for folder in folders],
-        iteration_sweep=iteration_sweep(folders, T + EXTRA_ITERATIONS) if T else {},
+        iteration_sweep={n: seed_accuracies(row) for n, row in sweep.items() if row and len(row.seeds) == len(folders)},
         trained_iterations=T or None,
-        cot_accuracy=[
-            float(result.correct.mean())
-            for folder in folders
-            if (result := reasoning_run.load_result(folder, "test", EvalCondition(with_cot=True)))
-        ],
+        cot_accuracy=seed_accuracies(cot) if cot else [],
         training_seconds=[sum(line.get("seconds", 0.0) for line in load_metrics(folder)) for folder in folders],
     )
 
 
-def load_timed_method(run: LoadedRun) -> tuple[Any, Any]:
+def seed_accuracies(row: ReasoningRow) -> list[float]:
+    """Return the accuracy of each seed."""
+    return row.correct.mean(1).tolist()
+
+
+def load_timed_method(run: LoadedRun) -> tuple[AnswerFunction, TrainingData]:
     """Return the function that answers questions with a run, and the questions."""
     questions = load_question_set(run, "test", DIGIT)
-    return reasoning_run.answer_function(run, reasoning_run.decoding_for(run, questions)), questions.source
-
-
-def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, list[float]]:
-    """Map numbers of Jacobi iterations to the accuracy of each seed, where all seeds were evaluated."""
-    sweep: dict[int, list[float]] = {}
-    for iterations in range(max_iterations + 1):
-        results = [
-            reasoning_run.load_result(folder, "test", EvalCondition(iterations=iterations)) for folder in folders
-        ]
-        shares = [float(result.correct.mean()) for result in results if result]
-        if len(shares) == len(folders):
-            sweep[iterations] = shares
-    return sweep
-
-
-def mean_over_seeds(values: Sequence[tuple[float, ...]]) -> Any:
-    """Return the mean over seeds of a tuple of numbers."""
-    return tuple(np.mean(np.array(values), axis=0).tolist())
+    return answer_function(run, decoding_for(run, questions)), questions.source
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -139,7 +118,7 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
         return None
     questions = load_question_set(run, "test", DIGIT, limit=1)
     batch = cast(ReasoningBatch, questions.source.batch([0], 0, 0))
-    decoding = reasoning_run.decoding_for(run, questions)
+    decoding = decoding_for(run, questions)
     return inspect_question(load_inspected_run(run, run.folder.name, CPU, decoding), batch, ())
 
 
@@ -201,19 +180,16 @@ def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
     ]
 
 
-def describe_run(name: str, seed: int, folder: Path) -> tuple[str, str]:
-    """Return a label of a run, and a text with its steps, time and hashes."""
+def describe_run(folder: Path) -> str:
+    """Return the steps, time and hashes of a run."""
     committed = RunDirectory(folder).latest_valid_step()
     assert committed is not None
     weights = committed.manifest.files["model.safetensors"].sha256
     lines = [line for line in load_metrics(folder) if "seconds" in line]
     skipped = sum("nonfinite" in line for line in lines)
     spent = sum(line["seconds"] for line in lines)
-    text = f"{committed.step} steps in {spent:.0f} s, {skipped} skipped"
-    return (
-        f"{name}, seed {seed}",
-        f"{text}; recipe {committed.manifest.fingerprints['recipe'][:12]}…, weights {weights[:12]}…",
-    )
+    recipe = committed.manifest.fingerprints["recipe"]
+    return f"{committed.step} steps in {spent:.0f} s, {skipped} skipped; recipe {recipe[:12]}…, weights {weights[:12]}…"
 
 
 def get_recipe_value(recipe: Recipe, key: str) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.evaluation.reasoning.run import EvalCondition
 
+TEACHER_ENTRY, FOCUS_ENTRY = "chain", "kava"  # entries whose chain is distilled, and that the others are compared with
 EVALUATION_BATCH_SIZE = 250
 SWEEP_QUESTIONS = 1000  # questions for each number of Jacobi iterations
 EXTRA_ITERATIONS = 2  # how far the sweep goes beyond the number of iterations in training

@@ -88,6 +88,15 @@ class ReasoningRow:
         """Bytes of the cache at the answer's end."""
         return self.mean_cache_positions[1] * self.results[0].bytes_per_position
 
+    def costs_to_json(self) -> dict[str, Any]:
+        """Return accuracy, passes and cache positions as JSON."""
+        begin, end = self.mean_cache_positions
+        return {
+            "accuracy": self.accuracy._asdict(),
+            "passes": dict(zip(PassCounts._fields, self.mean_passes, strict=True)) | {"total": sum(self.mean_passes)},
+            "cache_positions": {"begin": begin, "end": end, "bytes": self.cache_bytes},
+        }
+
 
 class RunComparison(NamedTuple):
     """A run minus the baseline on one set; `mcnemar_p` is given for single runs."""
@@ -176,14 +185,15 @@ def macro_averages(table: ReasoningTable) -> list[tuple[str, Estimate]]:
 
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
     """Compare every run as trained with the baseline, per set and in the average, with Holm's correction over all."""
-    runs = dict.fromkeys(row.run for row in table.rows if row.run != table.baseline)
+    trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
     compared: list[tuple[str, str, Difference, float | None]] = []
-    for run in runs if table.baseline else ():
-        pairs = [(name, *pair) for name in table.datasets if (pair := paired_scores(table, name, run))]
-        for name, a, b, _ in pairs:
+    for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline):
+        names = [name for name in table.datasets if {(name, run), (name, table.baseline)} <= trained.keys()]
+        pairs = {name: pair_seeds(trained[name, run], trained[name, str(table.baseline)]) for name in names}
+        for name, (a, b) in pairs.items():
             p = statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
             compared.append((name, run, statistics.paired_difference(a, b), p))
-        whole = [(a, b) for _, a, b, is_subset in pairs if not is_subset]
+        whole = [pair for name, pair in pairs.items() if not trained[name, run].is_subset]
         if len(whole) > 1:
             compared.append((MEAN_TITLE, run, statistics.macro_paired_difference(*zip(*whole, strict=True)), None))
     significant = statistics.find_significant([difference for _, _, difference, _ in compared])
@@ -193,20 +203,13 @@ def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
     ]
 
 
-def paired_scores(table: ReasoningTable, dataset: str, run: str) -> tuple[ScoreMatrix, ScoreMatrix, bool] | None:
-    """Return the scores of a run and of the baseline on a set, and whether it is a subset.
-
-    Equal seeds are paired; without a common seed, seeds are paired in order.
-    """
-    rows = {row.run: row for row in table.rows_of(dataset) if not row.condition}
-    if run not in rows or table.baseline not in rows:
-        return None
-    a, b = rows[run], rows[table.baseline]
+def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatrix]:
+    """Return the scores of two rows: of equal seeds; of the first ones in order if there is no common seed."""
     both = [seed for seed in a.seeds if seed in b.seeds]
     if both:
-        return a.correct[[a.seeds.index(s) for s in both]], b.correct[[b.seeds.index(s) for s in both]], a.is_subset
+        return a.correct[[a.seeds.index(s) for s in both]], b.correct[[b.seeds.index(s) for s in both]]
     n = min(len(a.seeds), len(b.seeds))
-    return a.correct[:n], b.correct[:n], a.is_subset
+    return a.correct[:n], b.correct[:n]
 
 
 def format_headline(estimate: Estimate) -> str:
@@ -340,16 +343,13 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
 
 def row_to_json(row: ReasoningRow) -> dict[str, Any]:
     """Return one row as JSON."""
-    begin, end = row.mean_cache_positions
     papers = None if row.paper_figures is None else [figure._asdict() for figure in row.paper_figures] or "not known"
     return {
         "run": row.run,
         "condition": row.condition or "as trained",
         "seeds": list(row.seeds),
-        "accuracy": row.accuracy._asdict(),
         "unanswered": sum(record.prediction is None for result in row.results for record in result.records),
-        "passes": dict(zip(PassCounts._fields, row.mean_passes, strict=True)) | {"total": sum(row.mean_passes)},
-        "cache_positions": {"begin": begin, "end": end, "bytes": row.cache_bytes},
+        **row.costs_to_json(),
         "papers": papers,
         "milliseconds": row.latency and row.latency._asdict(),
         "questions_per_second": row.throughput and row.throughput.questions_per_second,

@@ -12,7 +12,7 @@ from laconic.evaluation import statistics
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.inspection.summary import QuestionSummary
-from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.table import ReasoningRow, pair_seeds
 from laconic.evaluation.report.page import (
     NO_PLOTS,
     PagePlot,
@@ -25,10 +25,12 @@ from laconic.evaluation.report.page import (
     render_table,
 )
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_bars, plot_lines
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.statistics import Difference
 from laconic.evaluation.tables import (
     MIN_SEEDS,
+    Column,
     Table,
+    build_table,
     format_accuracy,
     format_count,
     format_interval,
@@ -43,17 +45,11 @@ class MethodResult:
     """One method over its seeds.
 
     Attributes:
-        name: Key of the method.
+        row: Its answers to the questions; `row.run` is the key of the method.
         title: Its title in tables.
         description: How it answers.
-        correct: 1 for each correct answer, [seeds, questions].
-        passes: Mean forward passes per question, by part.
-        cache_positions: Mean cache positions when the answer begins and at its end.
         is_control: Whether it is an ablation of another method.
         color_index: Place in the colour cycle of plots.
-        latency: Time per question.
-        questions_per_second: Throughput.
-        bytes_per_position: Bytes of one cache position.
         learning_curves: (step, accuracy) points for each seed.
         iteration_sweep: Accuracy of each seed by the number of Jacobi iterations.
         trained_iterations: Jacobi iterations of training.
@@ -61,17 +57,11 @@ class MethodResult:
         training_seconds: Training time of each seed.
     """
 
-    name: str
+    row: ReasoningRow
     title: str
     description: str
-    correct: ScoreMatrix
-    passes: tuple[float, float, float, float]
-    cache_positions: tuple[float, float]
     is_control: bool = False
     color_index: int = 0
-    latency: Latency | None = None
-    questions_per_second: float | None = None
-    bytes_per_position: int = 0
     learning_curves: Sequence[Sequence[tuple[int, float]]] = ()
     iteration_sweep: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
     trained_iterations: int | None = None
@@ -79,9 +69,14 @@ class MethodResult:
     training_seconds: Sequence[float] = ()
 
     @property
-    def accuracy(self) -> Estimate:
-        """Accuracy with its interval."""
-        return statistics.estimate_proportion(self.correct)
+    def name(self) -> str:
+        """Key of the method."""
+        return self.row.run
+
+    @property
+    def num_passes(self) -> float:
+        """Forward passes per question."""
+        return sum(self.row.mean_passes)
 
 
 @dataclass(frozen=True)
@@ -94,16 +89,12 @@ class ComparisonReport:
         results: The methods.
         focus: Name of the method that the others are compared with.
         cot_baseline: Name of the method that writes the chain.
-        majority_baseline: The most frequent answer and its share.
-        protocol: How answers are matched.
-        seeds: Training seeds.
         caveats: What the results leave open.
         recipe_differences: Key, value and reason where recipes differ from the papers.
         facts: Names and values about data, device and versions.
         runs: Names and values about each run.
         command: The command that repeats it.
-        inspection: One question inspected.
-        inspection_title: What that question is.
+        inspection: The first question inspected.
     """
 
     title: str
@@ -111,25 +102,26 @@ class ComparisonReport:
     results: Sequence[MethodResult]
     focus: str
     cot_baseline: str
-    majority_baseline: tuple[str, float]
-    protocol: str
-    seeds: Sequence[int]
     caveats: Sequence[str] = ()
     recipe_differences: Sequence[tuple[str, str, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
     runs: Sequence[tuple[str, str]] = ()
     command: str = ""
     inspection: QuestionInspection | None = None
-    inspection_title: str = "Question"
 
     def find_result(self, name: str) -> MethodResult | None:
         """Return the method of that name."""
         return next((result for result in self.results if result.name == name), None)
 
     @property
-    def num_questions(self) -> int:
-        """Number of questions that every method answered."""
-        return self.results[0].correct.shape[1]
+    def first_row(self) -> ReasoningRow:
+        """The first method's answers; all methods answered the same questions."""
+        return self.results[0].row
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Training seeds."""
+        return self.first_row.seeds
 
 
 class FocusComparison(NamedTuple):
@@ -147,15 +139,9 @@ def compare_to_focus(report: ComparisonReport) -> list[FocusComparison]:
     others = [result for result in report.results if result.name != report.focus]
     if focus is None:
         return []
-    differences = [statistics.paired_difference(*common_seeds(focus, other)) for other in others]
+    differences = [statistics.paired_difference(*pair_seeds(focus.row, other.row)) for other in others]
     rows = zip(others, differences, statistics.find_significant(differences), strict=True)
     return [FocusComparison(x, d, is_clear, statistics.describe_difference(d, is_clear)) for x, d, is_clear in rows]
-
-
-def common_seeds(a: MethodResult, b: MethodResult) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Return the scores of the seeds that both have, from the first."""
-    n = min(len(a.correct), len(b.correct))
-    return a.correct[:n], b.correct[:n]
 
 
 def format_passes(passes: Sequence[float]) -> str:
@@ -164,37 +150,46 @@ def format_passes(passes: Sequence[float]) -> str:
     return " + ".join(f"{format_count(n)} {name.replace('_', ' ')}" for name, n in parts if n)
 
 
-def result_cells(result: MethodResult) -> tuple[str, str, str, str, str, str]:
-    """Return the cells of a method: accuracy, interval, passes, their parts, cache positions, milliseconds."""
-    begin, end = result.cache_positions
-    return (
-        format_accuracy(result.accuracy),
-        format_interval(result.accuracy),
-        format_count(sum(result.passes)),
-        format_passes(result.passes),
-        f"{format_count(begin)} → {format_count(end)}",
-        "–" if result.latency is None else f"{result.latency.median:.1f}",
-    )
+POSITIONS = Column("positions", lambda result: " → ".join(map(format_count, result.row.mean_cache_positions)))
+MILLISECONDS = Column("ms", lambda result: "–" if result.row.latency is None else f"{result.row.latency.median:.1f}")
+TERMINAL_COLUMNS = (
+    Column("", lambda result: result.title, is_text=True),
+    Column("accuracy", lambda result: format_accuracy(result.row.accuracy)),
+    Column("95 % interval", lambda result: format_interval(result.row.accuracy)),
+    Column(
+        "passes",
+        lambda result: f"{format_count(result.num_passes)} = {'+'.join(map(format_count, result.row.mean_passes))}",
+    ),
+    POSITIONS,
+    MILLISECONDS,
+)
+PAGE_COLUMNS = (
+    Column("method", lambda result: f"{result.title}{' (control)' if result.is_control else ''}", is_text=True),
+    Column("how it answers", lambda result: result.description, is_text=True),
+    Column(
+        "accuracy, 95 % interval",
+        lambda result: f"{format_accuracy(result.row.accuracy)} ({format_interval(result.row.accuracy)})",
+    ),
+    Column("forward passes", lambda result: format_passes(result.row.mean_passes)),
+    POSITIONS._replace(title="cache positions"),
+    MILLISECONDS,
+)
 
 
-def build_table(report: ComparisonReport) -> Table:
+def build_terminal_table(report: ComparisonReport) -> Table:
     """Return the table for a terminal; controls follow after an empty line."""
-    rows: list[Sequence[str]] = []
-    for i, result in enumerate(report.results):
-        if result.is_control and i and not report.results[i - 1].is_control:
-            rows.append(())
-        accuracy, interval, total, _, positions, ms = result_cells(result)
-        passes = f"{total} = {'+'.join(map(format_count, result.passes))}"
-        rows.append((result.title, accuracy, interval, passes, positions, ms))
-    return Table(("", "accuracy", "95 % interval", "passes", "positions", "ms"), rows)
+    table = build_table(TERMINAL_COLUMNS, report.results)
+    rows = [*table.rows]
+    first_control = next((i for i, result in enumerate(report.results) if result.is_control), 0)
+    return table._replace(rows=[*rows[:first_control], (), *rows[first_control:]] if first_control else rows)
 
 
 def format_footnotes(report: ComparisonReport) -> str:
     """Return the lines under the table."""
-    answer, share = report.majority_baseline
+    answer, share = report.first_row.results[0].majority_baseline
     lines = [
-        f'majority baseline {format_percent(share)} % (always "{answer}"); {report.num_questions:,} unseen problems, '
-        f"n={len(report.seeds)}",
+        f'majority baseline {format_percent(share)} % (always "{answer}"); {report.first_row.accuracy.num_items:,} '
+        f"unseen problems, n={len(report.seeds)}",
         "passes: prompt + latent setup + latent + answer; positions in the cache when the answer begins and ends; "
         "ms: one question at a time",
         "",
@@ -211,14 +206,8 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
         {
             "name": result.name,
             "is_control": result.is_control,
-            "accuracy": result.accuracy._asdict(),
-            "passes": dict(zip(PassCounts._fields, result.passes, strict=True)) | {"total": sum(result.passes)},
-            "cache_positions": {
-                "begin": result.cache_positions[0],
-                "end": result.cache_positions[1],
-                "bytes": result.cache_positions[1] * result.bytes_per_position,
-            },
-            "milliseconds": result.latency and result.latency._asdict(),
+            **result.row.costs_to_json(),
+            "milliseconds": result.row.latency and result.row.latency._asdict(),
             "cot_accuracy": list(result.cot_accuracy),
             "iteration_sweep": {str(n): list(shares) for n, shares in result.iteration_sweep.items()},
             "training_seconds": list(result.training_seconds),
@@ -229,12 +218,13 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
         {"other": c.other.name, **c.difference._asdict(), "is_significant": c.is_significant, "text": c.text}
         for c in compare_to_focus(report)
     ]
+    first = report.first_row.results[0]
     return {
         "schema": 2,
-        "protocol": report.protocol,
+        "protocol": first.protocol,
         "seeds": list(report.seeds),
-        "questions": report.num_questions,
-        "majority_baseline": dict(zip(("answer", "share"), report.majority_baseline, strict=True)),
+        "questions": len(first.records),
+        "majority_baseline": dict(zip(("answer", "share"), first.majority_baseline, strict=True)),
         "rows": rows,
         "comparisons": comparisons,
         "caveats": list_caveats(report),
@@ -249,16 +239,16 @@ def list_caveats(report: ComparisonReport) -> list[str]:
         runs = "one run" if len(report.seeds) == 1 else f"{len(report.seeds)} runs"
         caveats.append(f"Seeds: {runs} of each. Intervals hold for these runs; another seed may fall outside them.")
     if focus and cot:
-        passes, cot_passes = sum(focus.passes), sum(cot.passes)
-        if passes >= cot_passes:
+        if focus.num_passes >= cot.num_passes:
             caveats.append(
-                f"No passes are saved: {focus.title} takes {format_count(passes)} per question, the chain "
-                f"{format_count(cot_passes)}."
+                f"No passes are saved: {focus.title} takes {format_count(focus.num_passes)} per question, the chain "
+                f"{format_count(cot.num_passes)}."
             )
-        if focus.cache_positions[1] >= cot.cache_positions[1]:
+        end, cot_end = (result.row.mean_cache_positions[1] for result in (focus, cot))
+        if end >= cot_end:
             caveats.append(
-                f"The cache is not shorter: {format_count(focus.cache_positions[1])} positions at the end, "
-                f"{format_count(cot.cache_positions[1])} with the chain."
+                f"The cache is not shorter: {format_count(end)} positions at the end, {format_count(cot_end)} with the "
+                "chain."
             )
     for c in compare_to_focus(report):
         if not c.is_significant and c.other.is_control and focus:
@@ -279,7 +269,7 @@ def render_report(report: ComparisonReport) -> str:
         table = render_facts([(f"over {c.other.title}", c.text) for c in compared])
         sections.append(PageSection(f"Differences from {focus.title}", [about, table]))
     if report.inspection:
-        sections.append(PageSection("One question inspected", inspection_blocks(report, report.inspection)))
+        sections.append(PageSection("One question inspected", inspection_blocks(report.inspection)))
     caveats, differences = list_caveats(report), report.recipe_differences
     table = Table(("key", "here", "why"), differences, num_text_columns=3)
     facts = [("command", report.command)] if report.command else []
@@ -295,43 +285,23 @@ def render_report(report: ComparisonReport) -> str:
 
 def results_blocks(report: ComparisonReport) -> list[str]:
     """Return the plots and the table of results."""
-    answer, floor = report.majority_baseline
-    rows = [
-        (
-            f"{result.title}{' (control)' if result.is_control else ''}",
-            result.description,
-            f"{accuracy} ({interval})",
-            passes,
-            positions,
-            ms,
-        )
-        for result in report.results
-        for accuracy, interval, _, passes, positions, ms in [result_cells(result)]
-    ]
-    header = ("method", "how it answers", "accuracy, 95 % interval", "forward passes", "cache positions", "ms")
+    first = report.first_row
+    answer, floor = first.results[0].majority_baseline
     n = "" if len(report.seeds) >= MIN_SEEDS else f" n={len(report.seeds)}."
     about = (
-        f"{report.num_questions:,} unseen problems, judged by the {report.protocol}.{n} The majority baseline, always "
-        f"“{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at its end. "
-        "Milliseconds: batch size 1, greedy, median. A control is the same training with one part removed or replaced."
+        f"{first.accuracy.num_items:,} unseen problems, judged by the {first.results[0].protocol}.{n} The majority "
+        f"baseline, always “{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at "
+        "its end. Milliseconds: batch size 1, greedy, median. A control is the same training with one part removed or "
+        "replaced."
     )
-    table = render_table(Table(header, rows, num_text_columns=2))
-    return [*(plot_results(report) if has_matplotlib() else [NO_PLOTS]), table, about]
+    plots = render_plots(plot_results(report, 100 * floor)) if has_matplotlib() else NO_PLOTS
+    return [plots, render_table(build_table(PAGE_COLUMNS, report.results)), about]
 
 
-def plot_results(report: ComparisonReport) -> list[str]:
-    """Return plots of accuracy, learning curves and Jacobi iterations."""
-    floor = 100 * report.majority_baseline[1]
-    bars = [
-        (
-            r.title,
-            100 * r.accuracy.mean,
-            100 * r.accuracy.low,
-            100 * r.accuracy.high,
-            2 if r.is_control else r.color_index,
-        )
-        for r in report.results
-    ]
+def plot_results(report: ComparisonReport, floor: float) -> list[PagePlot]:
+    """Return plots of accuracy, learning curves and Jacobi iterations; `floor` is the majority baseline in percent."""
+    accuracies = [(r, r.row.accuracy, 2 if r.is_control else r.color_index) for r in report.results]
+    bars = [(r.title, 100 * x.mean, 100 * x.low, 100 * x.high, color) for r, x, color in accuracies]
     image = plot_bars(bars, x_label="accuracy, %", alt_text="Accuracy", floor=floor)
     plots = [PagePlot("Accuracy", "Dark line: 95 % interval. Dashed: majority baseline.", image)]
     methods = [result for result in report.results if not result.is_control]
@@ -351,21 +321,21 @@ def plot_results(report: ComparisonReport) -> list[str]:
         image = plot_lines(sweeps, x_label="Jacobi iterations", alt_text="Accuracy by Jacobi iterations", **percent)
         trained = ", ".join(f"{r.title} {r.trained_iterations}" for r in methods if r.trained_iterations is not None)
         plots.append(PagePlot("Jacobi iterations at test time", f"Trained with: {trained}.", image))
-    return [render_plots(plots)]
+    return plots
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[float, float]]:
     """Return the mean over seeds of learning curves, in percent, at the steps that all have."""
-    common = set.intersection(*({step for step, _ in curve} for curve in curves if curve))
-    by_step = {step: [share for curve in curves for s, share in curve if s == step] for step in sorted(common)}
-    return [(step, 100 * float(np.mean(shares))) for step, shares in by_step.items()]
+    by_seed = [dict(curve) for curve in curves if curve]
+    common = sorted(set.intersection(*map(set, by_seed)))
+    return [(step, 100 * float(np.mean([curve[step] for curve in by_seed]))) for step in common]
 
 
-def inspection_blocks(report: ComparisonReport, inspection: QuestionInspection) -> list[str]:
-    """Return what one question shows of the latents."""
+def inspection_blocks(inspection: QuestionInspection) -> list[str]:
+    """Return what the first question shows of the latents."""
     lens = inspection.lens
     summary = QuestionSummary("".join(lens.question), "", lens.chain, None, None, (inspection,), DIGIT)
-    blocks = [f"{report.inspection_title}: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
+    blocks = [f"The first test problem: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
     if inspection.best_tokens:
         tokens = ", ".join(f"{m + 1} {token} {100 * x:.0f} %" for m, (token, x) in enumerate(inspection.best_tokens))
         blocks.append(f"Each latent is distilled towards, with the share of layers and heads that chose it: {tokens}.")
