@@ -15,6 +15,11 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.distillation import distillation_loss
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
+from laconic.config.recipe import ModelConfig
+from laconic.experiment.build_model import describe_untrained_vectors, resolve_summary_init
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import generate
+from laconic.models.decoder import Decoder
 from tests.compression.documents import compressor, distilled_compressor, documents, run_step, short_books
 from tests.models.fixtures import assert_close, fresh, noise
 from tests.oracles.compare import agree
@@ -105,6 +110,43 @@ def test_untrained_memory_reads_as_the_last_tokens(name: str) -> None:
         prefix = torch.cat([prefix, ids[:, -3:]], 1)
         expected = decoder(decoder.embed(torch.cat([prefix, text], 1))).hidden_states[:, prefix.shape[1] :]
         assert_close(method.read_text(text, None, memory), expected)
+
+
+def test_untrained_memory_harms_less_than_raw_states(shared: Path) -> None:
+    """On stories by a pretrained Llama, raw hidden states cost nats, and last tokens save some."""
+    decoder, saved = Decoder.from_pretrained(shared / "models" / "stories260k"), {}
+    sampling = GenerationConfig(max_tokens=96, temperature=1.0, eos_token_ids=())
+    ids = torch.tensor([story.token_ids for story in generate(decoder, input_ids=[[1]] * 16, config=sampling)])
+    text, after = ids.split([64, 32], 1)
+    mask = torch.ones_like(after, dtype=torch.bool)
+    for start in ("eos", "last_tokens"):
+        config = CompressionConfig(max_vectors=8, summary_init=start)  # type: ignore[arg-type]
+        method = AutoCompressor(decoder, SummaryParameters(decoder, config, eos_token_id=2), config, total_steps=1)
+        change = method.nll(after, mask, mask) - method.nll(after, mask, mask, method.compress(text))
+        saved[start] = float(change.mean()) / 31
+    assert saved["eos"] < -0.1
+    assert saved["last_tokens"] > 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [(LAST, "last 4 tokens"), ({"summary_map": "scale"}, "scaled to the norm"), ({}, "times as long as token")],
+)
+def test_describe_untrained_vectors(shared: Path, settings: dict[str, Any], note: str) -> None:
+    decoder = Decoder.from_pretrained(shared / "models" / "stories260k")
+    config = CompressionConfig(max_vectors=4, **settings)
+    assert note in describe_untrained_vectors(decoder, config, torch.arange(32)[None])
+
+
+def test_resolve_summary_init() -> None:
+    """A checkpoint's vectors begin as the last tokens where they can; all others, and explicit keys, as the paper's."""
+    checkpoint, new = ModelConfig(name="smollm2"), ModelConfig(family="llama", tokenizer="bytes")
+    plain, pooled = CompressionConfig(), CompressionConfig(summary="pool")
+    resolved = [
+        resolve_summary_init(*pair).summary_init for pair in ((plain, checkpoint), (pooled, checkpoint), (plain, new))
+    ]
+    assert resolved == ["last_tokens", "eos", "eos"]
+    assert resolve_summary_init(CompressionConfig(summary_init="normal"), checkpoint).summary_init == "normal"
 
 
 def test_untrained_vectors_get_a_gradient() -> None:

@@ -166,7 +166,7 @@ def fifo(blocks: list[list[int]], budget: int, *, slots: bool = False, newest: b
 
 def begun_as_last_tokens(
     x: Tensor, mask: Tensor, z: Tensor, W: Tensor, r: float, K: int,
-    *, first: bool = False, pads: bool = False, norm: str = "rms", scaled: bool = True, transposed: bool = False,
+    *, first: bool = False, pads: bool = False, norm: str = "l2", scaled: bool = True, transposed: bool = False,
     alone: bool = False,
 ) -> Tensor:  # fmt: skip
     """VL29: the vectors of each row; a text of c < K tokens is followed by repetitions of its last one."""
@@ -290,7 +290,7 @@ MISREAD = {
     "VL29": {
         "the first tokens": lambda *arguments: begun_as_last_tokens(*arguments, first=True),
         "pads counted": lambda *arguments: begun_as_last_tokens(*arguments, pads=True),
-        "divided by the L2 norm": lambda *arguments: begun_as_last_tokens(*arguments, norm="l2"),
+        "divided by the rms": lambda *arguments: begun_as_last_tokens(*arguments, norm="rms"),
         "r forgotten": lambda *arguments: begun_as_last_tokens(*arguments, scaled=False),
         "W transposed": lambda *arguments: begun_as_last_tokens(*arguments, transposed=True),
         "without the tokens": lambda *arguments: begun_as_last_tokens(*arguments, alone=True),

@@ -260,9 +260,12 @@ class SummaryParameters(nn.Module):
 def add_mapped_states(
     last_embeds: Float[Tensor, "*B D"], z: Float[Tensor, "*B D"], W: Float[Tensor, "D D"], r: Float[Tensor, ""]
 ) -> Float[Tensor, "*B D"]:
-    """Eq. VL29: the embeddings x of the last tokens + W r z / rms(z), in the dtype of z; W is 0 at the beginning."""
-    x = r * z.shape[-1] ** 0.5 * F.normalize(z.to(W.dtype), dim=-1)
-    return (last_embeds.to(W.dtype) + F.linear(x, W)).to(z.dtype)
+    """Eq. VL29: the embeddings x of the last tokens + W r z / |z|, in the dtype of z; W is 0 at the beginning.
+
+    W has D x D entries, and each moves by the learning rate in a step of AdamW: for a state of norm r rather than of
+    rms r, one step moves a vector by a few hundredths of its length at a learning rate of 1e-3.
+    """
+    return (last_embeds.to(W.dtype) + F.linear(r * F.normalize(z.to(W.dtype), dim=-1), W)).to(z.dtype)
 
 
 def last_token_embeds(

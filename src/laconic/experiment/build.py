@@ -15,6 +15,8 @@ from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.interfaces import TrainingData
 
+NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -58,5 +60,9 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
     }
-    checkpoint = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
-    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, rows.notes)
+    checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
+    if recipe.model.name is not None and parts.summary_parameters is not None:
+        input_ids = data.batch([0], 0, 0).to(device).input_ids[:, :NOTE_TOKENS]
+        config = parts.summary_parameters.config
+        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids))
+    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from laconic.compression.memory_policy import check_fits
 from laconic.compression.summary_tokens import SummaryParameters
@@ -218,6 +219,27 @@ def resolve_summary_init(config: CompressionConfig, model: ModelConfig) -> Compr
         return config
     copies = model.name is not None and config.can_copy_last_tokens
     return config.model_copy(update={"summary_init": "last_tokens" if copies else "eos"})
+
+
+@torch.no_grad()
+def describe_untrained_vectors(decoder: Decoder, config: CompressionConfig, input_ids: Int[Tensor, "B T"]) -> str:
+    """Return a note on what the decoder reads in place of a segment before training.
+
+    Args:
+        decoder: A pretrained decoder.
+        config: Compression settings.
+        input_ids: Text that hidden states are measured on.
+    """
+    if config.summary_init == "last_tokens":
+        return f"untrained summary vectors are the last {config.fixed_length} tokens of a segment, which do no harm"
+    if config.resolved_summary_map != "none":
+        return "untrained summary vectors are hidden states scaled to the norm of token embeddings; they may do harm"
+    embeds = decoder.embed(input_ids)
+    ratio = decoder(embeds).hidden_states.norm(dim=-1).mean() / embeds.norm(dim=-1).mean()
+    return (
+        f"untrained summary vectors are hidden states, {float(ratio):.0f} times as long as token embeddings; they may "
+        'do harm: compression.summary_init = "last_tokens" does none'
+    )
 
 
 def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:
