@@ -82,6 +82,13 @@ class NormalizesLoss(Protocol):
         ...
 
 
+def weigh_mean_over_rows(output: StepOutput, part: Any, num_parts: int) -> StepOutput:
+    """Scale a mean over the rows of one part of a micro-batch to its share of the mean over the whole update."""
+    weight = part.B / part.loss_denominators["rows"] / num_parts
+    metrics = {name: value * weight for name, value in output.metrics.items()}
+    return StepOutput(output.loss * weight, metrics, output.state)
+
+
 @runtime_checkable
 class AnswersQuestions(Protocol):
     """Optional part of a method: answer questions, for evaluation and `laconic.load`.

@@ -11,7 +11,7 @@ from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.interfaces import TrainingData
-from laconic.training.step import compute_update_index
+from laconic.training.row_order import compute_update_index
 
 T, LENGTHS = 8, (41, 8, 1, 64, 30, 9)
 BOOKS = [

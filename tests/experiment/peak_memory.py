@@ -18,7 +18,8 @@ from laconic.experiment.methods import build_method
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import SingleProcess
-from laconic.training.step import UpdateIndex, Updater
+from laconic.training.row_order import UpdateIndex
+from laconic.training.step import Updater
 
 
 class OneBatch:

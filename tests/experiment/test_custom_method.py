@@ -20,7 +20,8 @@ from laconic.experiment.custom_method import describe_method_source, import_meth
 from laconic.experiment.reasoner import Reasoner
 from laconic.interfaces import StepOutput
 from laconic.training.ranks import SingleProcess
-from laconic.training.step import Updater, compute_update_index
+from laconic.training.row_order import compute_update_index
+from laconic.training.step import Updater
 from tests.conftest import REPO, TINY_RECIPE, RunCli
 from tests.house.source import blocks
 from tests.house.test_walk import ReasoningData

@@ -10,7 +10,8 @@ from laconic.batches import DocumentBatch, ReasoningBatch
 from laconic.config.training import TrainingConfig
 from laconic.nested.language_model import NestedLanguageModel
 from laconic.training.ranks import SingleProcess
-from laconic.training.step import Updater, compute_update_index
+from laconic.training.row_order import compute_update_index
+from laconic.training.step import Updater
 from tests.compression.compressors import reader
 from tests.house.walk import count_lines, trace_files
 from tests.latent.batches import build_kava, reasoning_batch

@@ -10,7 +10,7 @@ from laconic.config.training import EarlyStopConfig
 from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageError
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from laconic.training.step import compute_update_index
+from laconic.training.row_order import compute_update_index
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, toy_config

@@ -36,7 +36,8 @@ from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, m
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import SingleProcess
-from laconic.training.step import PRECISION_DTYPES, Updater, compute_update_index, get_loss_denominators
+from laconic.training.row_order import compute_update_index
+from laconic.training.step import PRECISION_DTYPES, Updater, get_loss_denominators
 
 GIB = 2**30
 OTHER_DEVICES = (24, 80)  # GiB

@@ -15,9 +15,10 @@ from laconic.training import nonfinite_report
 from laconic.training.checkpoint import ModelIO, StateDictIO
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.row_order import compute_update_index
 from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
 from laconic.training.signals import handle_signals
-from laconic.training.step import OptimizerBuilder, compute_update_index, get_random_state
+from laconic.training.step import OptimizerBuilder, get_random_state
 
 
 def train(

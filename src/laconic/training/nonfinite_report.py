@@ -14,7 +14,8 @@ from laconic.interfaces import Batch, LocatesNonFinite, TrainingData
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
-from laconic.training.step import UpdateIndex, Updater, UpdateResult, set_random_state
+from laconic.training.row_order import UpdateIndex
+from laconic.training.step import Updater, UpdateResult, set_random_state
 
 UNINITIALIZED_OPS = ("aten::empty", "aten::new_empty")
 

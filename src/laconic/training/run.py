@@ -24,15 +24,9 @@ from laconic.training.checkpoint import ModelIO, Progress
 from laconic.training.metrics import MetricsWriter
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
+from laconic.training.row_order import compute_update_index
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.step import (
-    OptimizerBuilder,
-    Updater,
-    UpdateResult,
-    compute_update_index,
-    get_random_state,
-    set_random_state,
-)
+from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
 
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 6  # on the progress line; metrics.jsonl has all

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +18,11 @@ from laconic.interfaces import (
     ResetsOptimizer,
     StepOutput,
     TrainingData,
+    weigh_mean_over_rows,
 )
-from laconic.rng import permuted_index
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
+from laconic.training.row_order import UpdateIndex
 
 MAX_HALVINGS = 3  # of the micro-batch in one run
 MEMORY_ADVICE = (
@@ -31,25 +31,6 @@ MEMORY_ADVICE = (
 )
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
 PRECISION_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class UpdateIndex(NamedTuple):
-    """Number of an update, its epoch, and the rows of all ranks."""
-
-    step: int
-    epoch: int
-    rows: tuple[int, ...]
-
-
-def compute_update_index(config: TrainingConfig, seed: int, step: int, num_rows: int) -> UpdateIndex:
-    """Return the rows of an update, a pure function of its arguments, so that resuming needs only the step.
-
-    Stateful training reads the rows in order, so that each row continues where it was in the update before.
-    """
-    epoch, i = divmod(step, config.updates_per_epoch(num_rows))
-    positions = np.arange(i * config.batch_size, min((i + 1) * config.batch_size, num_rows))
-    rows = positions if config.stateful else permuted_index(seed, epoch, positions, num_rows)
-    return UpdateIndex(step, epoch, tuple(rows.tolist()))
 
 
 def learning_rate_at(config: TrainingConfig, step: int, num_steps: int, num_warmup: int) -> float:
@@ -273,13 +254,6 @@ class Updater:
 def get_loss_denominators(method: nn.Module, batch: Batch) -> Mapping[str, float]:
     """Return a method's denominators of a batch, or the number of rows for one whose loss is a mean over rows."""
     return method.loss_denominators(batch) if isinstance(method, NormalizesLoss) else {"rows": float(batch.B)}
-
-
-def weigh_mean_over_rows(output: StepOutput, part: Any, num_parts: int) -> StepOutput:
-    """Scale a mean over the rows of one part of a micro-batch to its share of the mean over the whole update."""
-    weight = part.B / part.loss_denominators["rows"] / num_parts
-    metrics = {name: value * weight for name, value in output.metrics.items()}
-    return StepOutput(output.loss * weight, metrics, output.state)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
