@@ -1,6 +1,6 @@
 """Language models that use few vectors instead of many tokens: latent reasoning, context compression, nested learning.
 
-Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`, `load_tokenizer`.
+Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`, `load_tokenizer`, `quantize_decoder`.
 Latent reasoning: `Kava`, `Codi`, `Pccot`, `Coconut`, `Icot`, `Cot`, `NoCot` on `LatentThoughts`.
 Context compression: `AutoCompressor` writes `SummaryMemory`.
 Nested learning: `Hope`, `HopeAttention`, `CMS`, `Titans` update `FastWeightState`; optimizers `DGD` and `M3`.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from laconic.models.cache import KVCache
     from laconic.models.config import DecoderConfig
     from laconic.models.decoder import Decoder, DecoderOutput
+    from laconic.models.quantize import quantize_decoder
     from laconic.nested.cms.layer import CMS
     from laconic.nested.hope.config import HopeConfig
     from laconic.nested.hope.model import Hope, HopeAttention
@@ -48,6 +49,7 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "DecoderOutput",
+    "quantize_decoder",
     "KVCache",
     "GenerationConfig",
     "Generation",
@@ -84,6 +86,7 @@ _LOCATIONS = {
     "Decoder": "laconic.models.decoder",
     "DecoderConfig": "laconic.models.config",
     "DecoderOutput": "laconic.models.decoder",
+    "quantize_decoder": "laconic.models.quantize",
     "KVCache": "laconic.models.cache",
     "GenerationConfig": "laconic.generation.config",
     "Generation": "laconic.generation.generate",

@@ -187,6 +187,8 @@ def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str 
     """Return the layers to wrap; a text other than "all-linear" is a pattern over whole names."""
     maps = {name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     inside = {name.rsplit(".", 1)[-1] for name in maps if name.startswith(decoder.weight_names.layers)}
+    if not inside:
+        raise InputError("the decoder has no float linear layers; quantise it after training, not before")
     if requested == "all-linear":
         return sorted(inside)
     if not requested:

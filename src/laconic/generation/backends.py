@@ -8,12 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.generation.state import DecodeState
-from laconic.generation.static_cache import MAX_COPY_BYTES, StaticCacheDecoder, fuse_weights, is_stock_decoder
+from laconic.generation.static_cache import StaticCacheDecoder, copy_budget, fuse_weights, is_stock_decoder
 from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-
-MIN_STEPS_FOR_COPIES = 16  # for fewer steps, copying the weights costs more than it saves
 
 
 class CacheBackend:
@@ -91,8 +89,7 @@ def choose_backend(
     assert isinstance(state, KVCache)
     if steps == 0 or not is_stock_decoder(decoder) or state.keys[0].dtype != decoder.token_embedding.weight.dtype:
         return CacheBackend(decoder, state)
-    copy_bytes = MAX_COPY_BYTES if steps > MIN_STEPS_FOR_COPIES else 0
-    return StaticCacheDecoder(fuse_weights(decoder, copy_bytes, state.B), state, steps)
+    return StaticCacheDecoder(fuse_weights(decoder, copy_budget(decoder, state.B, steps), state.B), state, steps)
 
 
 def final_state(backend: DecodeBackend, row: int, last_id: int, S: int) -> DecodeState | RecurrentState:

@@ -8,7 +8,7 @@ Shapes: L layers, B rows, H query heads in G groups of R, E head size.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,22 +16,25 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.block import Block, LayerNorm, Namespace, RMSNorm, gated_mlp_hidden, mlp_hidden
+from laconic.models.block import Block, Namespace, gated_mlp_hidden, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.positions import default_position_ids
+from laconic.models.quantize import PLAIN_MODULES, Int8Linear
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
 MIN_NEW_SLOTS = (
     1024  # slots allocated at once, if as many steps remain; a full buffer is replaced by one twice as large
 )
-MAX_COPY_BYTES = 256 * 2**20  # weights beyond this are used in place instead of copied
+MAX_COPY_BYTES = 256 * 2**20  # weights beyond this are used in place instead of copied, see `copy_budget`
+MAX_COPY_SHARE = 0.25  # of the weights of a model that is larger than MAX_COPY_BYTES
 # oneDNN's packed layout is the one private API in this package: for batches it makes decoding 1.2 to 1.4 times as fast
 # (benchmarks/decoding.py misses a target without it), for a single row a plain copy is faster.
 MIN_PACKED_ROWS, MIN_PACKED_NUMEL = 4, 2**18
+MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
 ONEDNN: Any = torch.ops.mkldnn
-STOCK_MODULES = (Decoder, nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)
+STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks")
 
 LinearFn = Callable[[Tensor], Tensor]
@@ -79,7 +82,7 @@ class FusedWeights(NamedTuple):
 
 
 def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_rows: int = 1) -> FusedWeights:
-    """Fuse the linear layers that share an input; copy as many weights as fit into `max_copy_bytes`.
+    """Fuse the linear layers that share an input; copy as many weights as fit into `max_copy_bytes`, the head first.
 
     `num_rows` is the batch size of the steps, which decides the layout of the copies.
     """
@@ -87,16 +90,23 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
     token_embedding = decoder.token_embedding.weight
     remaining = max_copy_bytes
 
-    def fuse(layers: Sequence[tuple[Tensor, Tensor | None]]) -> LinearFn:
+    def fuse(modules: Sequence[nn.Module]) -> LinearFn:
         nonlocal remaining
-        size = sum(w.nbytes for w, _ in layers)
+        size = sum(m.weight.nbytes for m in modules if isinstance(m.weight, Tensor))
+        int8_layers = [m for m in modules if isinstance(m, Int8Linear)]
+        if len(int8_layers) == 1:
+            return int8_layers[0].multiply
         should_copy = size <= remaining
         remaining -= size if should_copy else 0
-        return fuse_linear(layers, should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
+        if int8_layers:
+            if should_copy:
+                return Int8Linear.concat(int8_layers).multiply
+            return partial(concat_outputs, [layer.multiply for layer in int8_layers])
+        weights = [(m.weight, m.bias if isinstance(m, nn.Linear) else None) for m in modules]
+        return fuse_linear(cast(Any, weights), should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
 
     def fuse_roles(block: Block, *roles: str) -> LinearFn:
-        modules = [block.submodule(role) for role in roles]
-        return fuse([(m.weight, m.bias) for m in modules if isinstance(m, nn.Linear)])
+        return fuse([block.submodule(role) for role in roles])
 
     def fuse_layer(i: int, block: Block) -> FusedLayer:
         return FusedLayer(
@@ -112,11 +122,23 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
             config.sliding_windows[i],
         )
 
+    lm_head = fuse([decoder.token_embedding if config.tie_word_embeddings else decoder.get_submodule(names.head)])
     layers = [fuse_layer(i, block) for i, block in enumerate(decoder.layers) if isinstance(block, Block)]
-    head = token_embedding if config.tie_word_embeddings else decoder.get_parameter(f"{names.head}.weight")
     positions = decoder.get_parameter(f"{names.position_embedding}.weight") if names.position_embedding else None
-    final_norm = decoder.get_submodule(names.final_norm)
-    return FusedWeights(config, token_embedding, positions, layers, final_norm, fuse([(head, None)]))
+    return FusedWeights(config, token_embedding, positions, layers, decoder.get_submodule(names.final_norm), lm_head)
+
+
+def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
+    """Return how many bytes to copy: none if that does not pay off in `steps`, a small model whole, else a quarter."""
+    if steps < (MIN_STEPS_TO_PACK if num_rows >= MIN_PACKED_ROWS else MIN_STEPS_TO_COPY):
+        return 0
+    num_bytes = sum(x.nbytes for x in (*decoder.parameters(), *decoder.buffers()))
+    return num_bytes if num_bytes <= MAX_COPY_BYTES else min(MAX_COPY_BYTES, int(MAX_COPY_SHARE * num_bytes))
+
+
+def concat_outputs(layers: Sequence[LinearFn], x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
+    """Apply layers of one input and concatenate their outputs."""
+    return layers[0](x) if len(layers) == 1 else torch.cat([layer(x) for layer in layers], -1)
 
 
 def fuse_linear(
@@ -125,7 +147,7 @@ def fuse_linear(
     """Return linear layers of one input as one function: a transposed or packed copy, or the weights in place."""
     if not copy:
         functions = [partial(F.linear, weight=w, bias=b) for w, b in weights_and_biases]
-        return functions[0] if len(functions) == 1 else lambda x: torch.cat([f(x) for f in functions], -1)
+        return partial(concat_outputs, functions)
     weight, bias = torch.cat([w for w, _ in weights_and_biases]), None
     if any(b is not None for _, b in weights_and_biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in weights_and_biases])
@@ -200,7 +222,7 @@ class StaticCacheDecoder:
         slots = self.buffer.select(3, self.num_filled).unbind(0)
         windows = {window: self.attention_window(window) for window in self.windows}
         for i, layer in enumerate(self.weights.layers):
-            z = layer.qkv(layer.norm1(x)).view(B, H + 2 * G, E)
+            z = layer.qkv(layer.norm1(x)).view(B, H + 2 * G, E).to(x.dtype)  # int8 layers return bfloat16
             qk = z[:, : H + G]
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat([layer.q_norm(z[:, :H]), layer.k_norm(z[:, H : H + G])], 1)
@@ -218,7 +240,7 @@ class StaticCacheDecoder:
             x = x + layer.down(self.mlp_hidden(layer.up(layer.norm2(x))))
         self.num_filled, self.remaining_steps = self.num_filled + 1, self.remaining_steps - 1
         hidden = self.weights.final_norm(x)
-        return hidden, self.weights.lm_head(hidden)
+        return hidden, self.weights.lm_head(hidden).to(x.dtype)
 
     def mlp_hidden(self, u: Float[Tensor, "B NF"]) -> Float[Tensor, "B F"]:
         """Apply the activation to gate and up side by side, or to up alone."""

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,10 +214,15 @@ def default_dtype(stored: Mapping[str, StoredTensor], config: DecoderConfig, dev
     """Return the stored dtype of the embedding; on a CPU float32, unless it is bfloat16 and the CPU is fast at it."""
     embedding = stored.get(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
     dtype = embedding.spec.dtype if embedding else config.dtype
-    is_fast = dtype == torch.bfloat16 and any(
-        getattr(torch.cpu, probe, bool)() for probe in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    )
-    return dtype if device.type != "cpu" or is_fast else torch.float32
+    is_fast = device.type != "cpu" or (dtype == torch.bfloat16 and has_fast_bfloat16(device))
+    return dtype if is_fast else torch.float32
+
+
+@cache
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Return whether matrix products in bfloat16 are faster than in float32: on GPUs, and on CPUs that have them."""
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return device.type != "cpu" or any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
@@ -289,6 +295,8 @@ def save_weights(
     if not max_shard_bytes > 0:
         raise UsageError(f"max_shard_bytes={max_shard_bytes:g} must be > 0")
     state = dict(checkpoint_tensors(module, config))
+    if any(tensor.dtype == torch.int8 for tensor in state.values()):
+        raise UsageError("int8 weights cannot be saved; save the float decoder, and quantise it after loading")
     adapter = next((name for name in state if ".lora_" in name or ".base_layer." in name), None)
     if adapter:
         raise UsageError(f"{adapter} belongs to an adapter; merge it first")
