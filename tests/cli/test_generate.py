@@ -205,3 +205,13 @@ def test_cpu_quota_limits_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
     assert read_cpu_quota(tmp_path) == 0.5
     assert count_cores() >= 1
+
+
+def test_generate_quantize(run_cli: RunCli, chat_model: Path) -> None:
+    flags = ("--max-tokens", 8, "--min-tokens", 8, "--logprobs")
+    plain, quantized = (
+        generate_json(run_cli, chat_model, "Once", *flags, *more) for more in ((), ("--quantize", "int8"))
+    )
+    assert quantized["weights"] == plain["weights"]
+    differences = [a - b for a, b in zip(*(x["generations"][0]["logprobs"] for x in (plain, quantized)), strict=True)]
+    assert 0 < abs(differences[0]) < 0.1

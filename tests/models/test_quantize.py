@@ -72,7 +72,7 @@ def test_quantized_decoder_is_near_the_float_decoder(name: str) -> None:
     with torch.no_grad():
         outputs = [d.logits(d(d.embed(IDS)).hidden_states) for d in (quantized, decoder)]
     assert 1e-4 < error(*outputs) < 0.1  # int8 changes the logits, but not by much
-    assert not list(quantized.parameters())[0].requires_grad
+    assert not next(iter(quantized.parameters())).requires_grad
 
 
 @pytest.mark.parametrize("name", FAMILIES)

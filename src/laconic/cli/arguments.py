@@ -18,6 +18,8 @@ OptionalStr = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 OptionalDtype = Annotated[DtypeName | None, arg(metavar="{float32,float64,bfloat16,float16}", help_behavior_hint="")]
 
+OptionalQuantization = Annotated[Literal["int8"] | None, arg(metavar="{int8}", help_behavior_hint="")]
+
 
 def parse_dtype(name: DtypeName | None) -> Any:
     """Return the torch dtype with this name, or None if there is no name."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalDtype, OptionalStr, parse_dtype, to_utf8
+from laconic.cli.arguments import OptionalDtype, OptionalQuantization, OptionalStr, parse_dtype, to_utf8
 from laconic.cli.files import write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.sampling_flags import SamplingFlags
@@ -54,6 +54,8 @@ class ChatCommand(SamplingFlags):
     """largest number of tokens of a reply"""
     dtype: OptionalDtype = None
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     revision: OptionalStr = None
@@ -92,6 +94,8 @@ class ChatCommand(SamplingFlags):
         system = None if self.system is None else to_utf8(self.system)
         dtype = parse_dtype(self.dtype)
         model = laconic.load(self.model, device=self.device, dtype=dtype, revision=self.revision)
+        if self.quantize and not isinstance(model, laconic.LanguageModel):
+            raise UsageError(f"--quantize: {self.model} is not a plain model; leave it out")
         if isinstance(model, laconic.TextCompressor):
             prefix = read_memories(model, self.memory) if self.memory else None
             return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
@@ -99,7 +103,8 @@ class ChatCommand(SamplingFlags):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
         if self.memory:
             raise UsageError(f"--memory: {self.model} is a plain model; give the run that wrote the memory")
-        return ChatSession(model.decoder, model.tokenizer, system=system)
+        decoder = laconic.quantize_decoder(model.decoder) if self.quantize else model.decoder
+        return ChatSession(decoder, model.tokenizer, system=system)
 
 
 def read_memories(compressor: "TextCompressor", paths: Sequence[Path]) -> "ChatPrefix | None":

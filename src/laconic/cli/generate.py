@@ -13,6 +13,7 @@ from laconic.cli.arguments import (
     OptionalDtype,
     OptionalInt,
     OptionalPath,
+    OptionalQuantization,
     OptionalStr,
     OutputFormat,
     parse_dtype,
@@ -81,6 +82,8 @@ class GenerateCommand(SamplingFlags):
     """for runs: generate the chain of thought before the answer"""
     dtype: OptionalDtype = None
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights to 8 bits, which decodes faster on CPUs and takes less memory"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     revision: OptionalStr = None
@@ -142,7 +145,7 @@ class GenerateCommand(SamplingFlags):
 
     def read_plain_prompts(self, kind: str) -> list[str]:
         """Return the prompts of a run as texts; raise `UsageError` (2) for flags of checkpoints."""
-        names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt")
+        names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt", "quantize")
         refuse_flags({name: getattr(self, name) for name in names}, f"not available for {kind}")
         return [row.text or "" for row in read_texts(self.prompts, self.file)]
 
@@ -163,6 +166,7 @@ class GenerateCommand(SamplingFlags):
                 revision=self.revision,
                 allow_missing=self.allow_missing,
             )
+            decoder = laconic.quantize_decoder(decoder) if self.quantize else decoder
             tokenizer = laconic.load_tokenizer(decoder.source_folder or self.model)
         ids = [row.encode(tokenizer) for row in rows]
         room = self.check_context(decoder, rows, ids)

@@ -144,4 +144,4 @@ def check_plain(decoder: Decoder) -> None:
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return all modules with their dotted names."""
-    return list(root.named_modules())
+    return list(root.named_modules())  # pyright: ignore[reportUnknownArgumentType]
