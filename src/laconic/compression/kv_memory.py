@@ -238,7 +238,7 @@ class KVMemory:
         omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
         cos, sin = rope.cos_sin_tables(offset[:, None], omega, 1.0, torch.float32)
         keys = tuple(
-            rope.rotate_pairs(k.float(), cos, sin).to(k.dtype) if config.has_rope(l) else k
+            k if l in config.nope_layers else rope.rotate_pairs(k.float(), cos, sin).to(k.dtype)
             for l, k in enumerate(self.keys)
         )
         positions = self.positions + offset[None, :, None, None] * self.valid[None, :, None]

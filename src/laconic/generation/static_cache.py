@@ -226,7 +226,7 @@ class StaticCacheDecoder:
             qk = z[:, : H + G]
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat([layer.q_norm(z[:, :H]), layer.k_norm(z[:, H : H + G])], 1)
-            if self.weights.config.has_rope(i):
+            if self.weights.config.rope is not None and i not in self.weights.config.nope_layers:
                 qk = torch.addcmul(qk * self.cos[t], qk.roll(E // 2, -1), self.sin[t])
             slots[2 * i].copy_(qk[:, H:])
             slots[2 * i + 1].copy_(z[:, H + G :])

@@ -194,7 +194,7 @@ class Block(nn.Module):
 
     def apply_rope(self, x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:
         """Rotate queries or keys; return them unchanged in layers without RoPE."""
-        if context.cos is None or context.sin is None or not self.config.has_rope(self.index):
+        if context.cos is None or context.sin is None or self.index in self.config.nope_layers:
             return x
         return rope.rotate_pairs(x, context.cos, context.sin)
 

@@ -131,10 +131,6 @@ class DecoderConfig:
             if self.rope.kind == "longrope" and len(g) != E // 2:
                 raise InputError(f"{name} has {len(g)} entries; head_dim={E} needs {E // 2}")
 
-    def has_rope(self, layer: int) -> bool:
-        """Return whether a layer rotates its queries and keys."""
-        return self.rope is not None and layer not in self.nope_layers
-
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of code that is not run."""
