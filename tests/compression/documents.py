@@ -89,13 +89,15 @@ def distilled_compressor(with_lora: bool) -> AutoCompressor:
     return AutoCompressor(decoder, summaries, config, total_steps=4, base_model_context=adapter.disable_adapter)
 
 
-def short_books() -> DocumentDataset:
+def short_books(*, pad_to_row_tokens: bool = False) -> DocumentDataset:
     """Rows of four segments, some of which end early."""
     texts = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((40, 22, 33, 21))]
     text = TextConfig(
         row_tokens=40, segment_tokens=10, segment_lengths="fixed", segments_per_window=2, segment_overlap=0
     )
-    return DocumentDataset(texts, tokenize_documents(texts, build_byte_tokenizer()), text, 0, 100)
+    return DocumentDataset(
+        texts, tokenize_documents(texts, build_byte_tokenizer()), text, 0, 100, pad_to_row_tokens=pad_to_row_tokens
+    )
 
 
 def some(cells: Sequence[Any], every: int) -> list[Any]:

@@ -186,16 +186,18 @@ def test_ranks_fsdp_with_documents_of_any_length(tmp_path: Path, compression: di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_lora", [False, True])
-def test_ranks_distillation_matches_one_process(tmp_path: Path, with_lora: bool) -> None:
-    config = toy_config(
-        batch_size=4, micro_batch_size=1, steps=3, learning_rate=1e-3, weight_decay=0.0, warmup_ratio=0.0
-    )
+@BOTH
+def test_ranks_distillation_matches_one_process(tmp_path: Path, parallel: Any) -> None:
+    def settings(**more: Any) -> TrainingConfig:
+        return toy_config(
+            batch_size=4, micro_batch_size=1, steps=3, learning_rate=1e-3, weight_decay=0.0, warmup_ratio=0.0, **more
+        )
 
     def work() -> None:
-        train_on_ranks(tmp_path / "two", config, distilled_compressor(with_lora), data=short_books())
+        rows = short_books(pad_to_row_tokens=parallel == "fsdp")
+        train_on_ranks(tmp_path / "two", settings(parallel=parallel), distilled_compressor(with_lora=True), data=rows)
 
-    run_training(tmp_path / "one", config, method=distilled_compressor(with_lora), data=short_books())
+    run_training(tmp_path / "one", settings(), method=distilled_compressor(with_lora=True), data=short_books())
     run_ranks_ok(tmp_path, work)
     assert trajectories_agree(tmp_path / "two", tmp_path / "one")
 
