@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,7 +217,6 @@ def default_dtype(stored: Mapping[str, StoredTensor], config: DecoderConfig, dev
     return dtype if is_fast else torch.float32
 
 
-@cache
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Return whether matrix products in bfloat16 are faster than in float32: on GPUs, and on CPUs that have them."""
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
