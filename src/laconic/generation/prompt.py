@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence, Sized
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,7 @@ from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.models.input_checks import check_inputs_embeds, dtype_name
 from laconic.models.positions import last_valid
 
+FIRST_PASS_CHUNKS = 8  # read at once on an empty cache, where attention needs no mask and is a quarter faster
 InputIds = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
 
 
@@ -210,20 +212,26 @@ def prefill(
     """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only."""
     last_hidden: Tensor | None = None
     all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
+    needs_no_mask = all_valid and state is None and not isinstance(decoder, StatefulLM)
+    chunks = split_prompt(T, chunk_size, FIRST_PASS_CHUNKS * chunk_size if needs_no_mask else chunk_size)
     read_chunk = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
     if on_prefill is not None:
         on_prefill(0, T)
-    for start in range(0, T, chunk_size):
-        columns = slice(start, start + chunk_size)
+    for columns in chunks:
         mask = prompt.attention_mask[:, columns]
         output = read_chunk(decoder, prompt, columns, state, None if all_valid else mask)
         hidden, state = last_valid(output.hidden_states, mask), output.cache
         last_hidden = hidden if last_hidden is None else torch.where(mask.any(1, keepdim=True), hidden, last_hidden)
         if on_prefill is not None:
-            on_prefill(min(start + chunk_size, T), T)
+            on_prefill(columns.stop, T)
     assert last_hidden is not None
     assert state is not None
-    return PrefillResult(last_hidden, state, -(-T // chunk_size))
+    return PrefillResult(last_hidden, state, len(chunks))
+
+
+def split_prompt(T: int, chunk_size: int, first_size: int) -> list[slice]:
+    """Return the columns of each pass over T positions."""
+    return [slice(start, stop) for start, stop in pairwise([0, *range(first_size, T, chunk_size), T])]
 
 
 def prefill_cache(
