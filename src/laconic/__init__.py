@@ -2,7 +2,7 @@
 
 Decoding: `Decoder`, `DecoderConfig`, `KVCache`, `generate`, `GenerationConfig`, `load_tokenizer`, `quantize_decoder`.
 Latent reasoning: `Kava`, `Codi`, `Pccot`, `Coconut`, `Icot`, `Cot`, `NoCot` on `LatentThoughts`.
-Context compression: `AutoCompressor` writes `SummaryMemory`.
+Context compression: `AutoCompressor` writes `SummaryMemory`; `compress_kv` writes `KVMemory` without training.
 Nested learning: `Hope`, `HopeAttention`, `CMS`, `Titans` update `FastWeightState`; optimizers `DGD` and `M3`.
 Checkpoints and trained runs: `load` returns a `LanguageModel`, `Reasoner`, `TextCompressor` or `NestedTextModel`.
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laconic.compression.autocompressor import AutoCompressor
+    from laconic.compression.kv_compress import KVCompressionConfig, compress_kv
+    from laconic.compression.kv_memory import KVMemory
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
     from laconic.errors import LaconicError
@@ -70,6 +72,9 @@ __all__ = [
     "Kava",
     "AutoCompressor",
     "SummaryMemory",
+    "KVMemory",
+    "KVCompressionConfig",
+    "compress_kv",
     "FastWeightState",
     "CMS",
     "Titans",
@@ -107,6 +112,9 @@ _LOCATIONS = {
     "Kava": "laconic.latent.kava",
     "AutoCompressor": "laconic.compression.autocompressor",
     "SummaryMemory": "laconic.compression.memory",
+    "KVMemory": "laconic.compression.kv_memory",
+    "KVCompressionConfig": "laconic.compression.kv_compress",
+    "compress_kv": "laconic.compression.kv_compress",
     "FastWeightState": "laconic.nested.state",
     "CMS": "laconic.nested.cms.layer",
     "Titans": "laconic.nested.titans.layer",

@@ -153,10 +153,11 @@ def rewrite(path: Path, tensors: dict[str, Any], metadata: dict[str, Any]) -> No
 DAMAGES: list[tuple[str, dict[str, Any]]] = [
     ("keys.0", {"keys.0": torch.zeros(1, 2, 3, 4)}),
     ("values.1", {"values.1": None}),
-    ("positions", {"positions": torch.full((2, 1, 2, 9), 9, dtype=torch.int32)}),
-    ("num_tokens", {"num_tokens": torch.tensor([0])}),
-    ("valid", {"valid": torch.ones(9, dtype=torch.bool)}),
-    ("not finite", {"keys.1": torch.full((1, 2, 9, 16), float("nan"))}),
+    ("positions", {"positions": torch.full((36,), 9, dtype=torch.int32)}),
+    ("positions", {"num_tokens": torch.tensor([0])}),
+    ("slots", {"slots": torch.tensor([[[9, -9]], [[9, 9]]])}),
+    ("keys.0", {"slots": torch.tensor([[[8, 9]], [[9, 10]]])}),
+    ("not finite", {"keys.1": torch.full((18, 16), float("nan"))}),
 ]
 
 

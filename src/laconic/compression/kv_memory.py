@@ -1,12 +1,12 @@
 """KV memory: the keys and values of a document that a model keeps, as an immutable value.
 
-Each layer and KV head keeps its own positions. Keys are stored as the decoder rotated them, so that a memory continues
+Each layer and KV head keeps its own positions, and perhaps its own number of them. Keys are stored as the decoder rotated them, so that a memory continues
 as the document's KV cache does: new tokens follow at the position after the document.
 
 Shapes: L layers, B documents, G KV heads, M slots, E head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,18 +32,17 @@ class KVMemory:
     Args:
         keys: Per layer, rotated keys [B, G, M, E], in ascending order of their positions.
         values: Per layer, values [B, G, M, E].
-        positions: Position in the document of each slot [L, B, G, M].
-        ranks: Importance of each slot within its head [L, B, G, M]; 0 is the most important.
-        valid: True at slots in use [B, M]; rows may have different numbers of them.
+        positions: Position of each slot [L, B, G, M].
+        ranks: The slots with ranks below m are a memory of m slots per head [L, B, G, M], on average over all heads.
+        valid: True at slots in use [L, B, G, M].
         num_tokens: Tokens read [B]; the next token has this position.
         metadata: The model that wrote the memory, the method, and the texts; None for a memory that is not saved.
 
     Example:
         >>> import torch, laconic
-        >>> from laconic.compression.kv_memory import KVMemory
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> cache = decoder(decoder.embed(torch.tensor([[1, 17, 42, 5]]))).cache
-        >>> memory = KVMemory.from_cache(cache).keep_top_slots(2)
+        >>> memory = laconic.KVMemory.from_cache(cache).keep_top_slots(2)
         >>> memory.M, memory.to_cache().S, memory.num_tokens.tolist()
         (2, 2, [4])
     """
@@ -52,14 +51,14 @@ class KVMemory:
     values: tuple[Float[Tensor, "B G M E"], ...]
     positions: Int[Tensor, "L B G M"]
     ranks: Int[Tensor, "L B G M"]
-    valid: Bool[Tensor, "B M"]
+    valid: Bool[Tensor, "L B G M"]
     num_tokens: Int[Tensor, " B"]
     metadata: KVMemoryMetadata | None = None
 
     def __repr__(self) -> str:
         shape = f"{len(self.keys)} layers, {self.keys[0].shape[1]} KV heads" if self.keys else "no layers"
-        tokens, slots = list(map(int, self.num_tokens)), list(map(int, self.num_slots))
-        return f"KVMemory({tokens} tokens in {slots} slots, {shape})"
+        tokens, slots = list(map(int, self.num_tokens)), [round(float(n), 1) for n in self.num_slots]
+        return f"KVMemory({tokens} tokens in {slots} slots per head, {shape})"
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
@@ -69,27 +68,36 @@ class KVMemory:
         ranks = torch.arange(cache.S - 1, -1, -1, device=cache.valid.device).expand(shape)
         num_tokens = 1 + F.pad(cache.positions.masked_fill(~cache.valid, -1), (1, 0), value=-1).amax(1)
         positions = cache.positions[None, :, None].expand(shape)
-        return cls(cache.keys, cache.values, positions, ranks, cache.valid, num_tokens, metadata)
+        valid = cache.valid[None, :, None].expand(shape)
+        if cache.head_valid:
+            valid = valid & torch.stack(cache.head_valid)[..., 0]
+        return cls(cache.keys, cache.values, positions, ranks, valid, num_tokens, metadata)
 
     @property
     def B(self) -> int:
         """Number of documents."""
-        return self.valid.shape[0]
+        return self.num_tokens.shape[0]
 
     @property
     def M(self) -> int:
-        """Number of slots of a head, valid or not."""
-        return self.valid.shape[1]
+        """Largest number of slots of a head, or more."""
+        return self.valid.shape[3]
 
     @property
-    def num_slots(self) -> Int[Tensor, " B"]:
-        """Number of slots in use of each document, equal in all heads and layers."""
-        return self.valid.sum(1)
+    def num_slots(self) -> Float[Tensor, " B"]:
+        """Slots in use per head, averaged over all heads and layers."""
+        return self.valid.sum(3).double().mean((0, 2))
+
+    @property
+    def has_equal_heads(self) -> bool:
+        """Whether all heads of a document use the same slots."""
+        return bool((self.valid == self.valid[:1, :, :1]).all())
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors: 2 L B G M E numbers of the keys' dtype, and the positions and ranks."""
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        """Size of the slots in use: 2 E numbers of the keys' dtype and 8 bytes each."""
+        numbers = 2 * self.keys[0].shape[3] * self.keys[0].element_size() if self.keys else 0
+        return int(self.valid.sum()) * (numbers + 8)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by its name in a saved file."""
@@ -106,7 +114,7 @@ class KVMemory:
             values=tuple(function(v, 2) for v in self.values),
             positions=function(self.positions, 3),
             ranks=function(self.ranks, 3),
-            valid=function(self.valid, 1),
+            valid=function(self.valid, 3),
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVMemory":
@@ -128,34 +136,38 @@ class KVMemory:
         A cache has one position per slot for all heads; these only determine where the next token stands. They are the
         largest of the heads, and `num_tokens` - 1 in the last slot of each row.
         """
-        slot = torch.arange(self.M, device=self.valid.device)
-        is_last = slot == (slot * self.valid).amax(1, keepdim=True)
-        positions = torch.where(is_last, self.num_tokens[:, None] - 1, self.positions.amax((0, 2)).long())
-        return KVCache(self.keys, self.values, positions * self.valid, self.valid)
+        valid, slot = self.valid.any(2).any(0), torch.arange(self.M, device=self.valid.device)
+        positions = self.positions.masked_fill(~self.valid, 0).amax((0, 2)).long()
+        is_last = slot == (slot * valid).amax(1, keepdim=True)
+        positions = torch.where(is_last, self.num_tokens[:, None] - 1, positions) * valid
+        heads = () if self.has_equal_heads else tuple(self.valid[..., None])
+        return KVCache(self.keys, self.values, positions, valid, heads)
 
     def keep_top_slots(self, num_slots: int) -> "KVMemory":
-        """Keep the `num_slots` most important slots of each head.
+        """Keep the most important slots: `num_slots` per head, on average over heads if the ranks compare heads.
 
         Raises:
             UsageError: If `num_slots` is below 1.
         """
         if num_slots < 1:
             raise UsageError(f"cannot keep {num_slots} slots; give 1 or more")
-        M = min(num_slots, self.M)
-        ranks = self.ranks.masked_fill(~self.valid[:, None], torch.iinfo(self.ranks.dtype).max)
-        order = ranks.argsort(dim=-1, stable=True)[..., :M].sort(-1).values
+        return replace(self, valid=self.valid & (self.ranks < num_slots)).compact()
+
+    def compact(self) -> "KVMemory":
+        """Move the slots in use of each head to the left, and drop those that no head uses."""
+        M = int(self.valid.sum(3).max()) if self.valid.numel() else 0
+        order = (~self.valid).long().argsort(dim=-1, stable=True)[..., :M]
 
         def gather(x: Tensor, index: Tensor) -> Tensor:
             return x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3]))
 
-        # every head of a row has the same number of valid slots, so any head's selection gives the row's mask
         return replace(
             self,
             keys=tuple(gather(k, i) for k, i in zip(self.keys, order, strict=True)),
             values=tuple(gather(v, i) for v, i in zip(self.values, order, strict=True)),
             positions=self.positions.gather(3, order),
             ranks=self.ranks.gather(3, order),
-            valid=self.valid.gather(1, order[0, :, 0]),
+            valid=self.valid.gather(3, order),
         )
 
     def select_rows(self, rows: list[int]) -> "KVMemory":
@@ -184,7 +196,7 @@ class KVMemory:
         M = max(memory.M for memory in memories)
         padded = [memory.map_slots(lambda x, dim, n=M - memory.M: pad_slots(x, dim, n)) for memory in memories]
         joined = {
-            name: torch.cat([m.tensors()[name] for m in padded], 1 if name in ("positions", "ranks") else 0)
+            name: torch.cat([m.tensors()[name] for m in padded], 1 if name in ("positions", "ranks", "valid") else 0)
             for name in first.tensors()
         }
         known = [memory.metadata for memory in memories if memory.metadata is not None]
@@ -213,20 +225,43 @@ class KVMemory:
         for memory in memories:
             moved.append(memory.shift_positions(config, start) if moved else memory)
             start = start + memory.num_tokens
-        shares = torch.cat([m.ranks / m.num_slots[:, None, None].clamp(min=1) for m in moved], 3)
+        sizes = [1 + m.ranks.masked_fill(~m.valid, -1).amax((0, 2, 3))[:, None, None] for m in moved]
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         return KVMemory(
             tuple(torch.cat(layer, 2) for layer in zip(*(m.keys for m in moved), strict=True)),
             tuple(torch.cat(layer, 2) for layer in zip(*(m.values for m in moved), strict=True)),
             torch.cat([m.positions for m in moved], 3),
-            shares.argsort(dim=-1, stable=True).argsort(-1),
-            torch.cat([m.valid for m in moved], 1),
+            torch.cat([merge_ranks(m.ranks, sizes, i) for i, m in enumerate(moved)], 3),
+            torch.cat([m.valid for m in moved], 3),
             start,
             KVMemoryMetadata.concat_documents(known) if known else None,
         )
 
     def shift_positions(self, config: DecoderConfig, offset: Int[Tensor, " B"]) -> "KVMemory":
-        """Return the memory as if its document began at position `offset` of each row.
+        """Return the memory as if its document began at position `offset` of each row. Raises like `move_slots`."""
+        positions = self.positions + offset[:, None, None]
+        return self.move_slots(config, positions, self.num_tokens + offset)
+
+    def renumber_slots(self, config: DecoderConfig) -> "KVMemory":
+        """Give the slots of every head consecutive positions from 0, as StreamingLLM does. Raises like `move_slots`.
+
+        Raises:
+            UsageError: If heads use different numbers of slots, so that the next token would have several positions.
+        """
+        if not self.has_equal_heads:
+            raise UsageError("renumber_slots: the heads have different numbers of slots; compress with equal_heads")
+        index = (self.valid.cumsum(3) - 1) * self.valid
+        return self.move_slots(config, index, self.valid[0, :, 0].sum(1))
+
+    def move_slots(
+        self, config: DecoderConfig, positions: Int[Tensor, "L B G M"], num_tokens: Int[Tensor, " B"]
+    ) -> "KVMemory":
+        """Rotate the keys on to other positions.
+
+        Args:
+            config: Architecture of the decoder that wrote the memory.
+            positions: New position of each slot.
+            num_tokens: Position of the next token of each row.
 
         Raises:
             UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
@@ -234,15 +269,16 @@ class KVMemory:
         if config.rope is None or config.rope.kind not in FIXED_FREQUENCIES:
             scheme = "learned positions" if config.rope is None else f"{config.rope.kind} RoPE"
             raise UsageError(f"memories of {config.family} with {scheme} cannot be moved; use one memory at a time")
-        longest = self.num_tokens + offset
-        omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
-        cos, sin = rope.cos_sin_tables(offset[:, None], omega, 1.0, torch.float32)
-        keys = tuple(
-            k if l in config.nope_layers else rope.rotate_pairs(k.float(), cos, sin).to(k.dtype)
-            for l, k in enumerate(self.keys)
-        )
-        positions = self.positions + offset[None, :, None, None] * self.valid[None, :, None]
-        return replace(self, keys=keys, positions=positions, num_tokens=longest)
+        keys = list[Tensor]()
+        for layer, (k, delta) in enumerate(zip(self.keys, (positions - self.positions).flatten(1, 2), strict=True)):
+            if layer in config.nope_layers:
+                keys.append(k)
+                continue
+            omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, delta[:, 0])
+            cos, sin = rope.cos_sin_tables(delta, omega, 1.0, torch.float32)
+            heads = k.float().flatten(0, 1)[:, None]
+            keys.append(rope.rotate_pairs(heads, cos, sin).view(k.shape).to(k.dtype))
+        return replace(self, keys=tuple(keys), positions=positions, num_tokens=num_tokens)
 
     def save(self, path: str | Path) -> None:
         """Save the memory to one safetensors file.
@@ -255,8 +291,15 @@ class KVMemory:
         if self.metadata is None:
             raise UsageError(f"{path}: this memory has no metadata that names its model; set `metadata` first")
         dtype = str(self.keys[0].dtype).removeprefix("torch.")
-        tensors = self.tensors() | {"positions": self.positions.int(), "ranks": self.ranks.int()}
-        save_kv_tensors(Path(path), tensors, replace(self.metadata, dtype=dtype))
+        tensors = self.tensors()
+        heads = {
+            f"{kind}.{i}": tensors[f"{kind}.{i}"][valid]
+            for kind in ("keys", "values")
+            for i, valid in enumerate(self.valid)
+        }
+        slots = {"positions": self.positions[self.valid].int(), "ranks": self.ranks[self.valid].int()}
+        counts = {"slots": self.valid.sum(3), "num_tokens": self.num_tokens}
+        save_kv_tensors(Path(path), heads | slots | counts, replace(self.metadata, dtype=dtype))
 
     @classmethod
     def load(cls, path: str | Path, reader: KVMemoryMetadata | None = None) -> "KVMemory":
@@ -272,8 +315,21 @@ class KVMemory:
         tensors, metadata = load_kv_tensors(Path(path))
         if reader is not None:
             metadata.check_reader(Path(path).name, reader)
-        slots = {name: tensors[name].long() for name in ("positions", "ranks")}
-        return from_tensors(tensors | slots, metadata)
+        slots = tensors["slots"]
+        valid = torch.arange(int(slots.max()), device="cpu") < slots[..., None]
+
+        def unpack(x: Tensor, valid: Tensor) -> Tensor:
+            padded = x.new_zeros(*valid.shape, *x.shape[1:])
+            padded[valid] = x
+            return padded
+
+        padded = {name: unpack(tensors[name].long(), valid) for name in ("positions", "ranks")}
+        padded |= {
+            f"{kind}.{i}": unpack(tensors[f"{kind}.{i}"], layer)
+            for kind in ("keys", "values")
+            for i, layer in enumerate(valid)
+        }
+        return from_tensors(padded | {"valid": valid, "num_tokens": tensors["num_tokens"]}, metadata)
 
 
 def from_tensors(tensors: dict[str, Tensor], metadata: KVMemoryMetadata | None) -> KVMemory:
@@ -282,6 +338,20 @@ def from_tensors(tensors: dict[str, Tensor], metadata: KVMemoryMetadata | None) 
     keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(L)) for kind in ("keys", "values"))
     slots = {name: tensors[name] for name in ("positions", "ranks", "valid", "num_tokens")}
     return KVMemory(keys, values, **slots, metadata=metadata)
+
+
+def merge_ranks(
+    ranks: Int[Tensor, "L B G M"], sizes: Sequence[Int[Tensor, "B 1 1"]], document: int
+) -> Int[Tensor, "L B G M"]:
+    """Return the ranks of one of several documents in a memory of all, so that each has its share of every size."""
+    merged = ranks.clone()
+    for other, size in enumerate(sizes):
+        scaled = ranks * size
+        if other < document:
+            merged += (scaled // sizes[document] + 1).minimum(size)
+        elif other > document:
+            merged += (-(-scaled // sizes[document])).minimum(size)
+    return merged
 
 
 def pad_slots(x: Tensor, dim: int, num_slots: int) -> Tensor:

@@ -168,26 +168,33 @@ def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
 
 
 def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> str | None:
-    """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
+    """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good.
+
+    Keys and values hold the slots in use of all documents and heads of a layer, one after the other; `slots` [L, B, G]
+    counts them.
+    """
     layers = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(metadata.layers)]
-    slots = {"positions": torch.int32, "ranks": torch.int32, "valid": torch.bool, "num_tokens": torch.long}
-    bad = min(tensors.keys() ^ {*layers, *slots}, default=None)
+    dtypes = {"positions": torch.int32, "ranks": torch.int32, "slots": torch.long, "num_tokens": torch.long}
+    bad = min(tensors.keys() ^ {*layers, *dtypes}, default=None)
+    bad = bad or next((name for name, dtype in dtypes.items() if tensors[name].dtype != dtype), None)
     if bad is not None:
         return bad
-    bad = next((name for name, dtype in slots.items() if tensors[name].dtype != dtype), None)
-    if bad is not None or tensors["valid"].ndim != 2:
-        return bad or "valid"
-    B, M = tensors["valid"].shape
-    head, dtype = (B, metadata.kv_heads, M, metadata.head_size), tensors[layers[0]].dtype if layers else None
-    shapes = {**dict.fromkeys(layers, head), "num_tokens": (B,)}
-    shapes |= dict.fromkeys(("positions", "ranks"), (metadata.layers, *head[:3]))
+    L, B, slots = metadata.layers, len(metadata.documents), tensors["slots"]
+    if tuple(slots.shape) != (L, B, metadata.kv_heads) or not slots.numel() or bool((slots < 0).any()):
+        return "slots"
+    shapes: dict[str, tuple[int, ...]] = {"num_tokens": (B,)}
+    shapes |= dict.fromkeys(("positions", "ranks"), (int(slots.sum()),))
+    for name in layers:
+        shapes[name] = (int(slots[int(name.partition(".")[2])].sum()), metadata.head_size)
     bad = next((name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape), None)
     if bad is not None:
         return bad
-    if len(metadata.documents) != B or not bool(((tensors["num_tokens"] >= 1) & tensors["valid"].any(1)).all()):
-        return "num_tokens"
-    bounds = tensors["num_tokens"][None, :, None, None]
-    if not bool(((tensors["positions"] >= 0) & (tensors["positions"] < bounds)).all()):
+    last = tensors["num_tokens"][None, :, None].expand_as(slots).flatten().repeat_interleave(slots.flatten()) - 1
+    positions = tensors["positions"]
+    if not bool(((positions >= 0) & (positions <= last)).all()):
         return "positions"
-    is_float = dtype is not None and dtype.is_floating_point and dtype.itemsize > 1
+    if bool((tensors["ranks"] < 0).any()):
+        return "ranks"
+    dtype = tensors[layers[0]].dtype
+    is_float = dtype.is_floating_point and dtype.itemsize > 1
     return next((name for name in layers if tensors[name].dtype != dtype or not is_float), None)

@@ -1,0 +1,184 @@
+"""Scores of KV cache selection: how important a document's keys and values are, per KV head.
+
+KVzip (arXiv:2505.23416), SnapKV (2404.14469), R-KV (2505.24133), H2O (2306.14048), expected attention (2510.00636).
+
+Symbols: q, k, v rotated queries, keys and values; s attention scale; p probabilities; H query heads in G groups of R;
+N keys; T queries; E head size. Scores are at least float32. Attention is computed for blocks of queries, so that memory
+does not grow with T.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.models.attention import accumulation_dtype
+from laconic.models.rope import rotate_pairs
+
+Scores = Float[Tensor, "B G N"]
+BLOCK_NUMBERS = 2**24  # attention logits computed at once: 64 MiB in float32
+SNAPKV_KERNEL = 5  # width of SnapKV's average pool
+RKV_KERNEL, RKV_LAMBDA, RKV_THRESHOLD = 7, 0.07, 0.5  # width of R-KV's max pool, weight of importance, similar keys
+
+
+def group_logits(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Float[Tensor, "B G R T N"]:
+    """Return s q[t] . k[i] for the R query heads of each KV head, in accumulation precision."""
+    (B, H, T, E), (G, N) = q.shape, k.shape[1:3]
+    dtype = accumulation_dtype(q.dtype)
+    a = q.to(dtype).reshape(B, G, -1, E) @ k.to(dtype).transpose(-1, -2)
+    return scale * a.view(B, G, H // G, T, N)
+
+
+def causal_blocks(
+    q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float
+) -> Iterator[Float[Tensor, "B G R n N"]]:
+    """Yield the attention probabilities of T queries, whose own keys are the last T of N, for blocks of queries."""
+    (B, H, T, _), N = q.shape, k.shape[2]
+    rows = max(1, BLOCK_NUMBERS // (B * H * N))
+    key = torch.arange(N, device=q.device)
+    for start in range(0, T, rows):
+        a = group_logits(q[:, :, start : start + rows], k, scale)
+        query = N - T + start + torch.arange(a.shape[3], device=q.device)
+        yield a.masked_fill_(key > query[:, None], -torch.inf).softmax(-1)
+
+
+def snapkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
+    """Eq. SK1: mean attention of the last T queries, average-pooled over 5 keys and averaged over the query heads.
+
+    The keys of the T queries themselves get 0; the selection keeps them without a score.
+    """
+    past = k.shape[2] - q.shape[2]
+    p = torch.stack([block.sum(3) for block in causal_blocks(q, k, scale)]).sum(0) / q.shape[2]
+    pooled = F.avg_pool1d(p[..., :past].flatten(0, 2), SNAPKV_KERNEL, 1, SNAPKV_KERNEL // 2)
+    return F.pad(pooled.view(*p.shape[:3], past).mean(2), (0, q.shape[2]))
+
+
+def key_redundancy(k: Float[Tensor, "B G N E"]) -> Scores:
+    """R-KV Eq. 2: r[i] = 1/N sum_j cos(k[j], k[i]) over j != i, without the pairs where i is the newest key like j."""
+    B, G, N, _ = k.shape
+    k = k.to(accumulation_dtype(k.dtype))
+    unit = k / (k.square().sum(-1, keepdim=True).sqrt() + 1e-8)
+    total, index = torch.zeros_like(unit[..., 0]), torch.arange(N, device=k.device)
+    rows = max(1, BLOCK_NUMBERS // (B * G * N))
+    for start in range(0, N, rows):
+        similarity = unit[:, :, start : start + rows] @ unit.transpose(-1, -2)
+        is_other = index != index[start : start + rows, None]
+        similarity = similarity * is_other
+        newest = (index * (similarity > RKV_THRESHOLD)).amax(-1, keepdim=True)
+        is_newest = (index == newest) & (similarity > RKV_THRESHOLD)
+        total += similarity.masked_fill(is_newest, 0.0).sum(2)
+    return total / N
+
+
+def rkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
+    """R-KV Eq. 1: S = lambda maxpool(I) - (1 - lambda) softmax(r), with I the attention of the last T queries.
+
+    I is the mean over the T queries of a softmax over the keys before them, of logits that are the largest of the query
+    heads. The keys of the T queries themselves get 0; the selection keeps them without a score.
+    """
+    past = k.shape[2] - q.shape[2]
+    importance = group_logits(q, k[:, :, :past], scale).amax(2).softmax(-1).mean(2)
+    pooled = F.max_pool1d(importance, RKV_KERNEL, 1, RKV_KERNEL // 2)
+    redundancy = key_redundancy(k).softmax(-1)[..., :past]
+    return F.pad(RKV_LAMBDA * pooled - (1 - RKV_LAMBDA) * redundancy, (0, q.shape[2]))
+
+
+def accumulated_attention(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
+    """Numerator of Eq. HH1: the attention that T queries, the last of N positions, pay to each key, averaged over the query heads.
+
+    Sum it over pieces of a document; the selection divides by the number of queries that see the key.
+    """
+    total = torch.zeros(q.shape[0], *k.shape[1:3], dtype=accumulation_dtype(q.dtype), device=q.device)
+    for p in causal_blocks(q, k, scale):
+        total += p.sum(3).mean(2)
+    return total
+
+
+def average_rotation(
+    mean: Float[Tensor, "B H E"],
+    covariance: Float[Tensor, "B H E E"],
+    cos: Float[Tensor, "T E"],
+    sin: Float[Tensor, "T E"],
+) -> tuple[Float[Tensor, "B H E"], Float[Tensor, "B H E E"]]:
+    """Eq. EA1: mu <- R mu and Sigma <- R Sigma R^T, with R the mean of RoPE's rotations at T future positions."""
+    E = mean.shape[-1]
+    c, s = (x.mean(0).expand(1, 1, E, E) for x in (cos, sin))
+    rotated = rotate_pairs(rotate_pairs(covariance, c, s).transpose(-1, -2), c, s).transpose(-1, -2)
+    return rotate_pairs(mean[:, :, None], c[:, :, :1], s[:, :, :1])[:, :, 0], rotated
+
+
+def expected_attention_scores(
+    mean: Float[Tensor, "B H E"],
+    covariance: Float[Tensor, "B H E E"],
+    k: Float[Tensor, "B G N E"],
+    v: Float[Tensor, "B G N E"],
+    scale: float,
+) -> Scores:
+    """Eq. EA2: mean over the query heads of softmax_i(s mu . k[i] + s^2/2 k[i]^T Sigma k[i]), times |v[i]|.
+
+    The exponential of the logit is the expected exp(s q . k[i]) of a normally distributed query.
+    """
+    (B, H, E), G = mean.shape, k.shape[1]
+    k, v = k.to(mean.dtype), v.to(mean.dtype)
+    linear = group_logits(mean[:, :, None], k, scale)[..., 0, :]
+    products = k[:, :, None] @ covariance.view(B, G, H // G, E, E)
+    quadratic = (products * k[:, :, None]).sum(-1)
+    return (linear + scale**2 / 2 * quadratic).softmax(-1).mean(2) * v.square().sum(-1).sqrt()
+
+
+def kvzip_scores(
+    q: Float[Tensor, "B H T E"],
+    k_sinks: Float[Tensor, "B G n E"],
+    k: Float[Tensor, "B G N E"],
+    k_repeat: Float[Tensor, "B G S E"],
+    scale: float,
+) -> Scores:
+    """Eq. KZ1: the largest attention that a key of a piece gets while the model repeats the piece.
+
+    The largest over the last T of S tokens of the repetition and over the query heads, of a softmax over the sinks, the piece
+    and the repetition so far.
+    """
+    sinks, N = k_sinks.shape[2], k.shape[2]
+    keys = torch.cat([k_sinks, k, k_repeat], 2)
+    best = torch.zeros(q.shape[0], *k.shape[1:3], dtype=accumulation_dtype(q.dtype), device=q.device)
+    for p in causal_blocks(q, keys, scale):
+        best = torch.maximum(best, p[..., sinks : sinks + N].amax((2, 3)))
+    return best
+
+
+def key_norm_scores(k: Float[Tensor, "B G N E"]) -> Scores:
+    """Eq. KN1: the negative norm of the key (arXiv:2406.11430)."""
+    return -k.to(accumulation_dtype(k.dtype)).square().sum(-1).sqrt()
+
+
+def rank_slots(
+    scores: Float[Tensor, "L B G N"], num_sinks: int, recent: Bool[Tensor, " N"], equal_heads: bool
+) -> Int[Tensor, "L B G N"]:
+    """Return ranks such that the keys below rank m are the best memory of m keys per head, on average over heads.
+
+    The first `num_sinks` keys come first, in every head. Then the `recent` keys, newest first, alternate with the other
+    keys in the order of their scores, so that every size holds a share of both. Ties go to the earlier key.
+
+    Args:
+        scores: Scores; those of sinks and recent keys are not used.
+        num_sinks: Number of attention sinks.
+        recent: Keys without a score that are kept by their recency.
+        equal_heads: Compare keys of the same head only, so that all heads keep the same number; otherwise all heads of
+            all layers share the slots.
+    """
+    L, B, G, N = scores.shape
+    index = torch.arange(N, device=scores.device)
+    is_sink = index < num_sinks
+    is_recent = recent & ~is_sink
+    num_recent, num_scored = int(is_recent.sum()), int((~recent & ~is_sink).sum())
+    scores = scores.masked_fill(is_sink | is_recent, -torch.inf)
+    groups = scores if equal_heads else scores.transpose(0, 1).reshape(B, -1)
+    place = groups.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    if not equal_heads:
+        place = place.view(B, L, G, N).transpose(0, 1) // (L * G)
+    by_score = num_sinks + place + (place + 1).clamp(max=num_recent)
+    age = is_recent.flip(0).cumsum(0).flip(0) - 1
+    by_age = num_sinks + age + age.clamp(max=num_scored)
+    return torch.where(is_sink, index, torch.where(is_recent, by_age, by_score))

@@ -1,0 +1,163 @@
+"""Compress texts into KV memories with a plain checkpoint, and prompt the model that holds one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import laconic
+from laconic.compression.kv_compress import KVCompressionConfig, compress_document
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_memory_file import KVMemoryMetadata
+from laconic.compression.kv_selection import RepeatPrompt
+from laconic.compression.memory_file import SourceDocument
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import InputError, UsageError
+from laconic.experiment.compressor import current_time
+from laconic.models.decoder import Decoder
+
+MARK = "\uf8ff"  # a private-use character that stands for a document or question while a template is rendered
+SEPARATOR = "\n\n"  # between a document and a question in one user message
+
+
+class TextCompression(NamedTuple):
+    """A memory with its metadata, and what compression took: tokens of each window read, and positions."""
+
+    memory: KVMemory
+    windows: list[int]
+    positions: int
+
+
+def build_repeat_prompt(tokenizer: Tokenizer) -> RepeatPrompt:
+    """Return the ids of KVzip's request to repeat a document, as its authors word it."""
+    request, later, suffix = (
+        tuple(tokenizer.encode(text, add_special_tokens=False))
+        for text in (
+            "\n\nRepeat the previous context exactly.",
+            "\n\nRepeat the part of the previous context exactly, starting with",
+            "\n",
+        )
+    )
+    return RepeatPrompt(request, later, suffix)
+
+
+def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tuple[list[int], int]:
+    """Return the ids of a document, and how many of them belong to the chat template.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        text: Document.
+        chat: Open a user message of the chat template with the document; a question continues the message.
+
+    Raises:
+        InputError: If the text is empty, or the tokenizer has no chat template.
+    """
+    if not text.strip():
+        raise InputError("the document is empty; give text")
+    if not chat:
+        return tokenizer.encode(text), 0
+    opening = split_template(tokenizer, MARK)[0]
+    prefix = len(tokenizer.encode(opening, add_special_tokens=False))
+    return tokenizer.encode(opening + text, add_special_tokens=False), prefix
+
+
+def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[int]:
+    """Return the ids that follow a memory: the prompt, or for a memory of a chat the rest of the user message.
+
+    Raises:
+        UsageError: If the prompt is empty.
+    """
+    if memory.metadata is not None and memory.metadata.chat:
+        closing = split_template(tokenizer, MARK + SEPARATOR + prompt)[1]
+        return tokenizer.encode(closing, add_special_tokens=False)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    if not ids:
+        raise UsageError("the prompt is empty; give text")
+    return ids
+
+
+def split_template(tokenizer: Tokenizer, content: str) -> tuple[str, str]:
+    """Return the rendered chat of one user message before and after the mark in its content."""
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": content}])
+    before, mark, after = rendered.partition(MARK)
+    if not mark:
+        raise InputError("the chat template leaves out the user message; compress without --chat")
+    return before, after
+
+
+def describe_model(decoder: Decoder, tokenizer: Tokenizer) -> KVMemoryMetadata:
+    """Return the metadata of a memory that this model writes now, without method and texts."""
+    config = decoder.config
+    return KVMemoryMetadata(
+        laconic=laconic.__version__,
+        model=decoder.fingerprint,
+        family=config.family,
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_size=config.head_dim,
+        vocab=config.vocab_size,
+        tokenizer=tokenizer.fingerprint,
+        method="",
+        created=current_time(),
+    )
+
+
+def compress_text(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    text: str,
+    config: KVCompressionConfig,
+    *,
+    name: str = "text",
+    chat: bool = False,
+    on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> TextCompression:
+    """Compress one text, and describe the memory so that it can be saved.
+
+    Args:
+        decoder: Model.
+        tokenizer: Its tokenizer.
+        text: Document.
+        config: Method and size.
+        name: Name of the text in the memory's metadata.
+        chat: Read the document as the beginning of a user message.
+        on_progress: Called with the current step, the positions read so far, and an estimate of all.
+
+    Raises:
+        InputError: If the text is empty, or there is no chat template.
+        UsageError: If the text does not fit the model.
+    """
+    ids, prefix = encode_document(tokenizer, text, chat)
+    prompt = build_repeat_prompt(tokenizer)
+    result = compress_document(decoder, ids, config, prompt, prefix, on_progress)
+    document = SourceDocument(name, sha256(text.encode()).hexdigest(), sum(result.windows), tuple(result.windows))
+    settings = {key: value for key, value in vars(config).items() if key != "method" and value is not None}
+    metadata = replace(
+        describe_model(decoder, tokenizer),
+        method=config.method,
+        chat=chat,
+        settings=settings,
+        measured=result.measured,
+        documents=((document,),),
+    )
+    return TextCompression(replace(result.memory, metadata=metadata), result.windows, result.positions)
+
+
+def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+    """Load memories that this model may read, one document after the other, on the model's device.
+
+    Raises:
+        CorruptArtifactError: If a file is damaged or was written for another model.
+        InputError: If there is no such file.
+        UsageError: If several memories cannot be joined.
+    """
+    reader, weight = describe_model(decoder, tokenizer), decoder.token_embedding.weight
+    memories = [KVMemory.load(path, reader).to(weight.device, weight.dtype) for path in paths]
+    if len(memories) == 1:
+        return memories[0]
+    if any(memory.metadata is not None and memory.metadata.chat for memory in memories):
+        raise UsageError(
+            f"{len(memories)} memories of chats cannot be joined, since each opens a message; compress without --chat"
+        )
+    return KVMemory.concat_documents(decoder.config, *memories)
