@@ -56,7 +56,7 @@ def evaluate_cache(decoder: Decoder, cache: KVCache | None, document: list[int],
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="compare methods of KV cache selection")
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--tokens", type=int, default=1024)

@@ -116,9 +116,10 @@ def test_kv_memory_concat_documents_equals_reading_the_second_at_later_positions
         torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerances.FLOAT32)
     halves = memory.keep_top_slots(6).positions
     assert bool(((halves < 9).sum(-1) == 4).all())  # each document keeps its share
+    other = make_decoder("gpt2")
+    parts = [KVMemory.from_cache(read(other, ids)) for ids in (IDS, second)]
     with pytest.raises(UsageError, match="gpt2 with learned positions"):
-        other = make_decoder("gpt2")
-        KVMemory.concat_documents(other.config, *[KVMemory.from_cache(read(other, ids)) for ids in (IDS, second)])
+        KVMemory.concat_documents(other.config, *parts)
 
 
 def test_kv_memory_file_round_trip(tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ def test_snapkv_scores_equation() -> None:
 def test_key_redundancy_equation() -> None:
     k = normal(B, G, N, E)
     k[:, :, 6] = k[:, :, 1] + 0.1 * k[:, :, 6]
-    agree(kv_scores.key_redundancy, ORACLE["RK2"], MISREAD["RK2"], k)
+    agree(kv_scores.key_redundancy, ORACLE["2"], MISREAD["2"], k)
 
 
 @pytest.mark.equation("rkv", "1")
 def test_rkv_scores_equation() -> None:
     q, k = 3 * normal(B, H, T, E), 2 * normal(B, G, 14, E)
-    agree(kv_scores.rkv_scores, ORACLE["RK1"], MISREAD["RK1"], q, k, 0.6)
+    agree(kv_scores.rkv_scores, ORACLE["1"], MISREAD["1"], q, k, 0.6)
 
 
 @pytest.mark.equation("kv-selection", "HH1")
@@ -86,14 +86,14 @@ def test_rank_slots_keeps_sinks_recent_and_best(num_recent: int, equal_heads: bo
     ranks = kv_scores.rank_slots(scores, sinks, recent, equal_heads)
     order = scores[..., sinks : keys - num_recent].flatten().sort(descending=True).values
     for size in range(1, keys + 1):
-        kept = ranks < size
-        assert int(kept.sum()) == size * L * G
-        assert bool(kept[..., : min(size, sinks)].all())
+        selected = ranks < size
+        assert int(selected.sum()) == size * L * G
+        assert bool(selected[..., : min(size, sinks)].all())
         newest = min(num_recent, max(0, -(-(size - sinks) // 2)))
         newest = max(newest, size - sinks - (keys - sinks - num_recent))
-        assert bool(kept[..., keys - newest :].all() if newest else True)
+        assert bool(selected[..., keys - newest :].all() if newest else True)
         if equal_heads:
-            assert bool((kept.sum(-1) == size).all())
-        best = scores[..., sinks : keys - num_recent][kept[..., sinks : keys - num_recent]]
+            assert bool((selected.sum(-1) == size).all())
+        best = scores[..., sinks : keys - num_recent][selected[..., sinks : keys - num_recent]]
         if not equal_heads:
             assert torch.equal(best.sort(descending=True).values, order[: len(best)])

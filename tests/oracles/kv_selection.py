@@ -31,13 +31,15 @@ def per_head(q: Tensor, k: Tensor, function: Any) -> Tensor:
     return out
 
 
-def snapkv(q: Tensor, k: Tensor, scale: float, *, width: int = 5, largest: bool = False, own: bool = False) -> Tensor:
-    """`largest`: max pool for the average; `own`: the softmax leaves out the keys of the queries."""
+def snapkv(
+    q: Tensor, k: Tensor, scale: float, *, width: int = 5, largest: bool = False, past_only: bool = False
+) -> Tensor:
+    """`largest`: max pool for the average; `past_only`: the softmax leaves out the keys of the queries."""
     T, N = q.shape[2], k.shape[2]
     past = N - T
 
     def score(b: int, g: int, h: int) -> list[float]:
-        if own:
+        if past_only:
             rows = [softmax([scale * dot(q[b, h, t], k[b, g, i]) for i in range(past)]) for t in range(T)]
         else:
             rows = [attention(q, k, scale, b, g, h, t) for t in range(T)]
@@ -162,8 +164,8 @@ def key_norm(k: Tensor) -> Tensor:
 
 ORACLE: dict[str, Any] = {
     "SK1": snapkv,
-    "RK2": redundancy,
-    "RK1": rkv,
+    "2": redundancy,
+    "1": rkv,
     "HH1": observed,
     "EA1": average_rotation,
     "EA2": expected,
@@ -175,15 +177,15 @@ MISREAD: dict[str, dict[str, Any]] = {
     "SK1": {
         "maximum for average pool": lambda *a: snapkv(*a, largest=True),
         "pool of width 7": lambda *a: snapkv(*a, width=7),
-        "softmax without the queries' own keys": lambda *a: snapkv(*a, own=True),
+        "softmax without the queries' own keys": lambda *a: snapkv(*a, past_only=True),
         "logits unscaled": lambda q, k, scale: snapkv(q, k, 1.0),
     },
-    "RK2": {
+    "2": {
         "the newest duplicate counted": lambda k: redundancy(k, exempt=False),
         "the key itself counted": lambda k: redundancy(k, diagonal=True),
         "the oldest duplicate exempt": lambda k: redundancy(k, oldest=True),
     },
-    "RK1": {
+    "1": {
         "+ for -": lambda *a: rkv(*a, sign=1.0),
         "mean for maximum over query heads": lambda *a: rkv(*a, mean=True),
         "lambda on redundancy": lambda *a: rkv(*a, lam=0.93),

@@ -12,6 +12,7 @@ from torch import Tensor
 from laconic.compression.kv_loss import build_loss_probes, find_smallest_memory
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_selection import (
+    NO_REPEAT_PROMPT,
     PREVIOUS_TOKENS,
     DocumentReader,
     KVMethod,
@@ -43,6 +44,11 @@ class KVCompressionConfig:
 
     Raises:
         UsageError: If a value is out of range, or several sizes are given.
+
+    Example:
+        >>> import laconic
+        >>> laconic.KVCompressionConfig("snapkv", keep=0.25).num_slots(1000)
+        250
     """
 
     method: KVMethod = "kvzip"
@@ -74,6 +80,9 @@ class KVCompressionConfig:
         return max(1, int(num_tokens * (DEFAULT_KEEP if self.keep is None else self.keep)))
 
 
+DEFAULT_CONFIG = KVCompressionConfig()
+
+
 class DocumentCompression(NamedTuple):
     """A compressed document: its memory, the windows it was read in, the positions read, and what was measured."""
 
@@ -86,9 +95,9 @@ class DocumentCompression(NamedTuple):
 def compress_kv(
     decoder: Decoder,
     input_ids: Sequence[int],
-    config: KVCompressionConfig = KVCompressionConfig(),
+    config: KVCompressionConfig = DEFAULT_CONFIG,
     *,
-    repeat_prompt: RepeatPrompt = RepeatPrompt(),
+    repeat_prompt: RepeatPrompt = NO_REPEAT_PROMPT,
 ) -> KVMemory:
     """Read a document and keep the most important part of its KV cache, without training.
 
@@ -179,7 +188,7 @@ def split_windows(
     if method == "kvzip":
         limit = max(1, limit - repeat_tokens(decoder) - PREVIOUS_TOKENS - sum(map(len, repeat_prompt)))
     sliding = min((window for window in config.sliding_windows if window is not None), default=None)
-    if sliding is not None and N > sliding:
+    if sliding is not None and sliding < N:
         raise UsageError(
             f"the document has {N:,} tokens, and layers of this {config.family} attend to the last {sliding:,} only; "
             f"give a text of at most {sliding:,} tokens"

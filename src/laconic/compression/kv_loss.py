@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +93,7 @@ def find_smallest_memory(
     probes: LossProbes,
     max_loss: float,
     on_measure: Callable[[int], None] = lambda slots: None,
-) -> tuple[KVMemory, dict[str, object]]:
+) -> tuple[KVMemory, dict[str, Any]]:
     """Find the smallest memory whose loss exceeds that of the whole cache by at most `max_loss`.
 
     The slots are dropped in the order of their ranks; the number is found by bisection on a logarithmic scale, which

@@ -1,7 +1,8 @@
 """KV memory: the keys and values of a document that a model keeps, as an immutable value.
 
-Each layer and KV head keeps its own positions, and perhaps its own number of them. Keys are stored as the decoder rotated them, so that a memory continues
-as the document's KV cache does: new tokens follow at the position after the document.
+Each layer and KV head keeps its own positions, and perhaps its own number of them. Keys are stored as the decoder
+rotated them, so that a memory continues as the document's KV cache does: new tokens follow at the position after the
+document.
 
 Shapes: L layers, B documents, G KV heads, M slots, E head size.
 """

@@ -56,7 +56,7 @@ def snapkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scal
 
 
 def key_redundancy(k: Float[Tensor, "B G N E"]) -> Scores:
-    """R-KV Eq. 2: r[i] = 1/N sum_j cos(k[j], k[i]) over j != i, without the pairs where i is the newest key like j."""
+    """Eq. 2: r[i] = 1/N sum_j cos(k[j], k[i]) over j != i, without the pairs where i is the newest key like j."""
     B, G, N, _ = k.shape
     k = k.to(accumulation_dtype(k.dtype))
     unit = k / (k.square().sum(-1, keepdim=True).sqrt() + 1e-8)
@@ -73,7 +73,7 @@ def key_redundancy(k: Float[Tensor, "B G N E"]) -> Scores:
 
 
 def rkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
-    """R-KV Eq. 1: S = lambda maxpool(I) - (1 - lambda) softmax(r), with I the attention of the last T queries.
+    """Eq. 1: S = lambda maxpool(I) - (1 - lambda) softmax(r), with I the attention of the last T queries.
 
     I is the mean over the T queries of a softmax over the keys before them, of logits that are the largest of the query
     heads. The keys of the T queries themselves get 0; the selection keeps them without a score.
@@ -86,7 +86,7 @@ def rkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: 
 
 
 def accumulated_attention(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
-    """Numerator of Eq. HH1: the attention that T queries, the last of N positions, pay to each key, averaged over the query heads.
+    """Eq. HH1: the attention that T queries, the last of N positions, pay to each key, averaged over the query heads.
 
     Sum it over pieces of a document; the selection divides by the number of queries that see the key.
     """
@@ -137,8 +137,8 @@ def kvzip_scores(
 ) -> Scores:
     """Eq. KZ1: the largest attention that a key of a piece gets while the model repeats the piece.
 
-    The largest over the last T of S tokens of the repetition and over the query heads, of a softmax over the sinks, the piece
-    and the repetition so far.
+    The largest over the last T of S tokens of the repetition and over the query heads, of a softmax over the sinks, the
+    piece and the repetition so far.
     """
     sinks, N = k_sinks.shape[2], k.shape[2]
     keys = torch.cat([k_sinks, k, k_repeat], 2)

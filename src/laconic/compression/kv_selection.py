@@ -2,7 +2,7 @@
 
 Methods: KVzip (arXiv:2505.23416), SnapKV (2404.14469), R-KV (2505.24133), H2O (2306.14048), expected attention
 (2510.00636), StreamingLLM's sinks and recent window (2309.17453), key norms (2406.11430), random. KVzip's scores are
-comparable between heads, so that its slots go to the heads that need them; in other methods each head ranks its own keys.
+comparable between heads, so that its slots go to the heads that need them; the others rank each head for itself.
 """
 
 from collections.abc import Callable
@@ -54,6 +54,9 @@ class RepeatPrompt(NamedTuple):
         return torch.cat([request, quoted, suffix, ids[:, start:stop]], 1)
 
 
+NO_REPEAT_PROMPT = RepeatPrompt()
+
+
 class DocumentReader:
     """Reads ids with a decoder, `READ_TOKENS` per forward pass, and counts the positions it reads.
 
@@ -97,7 +100,7 @@ class Ranking(NamedTuple):
     num_sinks: int = 4
     equal_heads: bool = False
     seed: int = 0
-    repeat_prompt: RepeatPrompt = RepeatPrompt()
+    repeat_prompt: RepeatPrompt = NO_REPEAT_PROMPT
     prefix_tokens: int = 0
 
 
@@ -134,7 +137,7 @@ def score_cache(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache,
 
 
 def score_observed_attention(reader: DocumentReader, ids: Int[Tensor, "1 N"]) -> tuple[KVCache, LayerScores]:
-    """Eq. HH1: the mean attention to each key, over the queries of the document that see it."""
+    """Return the mean attention to each key, over the queries of the document that see it (HH1)."""
     config, N = reader.decoder.config, ids.shape[1]
     shape = (config.num_hidden_layers, 1, config.num_key_value_heads, N)
     total = torch.zeros(shape, device=ids.device)

@@ -98,7 +98,7 @@ class KVCache:
     def extend(
         self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], positions: Tensor, valid: Tensor
     ) -> "KVCache":
-        """Return the cache after a forward pass, from tensors that include the new slots; every head attends to them."""
+        """Return the cache after a forward pass, from tensors that include the new slots, seen by every head."""
         new = valid.shape[1] - self.S
         heads = tuple(F.pad(x, (0, 0, 0, new), value=True) for x in self.head_valid)
         return KVCache(keys, values, positions, valid, heads)
