@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import generate
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.hf_fields import FAMILIES
@@ -129,6 +131,17 @@ def test_load_tokenizer_keeps_the_published_pipeline_of_sentencepiece_models() -
     assert ours.encode(" Hello", add_special_tokens=False)[0] == ours.backend.token_to_id(
         "▁▁"
     ) or ours.backend.token_to_id("▁")
+
+
+def test_generate_with_an_added_token_that_has_no_embedding() -> None:
+    """CodeLlama's tokenizer adds <FILL_ME>, which is one id more than the model has."""
+    folder = CORPUS / "supported" / "codellama--CodeLlama-7b-Instruct-hf"
+    decoder, tokenizer = Decoder(DecoderConfig.from_folder(folder)), load_tokenizer(folder)
+    assert tokenizer.vocab_size == decoder.config.vocab_size + 1
+    config = GenerationConfig(max_tokens=2, eos_token_ids=())
+    assert len(generate(decoder, tokenizer, ["hello"], config=config)[0].token_ids) == 2
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        generate(decoder, tokenizer, ["<FILL_ME>"], config=config)
 
 
 @pytest.mark.parametrize("folder", UNSUPPORTED, ids=lambda folder: folder.name)

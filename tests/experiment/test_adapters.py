@@ -164,6 +164,40 @@ def save_new_adapter(folder: Path, decoder: Decoder, targets: Any = "all-linear"
     return folder
 
 
+UNSLOTH_PATTERN = (
+    r"(?:.*?(?:language|text).*?(?:self_attn|attention|mlp|ffn).*?(?:q_proj|v_proj|o_proj).*?)"
+    r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|mlp|ffn)\.(?:(?:q_proj|v_proj)))"
+)
+PUBLISHED_KEYS: dict[str, dict[str, Any]] = {  # what versions of peft, and unsloth, write beside the usual keys
+    "peft 0.2": {"merge_weights": False, "enable_lora": None, "layers_pattern": None},
+    "peft 0.10": {
+        "loftq_config": {}, "megatron_config": None, "megatron_core": "megatron.core", "rank_pattern": {},
+        "layer_replication": None, "use_dora": False, "use_rslora": False, "revision": None,
+    },
+    "peft 0.18": {
+        "alora_invocation_tokens": None, "arrow_config": None, "corda_config": None, "eva_config": None,
+        "ensure_weight_tying": False, "target_parameters": None, "peft_version": "0.18.0", "qalora_group_size": 16,
+    },
+    "unsloth": {
+        "auto_mapping": {"base_model_class": "LlamaForCausalLM", "unsloth_fixed": True},
+        "target_modules": UNSLOTH_PATTERN,
+    },
+    "unknown keys": {"a_later_key": {"limit": float("inf")}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", PUBLISHED_KEYS.values(), ids=PUBLISHED_KEYS)
+def test_load_adapter_reads_what_other_versions_write(keys: dict[str, Any], tmp_path: Path) -> None:
+    adapter, model = tmp_path / "adapter", lora.add_adapter(fresh("llama"), peft_config("LoRA", ["q_proj", "v_proj"]))
+    expected = train_adapter(model, our_logits)
+    lora.save_adapter(model, adapter)
+    usual = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "task_type", "bias", "fan_in_fan_out")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    written = {key: config[key] for key in usual} | {"base_model_name_or_path": "meta-llama/Llama-2-7b-hf"} | keys
+    (adapter / "adapter_config.json").write_text(json.dumps(written))
+    assert torch.equal(our_logits(lora.load_adapter(fresh("llama"), adapter)), expected)
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ["o_proj"], ["down_proj"]])
 @pytest.mark.parametrize(
     ("changes", "size"),

@@ -178,8 +178,6 @@ FURTHER = (
     Mutant("dynamic base with E/(E−1)", "further", "q_rot", swap(rope_scaling.ROPE_SCALINGS,
            "dynamic", wrong.dynamic_exponent),
            config_changes={"rope": DYNAMIC, "max_position_embeddings": 16}),
-    Mutant("RoPE in every layer of SmolLM3", "further", "q_rot", config=with_config(nope_layers=()),
-           family="smollm3", layer=1),
     Mutant("Qwen3 norm after rotation", "further", "q",
            swap(block.Block, "self_attention", wrong.normed_after_rotation), family="qwen3"),
     Mutant("q/k norm weights exchanged", "further", "q",

@@ -74,6 +74,11 @@ class Tokenizer:
         return self.backend.get_vocab_size()
 
     @property
+    def base_vocab_size(self) -> int:
+        """Number of ids without added tokens, for some of which published models have no embedding."""
+        return self.backend.get_vocab_size(with_added_tokens=False)
+
+    @property
     def bos_token_id(self) -> int | None:
         """Id of the beginning-of-sequence token, if the files name one."""
         return self.special_token_id("bos_token")

@@ -25,7 +25,7 @@ InputIds = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
 
 @runtime_checkable
 class TokenizerLike(Protocol):
-    """The part of a tokenizer that generation needs. If it has a `vocab_size`, that must fit the model."""
+    """The part of a tokenizer that generation needs. Its `base_vocab_size`, or `vocab_size`, must fit the model."""
 
     def encode(self, text: str, /) -> list[int]: ...
     def decode(self, ids: list[int], /) -> str: ...
@@ -193,8 +193,8 @@ def check_nonempty_rows(attention_mask: Tensor) -> None:
 
 
 def check_vocabulary(tokenizer: TokenizerLike, vocab_size: int) -> None:
-    """Raise InputError if the tokenizer has more ids than the model has embeddings."""
-    size = getattr(tokenizer, "vocab_size", 0)
+    """Raise InputError if the tokenizer has more ids than the model has embeddings; added tokens may be unused."""
+    size = getattr(tokenizer, "base_vocab_size", getattr(tokenizer, "vocab_size", 0))
     if size > vocab_size:
         raise InputError(
             f"the tokenizer has {size} ids, the model {vocab_size} embeddings; "
