@@ -1,11 +1,12 @@
-"""Messages and progress on standard error."""
+"""Messages and progress on standard error, and tables for notebooks."""
 
 import contextlib
+import html
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ProgressFn = Callable[[str, int, int], None]
 FIRST_LINE_AFTER = 4.0  # seconds without a terminal; nothing is silent for more than five
@@ -98,3 +99,10 @@ class ProgressLog:
         if self.total and self.done:
             line += f", {(self.last - self.start) / self.done * (self.total - self.done):.0f} s left"
         log_message(line if self.total else f"{line} …")
+
+
+def to_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table, for `_repr_html_`."""
+    lines = [("th", header), *(("td", row) for row in rows)]
+    cells = ["".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row) for tag, row in lines]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"

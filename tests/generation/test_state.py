@@ -106,6 +106,7 @@ def test_generation_repr_is_one_short_line() -> None:
     config = GenerationConfig(max_tokens=4, eos_token_ids=())
     generation = generate(decoder_of("llama"), Letters(), ["Hi" * 40], config=config)[0]
     assert repr(generation) == f"Generation({generation.text!r}, 4 tokens, length, S=84)"
+    assert "<td>length</td>" in generation._repr_html_()
 
 
 def test_generate_reports_chunks_and_rows_as_they_end() -> None:

@@ -190,3 +190,20 @@ def test_half_precision_outputs_have_the_weights_dtype(name: str, dtype: torch.d
 def test_attention_scale_per_layer() -> None:
     assert [decoder_of("gpt2, scale by layer").attention_scale(i) for i in (0, 1)] == [1.0, 0.5]
     assert decoder_of("llama").attention_scale(1) == 16**-0.5
+
+
+def test_decoder_activations_have_the_names_of_capture() -> None:
+    decoder = decoder_of("llama")
+    output = decoder(noise(1, 2, 5, 48), capture=("hidden", "k", "probs.1", "logits"))
+    L, names = decoder.config.num_hidden_layers, list(output.activations)
+    assert [x is output.activations[f"hidden.{l}"] for l, x in enumerate(output.activations["hidden"])] == [True] * (
+        L + 1
+    )
+    assert output.activations["hidden"][-1] is output.hidden_states
+    assert len(output.activations["k"]) == L
+    assert output.activations["probs"][0] is output.activations["probs.1"]
+    assert list(output.activations) == names, "a look-up adds no key"
+    with pytest.raises(KeyError, match=r"v was not captured; the activations are hidden\.0"):
+        output.activations["v"]
+    assert repr(output).endswith("activations: hidden, k, probs, logits)")
+    assert "<td>probs.1</td><td>[2, 4, 5, 5]</td>" in output._repr_html_()

@@ -33,9 +33,8 @@ class SummaryMemory:
 
     Example:
         >>> memory = SummaryMemory.empty(B=1, D=4)
-        >>> memory = memory.append(torch.ones(1, 2, 4), torch.tensor([[True, True]]), torch.tensor([9]))
-        >>> memory.num_vectors.tolist(), memory.num_tokens.tolist()
-        ([2], [9])
+        >>> memory.append(torch.ones(1, 2, 4), torch.tensor([[True, True]]), torch.tensor([9]))
+        SummaryMemory([9] tokens in [2] vectors of width 4)
     """
 
     vectors: Float[Tensor, "B M D"]
@@ -44,6 +43,10 @@ class SummaryMemory:
     log_s: Float32[Tensor, "B M"] | None
     segment_tokens: Int[Tensor, "B N"]
     metadata: MemoryMetadata | None = None
+
+    def __repr__(self) -> str:
+        tokens, vectors = (list(map(int, numbers)) for numbers in (self.num_tokens, self.num_vectors))
+        return f"SummaryMemory({tokens} tokens in {vectors} vectors of width {self.D})"
 
     @classmethod
     def empty(

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from laconic.batches import PassCounts
+from laconic.console import to_html_table
 from laconic.errors import UsageError
 from laconic.generation.state import DecodeState
 from laconic.interfaces import RecurrentState
@@ -62,3 +63,9 @@ class Generation:
         text = self.text if len(self.text) <= 60 else f"{self.text[:28]}…{self.text[-28:]}"
         S = f", S={self.final_state.S}" if isinstance(self.final_state, DecodeState) else ""
         return f"Generation({text!r}, {len(self.token_ids)} tokens, {self.stop_reason}{S})"
+
+    def _repr_html_(self) -> str:
+        numbers = (len(self.token_ids), self.num_prompt_tokens, self.passes.total)
+        mean = sum(self.logprobs) / max(1, len(self.logprobs))
+        row = (self.text, *(f"{n:,}" for n in numbers), self.stop_reason, f"{mean:.3f}")
+        return to_html_table(("text", "tokens", "prompt tokens", "passes", "ended by", "mean logprob"), [row])

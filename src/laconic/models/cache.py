@@ -54,6 +54,10 @@ class KVCache:
     valid: Bool[Tensor, "B S"]
     head_valid: tuple[Bool[Tensor, "B G S 1"], ...] = ()
 
+    def __repr__(self) -> str:
+        dtype = str(self.keys[0].dtype).removeprefix("torch.") if self.keys else "empty"
+        return f"KVCache({len(self.keys)} layers, B={self.B}, S={self.S}, {dtype})"
+
     @classmethod
     def empty(
         cls,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,30 +25,12 @@ from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
+from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 ParameterVersion = tuple[tuple[int, int], ...]
 checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
-
-
-class DecoderOutput(NamedTuple):
-    """Result of a forward pass.
-
-    `hidden_states` [B, T, D] after the final norm (pass them to `Decoder.logits`), the new `cache`, and the captured
-    `activations` by name.
-
-    Example:
-        >>> import torch, laconic
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
-        >>> output = decoder(decoder.embed(torch.tensor([[1, 17]])), capture=("probs.0",))
-        >>> output.hidden_states.shape, output.cache.S, output.activations["probs.0"].shape
-        (torch.Size([1, 2, 48]), 2, torch.Size([1, 4, 2, 2]))
-    """
-
-    hidden_states: Tensor
-    cache: KVCache
-    activations: Mapping[str, Tensor]
 
 
 class Decoder(nn.Module):
@@ -325,7 +307,8 @@ class Decoder(nn.Module):
                 in families with learned positions.
             attention_bias: Added to the scaled scores of every head and layer; not stored in the cache.
             capture: Activations to return: a name of `laconic.models.activations` ("k": of every layer; "k.3": of
-                layer 3), "hidden" (inputs of every layer), "logits", …
+                layer 3), "hidden" (the inputs of every layer and the last output), "logits", … The same names are keys
+                of `DecoderOutput.activations`: "k.3" is a tensor, "k" the tuple of all layers.
 
         Raises:
             ValueError: Shapes, dtypes, positions or cache do not fit.
@@ -366,7 +349,7 @@ class Decoder(nn.Module):
         if len(self.layers) in request.hidden:
             activations[f"hidden.{len(self.layers)}"] = hidden_states
         activations |= self.capture_final(hidden_states, mask, request.model)
-        return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), activations)
+        return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
 
     def run_layers(
         self,
@@ -377,7 +360,7 @@ class Decoder(nn.Module):
         activations: dict[str, Tensor],
     ) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
-        pairs = list[tuple[Tensor, Tensor]]()
+        pairs: list[tuple[Tensor, Tensor]] = []
         every = self.activation_checkpointing if self.training else 0
         for i, block in enumerate(self.layers):
             if i in request.hidden:
