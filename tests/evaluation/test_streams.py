@@ -122,7 +122,7 @@ def test_score_mqar_takes_a_key_of_several_tokens_whole() -> None:
                       [[10, 11, 18, 19]], num_facts=torch.tensor([2]))  # fmt: skip
     right = torch.zeros(1, 20, dtype=torch.bool)
     right[0, [9, 17, 18]] = True
-    (cells,) = score_mqar(result, torch.zeros(1, 20), right)
+    (cells,) = score_mqar(result, right)
     assert cells == {"all": (1, 2), "2 pairs": (1, 2), "2 pairs, gap 4-7": (0, 1), "2 pairs, gap 16-31": (1, 1)}
 
 

@@ -12,7 +12,7 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     FinetuneConfig,
     FinetunedLearner,
     ReplayReservoir,
-    compute_line_loss,
+    compute_label_loss,
     first_per_class,
 )
 from laconic.evaluation.class_incremental.metrics import compute_metrics
@@ -26,31 +26,28 @@ from tests.oracles import class_incremental as oracle
 TASKS = streamed.tasks()
 
 
-@pytest.mark.parametrize("loss_on", ["label", "line"])
-def test_compute_line_loss_matches_loop_oracle(loss_on: str) -> None:
+def test_compute_label_loss_matches_loop_oracle() -> None:
     model = CacheAsState(streamed.decoder())
     batch = TASKS.train[0][:3]
     total, count = 0.0, 0
     for item in batch:
         row = [*TASKS.start_ids, *TASKS.training_ids(item)]
         logits = model.decoder.logits(model.decoder(model.decoder.embed(torch.tensor([row]))).hidden_states)[0].tolist()
-        begin = 1 if loss_on == "line" else len(TASKS.start_ids) + len(item.input_ids)
+        begin = len(TASKS.start_ids) + len(item.input_ids)
         for t in range(begin, len(row)):
             total -= oracle.log_probability(logits[t - 1], row[t])
             count += 1
-    assert compute_line_loss(model, TASKS, batch, loss_on).item() == pytest.approx(
-        total / count, rel=tolerances.FLOAT32
-    )
+    assert compute_label_loss(model, TASKS, batch).item() == pytest.approx(total / count, rel=tolerances.FLOAT32)
 
 
 def test_finetuned_learner_learns_on_a_copy() -> None:
     model = CacheAsState(streamed.decoder())
     before = [p.clone() for p in model.decoder.parameters()]
     learner = FinetunedLearner(model, TASKS, FinetuneConfig(learning_rate=1e-2, batch_size=4))
-    at_first = compute_line_loss(learner.model, TASKS, TASKS.train[0], "label").item()
+    at_first = compute_label_loss(learner.model, TASKS, TASKS.train[0]).item()
     for _ in range(6):
         learner.learn(TASKS.train[0])
-    assert compute_line_loss(learner.model, TASKS, TASKS.train[0], "label").item() < 0.5 * at_first
+    assert compute_label_loss(learner.model, TASKS, TASKS.train[0]).item() < 0.5 * at_first
     assert learner.num_updates == 12
     assert all(torch.equal(p, q) for p, q in zip(model.decoder.parameters(), before, strict=True))
     assert learner.module is not model.decoder

@@ -13,21 +13,21 @@ from laconic.errors import InputError
 from laconic.evaluation.class_incremental import intent_data
 from laconic.evaluation.class_incremental.intent_data import (
     IntentRows,
-    Utterance,
     build_stream,
     label_to_text,
     load_intents,
     normalise_text,
 )
+from laconic.evaluation.labelled_texts import LabelledText
 from tests.conftest import needs, shared_dir
 
 LABELS = ("card_lost", "Top_up?", "PIN change", "pay_w2")
 LICENCE = "CC0 1.0"  # the rows below were made for this test
 
 
-def rows(per_class: int = 6) -> list[Utterance]:
-    stream = [Utterance(f"{label} text {i}", label, "train") for i in range(per_class) for label in LABELS]
-    stream += [Utterance(f"{label} asked {i}", label, "test") for i in range(2) for label in LABELS]
+def rows(per_class: int = 6) -> list[LabelledText]:
+    stream = [LabelledText(f"{label} text {i}", label, "train") for i in range(per_class) for label in LABELS]
+    stream += [LabelledText(f"{label} asked {i}", label, "test") for i in range(2) for label in LABELS]
     return stream
 
 
@@ -40,7 +40,7 @@ def at_hand(name: str) -> IntentRows:
     return load_intents(name, shared_dir() / "data")
 
 
-def written(path: Path, stream: list[Utterance]) -> Path:
+def written(path: Path, stream: list[LabelledText]) -> Path:
     path.write_text("".join(json.dumps({"text": t, "label": l, "split": p}) + "\n" for t, l, p in stream))
     return path
 
@@ -80,8 +80,8 @@ def test_build_stream_of_shipped_file() -> None:
 
 def test_deduplicate_splits_drops_repeated_texts() -> None:
     stream = rows()
-    stream += [Utterance("Card_lost, ASKED: 0!", "card_lost", "train"), Utterance("both", "card_lost", "valid")]
-    stream += [Utterance("Both?", "card_lost", "train")]
+    stream += [LabelledText("Card_lost, ASKED: 0!", "card_lost", "train"), LabelledText("both", "card_lost", "valid")]
+    stream += [LabelledText("Both?", "card_lost", "train")]
     got = intent_data.deduplicate_splits(stream, "four")
     assert got.num_dropped == 1 + 1
     assert {normalise_text(row.text) for row in got.train}.isdisjoint(
@@ -140,11 +140,11 @@ def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
         load_intents("banking77", one)
     with pytest.raises(InputError, match="class card_lost has no test row"):
         intent_data.deduplicate_splits(
-            [row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four"
+            [row for row in rows() if (row.label, row.split) != ("card_lost", "test")], "four"
         )
     with pytest.raises(InputError, match="two labels have the same words"):
         intent_data.deduplicate_splits(
-            [*rows(), Utterance("a", "top up", "train"), Utterance("b", "top up", "test")], "four"
+            [*rows(), LabelledText("a", "top up", "train"), LabelledText("b", "top up", "test")], "four"
         )
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(InputError, match=r"a\.jsonl:1:1: label: no such field"):
@@ -167,7 +167,7 @@ def test_load_hub_utterances_by_class_name(monkeypatch: pytest.MonkeyPatch) -> N
     def load_dataset(repo: str, config: str | None, *, split: str, revision: str | None) -> Any:
         test_texts.append((repo, config, split))
         part = "test" if split == "test" else "train"
-        odd_rows = [row for row in rows() if row.part == part] + [Utterance(f"odd {split}", "oos", part)]
+        odd_rows = [row for row in rows() if row.split == part] + [LabelledText(f"odd {split}", "oos", part)]
         names = datasets.ClassLabel(names=[*LABELS, "oos"])
         column = "intent" if config else "label"
         features = datasets.Features({"text": datasets.Value("string"), column: names})

@@ -10,7 +10,7 @@ from laconic.errors import InputError
 from laconic.evaluation.compression import context_qa_run
 from laconic.evaluation.compression.context_qa_data import ContextQuestion
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification
-from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
+from laconic.evaluation.labelled_texts import LabelledText, order_demonstrations
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 

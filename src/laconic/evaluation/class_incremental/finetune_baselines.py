@@ -9,7 +9,6 @@ Symbols: F the diagonal of the Fisher information, theta the weights, theta* tho
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ class FinetuneConfig:
     Attributes:
         learning_rate: Learning rate of AdamW.
         batch_size: Lines per update.
-        loss_on: Whether the loss is on the label and the line end, or on the whole line.
         ewc_weight: Weight of EWC's penalty.
         fisher_per_class: Examples of a class from which EWC estimates its Fisher information.
         replay_per_class: Examples of a class in the reservoir; half of each batch comes from it.
@@ -42,7 +40,6 @@ class FinetuneConfig:
 
     learning_rate: float = 1e-3
     batch_size: int = 8
-    loss_on: Literal["label", "line"] = "label"
     ewc_weight: float = 100.0
     fisher_per_class: int = 5
     replay_per_class: int = 5
@@ -137,7 +134,7 @@ class FinetunedLearner:
     def update(self, batch: Sequence[LabelledUtterance]) -> None:
         """Make one update."""
         self.optimizer.zero_grad()
-        loss = compute_line_loss(self.model, self.stream, batch, self.config.loss_on)
+        loss = compute_label_loss(self.model, self.stream, batch)
         if self.ewc is not None:
             loss = loss + self.config.ewc_weight * self.ewc.compute(self.parameters)
         loss.backward()
@@ -160,7 +157,7 @@ class FinetunedLearner:
             weights = np.exp(log_probs[n] - log_probs[n].max())
             draw = rng.uniform(self.stream.seed, LABEL_KEY, self.num_updates, n) * weights.sum()
             label = classes[min(int(np.searchsorted(weights.cumsum(), draw)), len(classes) - 1)]
-            loss = compute_line_loss(self.model, self.stream, [LabelledUtterance(item.input_ids, label)], "label")
+            loss = compute_label_loss(self.model, self.stream, [LabelledUtterance(item.input_ids, label)])
             num_tokens = len(self.stream.label_ids[label]) + len(self.stream.line_end_ids)
             gradients = torch.autograd.grad(loss * num_tokens, self.parameters, materialize_grads=True)
             sums = [s + g.square() for s, g in zip(sums, gradients, strict=True)]
@@ -186,16 +183,13 @@ def first_per_class(items: Sequence[LabelledUtterance], n: int) -> list[Labelled
     return selected
 
 
-def compute_line_loss(
-    model: StatefulLM, stream: ClassIncrementalStream, batch: Sequence[LabelledUtterance], loss_on: str
-) -> Tensor:
-    """Return the mean cross-entropy, in nats per token, on the label and the line end or on the whole line."""
+def compute_label_loss(model: StatefulLM, stream: ClassIncrementalStream, batch: Sequence[LabelledUtterance]) -> Tensor:
+    """Return the mean cross-entropy, in nats per token, on the labels and the line ends."""
     rows = [stream.start_ids + stream.training_ids(item) for item in batch]
     ids, mask = pad_right(rows, get_device(model))
     targets = ids.roll(-1, 1).masked_fill(~mask.roll(-1, 1), IGNORE_INDEX)
     targets[:, -1] = IGNORE_INDEX
-    if loss_on == "label":
-        for row, item in zip(targets, batch, strict=True):
-            row[: len(stream.start_ids) + len(item.input_ids) - 1] = IGNORE_INDEX
+    for row, item in zip(targets, batch, strict=True):
+        row[: len(stream.start_ids) + len(item.input_ids) - 1] = IGNORE_INDEX
     logits = model.logits(read_ids(model, ids, model.initial_state(len(ids)), mask).hidden_states)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX)

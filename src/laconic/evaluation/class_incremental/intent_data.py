@@ -9,21 +9,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from laconic import rng
 from laconic.config.data import SplitName
-from laconic.data.documents.load import parse_split
 from laconic.data.parquet_and_hub import load_hub_split
-from laconic.data.strict_jsonl import read_rows, require_text
+from laconic.data.strict_jsonl import read_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
+from laconic.evaluation.labelled_texts import LabelledText, parse_labelled_text
 
 ARROW, LINE_END = "→", "\n"
-ACCEPTED_FIELDS = "expected text, label and split"
 CLASS_ORDER_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 3, 100  # LINE_ORDER_KEY + task for lines
 
 
@@ -69,20 +68,12 @@ INTENT_CATALOG = (
 INTENT_DATASETS: Mapping[str, IntentDatasetInfo] = {info.name: info for info in INTENT_CATALOG}
 
 
-class Utterance(NamedTuple):
-    """A text, its label as published, and its split."""
-
-    text: str
-    label: str
-    part: SplitName
-
-
 class IntentRows(NamedTuple):
     """The rows of a data set by split, and how many were dropped because their text is in another split."""
 
-    train: list[Utterance]
-    valid: list[Utterance]
-    test: list[Utterance]
+    train: list[LabelledText]
+    valid: list[LabelledText]
+    test: list[LabelledText]
     num_dropped: int
 
 
@@ -113,25 +104,18 @@ def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
         rows = load_hub_utterances(info)
     else:
         file = Path(path)
-        rows = read_rows(file / info.file if file.is_dir() else file, parse_utterance)[0]
+        rows = read_rows(file / info.file if file.is_dir() else file, parse_labelled_text)[0]
     return deduplicate_splits([row for row in rows if row.label != info.out_of_scope_label], name)
 
 
-def parse_utterance(row: dict[str, Any], text: str, name: str) -> Utterance:
-    """Return the utterance of a row. Raises `RowError`."""
-    part = parse_split(row, text) or "train"
-    utterance, label = (require_text(row, field, text, ACCEPTED_FIELDS) for field in ("text", "label"))
-    return Utterance(utterance, label, part)
-
-
-def load_hub_utterances(info: IntentDatasetInfo) -> list[Utterance]:
+def load_hub_utterances(info: IntentDatasetInfo) -> list[LabelledText]:
     """Load the splits of a data set from the Hub. Raises `InputError`."""
     if info.hub_repo is None:
         raise InputError(f"{info.name} is not on the Hub; give the folder that contains {info.file}")
-    rows: list[Utterance] = []
+    rows: list[LabelledText] = []
     for part, split in info.splits:
         for row in load_hub_split(info.hub_repo, info.hub_config, split, None, class_names=True).rows:
-            rows.append(Utterance(row["text"], row["intent" if "intent" in row else "label"], part))
+            rows.append(LabelledText(row["text"], row["intent" if "intent" in row else "label"], part))
     return rows
 
 
@@ -145,16 +129,18 @@ def label_to_text(label: str) -> str:
     return normalise_text(label.replace("_", " "))
 
 
-def deduplicate_splits(rows: Sequence[Utterance], name: str) -> IntentRows:
+def deduplicate_splits(rows: Sequence[LabelledText], name: str) -> IntentRows:
     """Group rows by split and drop those whose text is in a later split (train, valid, test).
 
     Raises:
         InputError: For fewer than two classes, a class without training or test rows, or labels with the same words.
     """
-    by_part: dict[SplitName, list[Utterance]] = {"train": [], "valid": [], "test": []}
+    by_part: dict[SplitName, list[LabelledText]] = {"train": [], "valid": [], "test": []}
     held_out: set[str] = set()
     for part in ("test", "valid", "train"):
-        by_part[part] = [row for row in rows if row.part == part and normalise_text(row.text) not in held_out]
+        by_part[part] = [
+            row for row in rows if (row.split or "train") == part and normalise_text(row.text) not in held_out
+        ]
         held_out |= {normalise_text(row.text) for row in by_part[part]}
     labels = {row.label for row in rows}
     if len(labels) < 2:
@@ -169,7 +155,7 @@ def deduplicate_splits(rows: Sequence[Utterance], name: str) -> IntentRows:
     return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
 
 
-def group_by_label(rows: Iterable[Utterance]) -> dict[str, list[int]]:
+def group_by_label(rows: Iterable[LabelledText]) -> dict[str, list[int]]:
     """Return the indices of each label's rows, sorted by label."""
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
@@ -182,7 +168,7 @@ def permutation(n: int, seed: int, purpose: int) -> list[int]:
     return rng.permuted_index(seed, purpose, np.arange(n), n).tolist() if n else []
 
 
-def limit_per_label(rows: Sequence[Utterance], max_per_label: int | None) -> list[Utterance]:
+def limit_per_label(rows: Sequence[LabelledText], max_per_label: int | None) -> list[LabelledText]:
     """Return at most `max_per_label` rows of each label, the same ones every time, in their order."""
     if max_per_label is None:
         return list(rows)
@@ -255,7 +241,7 @@ def build_stream(
     number = {label: i for i, label in enumerate(labels)}
     prompt_format = PromptFormat.from_tokenizer(tokenizer)
 
-    def encode(rows: Sequence[Utterance], classes: tuple[int, ...]) -> list[LabelledUtterance]:
+    def encode(rows: Sequence[LabelledText], classes: tuple[int, ...]) -> list[LabelledUtterance]:
         return [
             LabelledUtterance(prompt_format.encode_prompt(row.text), number[row.label])
             for row in rows

@@ -74,17 +74,16 @@ class StatefulLearner:
     """A model that learns while it reads: the stream goes into its fast weights, and its slow weights stay unchanged.
 
     Each line is read without context, as the test items are, so that knowledge of a class is in the fast weights alone.
+    Only the label and the line end are targets. Levels that learn from the next-token loss backpropagate it to the
+    utterance, as in fine-tuning; levels with an associative loss learn while the label is read.
 
     Args:
         model: Model with fast weights.
         stream: Stream to learn.
-        loss_on: With "label", only the label and the line end are targets. Levels that learn from the next-token loss
-            backpropagate it to the utterance, as in fine-tuning; levels with an associative loss learn while the label
-            is read. With "line", the whole line is a target.
     """
 
-    def __init__(self, model: StatefulLM, stream: ClassIncrementalStream, loss_on: str = "line") -> None:
-        self.model, self.stream, self.loss_on = model, stream, loss_on
+    def __init__(self, model: StatefulLM, stream: ClassIncrementalStream) -> None:
+        self.model, self.stream = model, stream
         self.state: FastWeightState = model.initial_state(1)
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
@@ -128,8 +127,8 @@ class StatefulLearner:
         return cast(FastWeightState, cast(Any, output.cache))
 
     def build_target_mask(self, item: LabelledUtterance) -> list[bool] | None:
-        """Return which ids of a line are targets; None if all are, or if no level learns from the next-token loss."""
-        if self.loss_on != "label" or self.state.open_chunk is None:
+        """Return which ids of a line are targets; None if no level learns from the next-token loss."""
+        if self.state.open_chunk is None:
             return None
         prompt = self.stream.start_ids + item.input_ids
         return [False] * len(prompt) + [True] * (len(self.stream.training_ids(item)) - len(item.input_ids))
@@ -137,8 +136,7 @@ class StatefulLearner:
     def split_line(self, item: LabelledUtterance) -> tuple[TokenIds, TokenIds]:
         """Return the ids that are only read, and those that are learned from, without the line end."""
         prompt, label = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
-        learns_from_label_only = self.loss_on == "label" and self.state.open_chunk is None
-        return (prompt[:-1], prompt[-1:] + label) if learns_from_label_only else ((), prompt + label)
+        return (prompt[:-1], prompt[-1:] + label) if self.state.open_chunk is None else ((), prompt + label)
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
         """Score the classes on forks of the state."""

@@ -135,7 +135,7 @@ def plan_class_incremental(
         "test_examples": sum(map(len, streams[0].test)),
         "train_examples": sum(map(len, streams[0].train)),
         "dropped": intents.num_dropped,
-        "finetuning": asdict(config),
+        "finetuning": {**asdict(config), "loss_on": "label"},
     }
     return ClassIncrementalPlan(learner, available_methods(learner), streams, config, description)
 
@@ -167,7 +167,7 @@ def build_learner(
     """Return a new learner for a method."""
     match method:
         case "learner":
-            return StatefulLearner(model, stream, config.loss_on)
+            return StatefulLearner(model, stream)
         case "icl":
             return InContextLearner(model, stream, model.config.max_position_embeddings)
         case "ncm" | "ncm-shared":

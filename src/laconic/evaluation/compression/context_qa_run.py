@@ -18,7 +18,7 @@ from laconic.data.reasoning.dataset import pad_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context, load_context_questions
 from laconic.evaluation.compression.context_qa_report import result_to_json
-from laconic.evaluation.compression.icl_data import LabelledText, load_labelled_texts, order_demonstrations
+from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
 from laconic.experiment.compressor import TextCompressor, as_compressor

@@ -16,9 +16,9 @@ from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.token_scores import score_targets
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
-MAX_LOGITS = 1 << 22  # logits computed at once
 ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context
 
 
@@ -191,13 +191,7 @@ def score_tail(
     """Return nats and correctness of each scored token, predicted from the one before it; 0 and False elsewhere."""
     is_scored = split.loss_mask[:, 1:]
     states, targets = hidden_states[:, :-1][is_scored], split.tail[:, 1:][is_scored]
-    nll = states.new_zeros(len(targets), dtype=torch.float32)
-    is_correct = torch.zeros_like(targets, dtype=torch.bool)
-    step = max(MAX_LOGITS // reader.logits(states[:1]).shape[-1], 1)
-    for i in range(0, len(targets), step):
-        logits, chunk = reader.logits(states[i : i + step]).float(), targets[i : i + step]
-        nll[i : i + step] = F.cross_entropy(logits, chunk, reduction="none")
-        is_correct[i : i + step] = logits.argmax(-1) == chunk
+    nll, is_correct = score_targets(reader.logits, states, targets)
     nll_grid = hidden_states.new_zeros(split.tail.shape, dtype=torch.float32)
     correct_grid = torch.zeros_like(split.loss_mask)
     nll_grid[:, 1:][is_scored], correct_grid[:, 1:][is_scored] = nll, is_correct

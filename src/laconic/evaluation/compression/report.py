@@ -130,9 +130,9 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
     ]
 
 
-def render_rows(columns: Sequence[Column], rows: Sequence[Any], caption: str = "") -> list[Markup]:
+def render_rows(columns: Sequence[Column], rows: Sequence[Any]) -> list[Markup]:
     """Return the table of some rows; nothing without rows."""
-    return [page.render_table(build_table(columns, rows, caption))] if rows else []
+    return [page.render_table(build_table(columns, rows))] if rows else []
 
 
 def recall_title(row: Any) -> str:

@@ -121,7 +121,6 @@ def build_question_job(
     *,
     limit: int | None = None,
     batch_size: int = 64,
-    notes: Sequence[str] = (),
 ) -> EvalJob:
     """Return the evaluation of a run on a question set under one condition.
 
@@ -131,7 +130,6 @@ def build_question_job(
         condition: How the run answers.
         limit: The limit that `questions` were loaded with.
         batch_size: Questions per batch, on each rank.
-        notes: Remarks beside the figures.
 
     Raises:
         InputError: There are no questions, or fewer rows than questions.
@@ -157,7 +155,7 @@ def build_question_job(
         batch_size,
         questions.order,
         lambda items: ReasoningResult.from_items(items, protocol.name, cache_bytes).to_json(),
-        (*questions.notes, *budget_warnings(run, questions, condition), *notes),
+        (*questions.notes, *budget_warnings(run, questions, condition)),
         questions,
     )
 

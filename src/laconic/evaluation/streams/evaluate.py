@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.evaluation.streams.metrics import MetricSums
+from laconic.evaluation.token_scores import score_targets
 from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
@@ -22,7 +22,6 @@ from laconic.nested.nan_check import read_tokens_checked
 from laconic.nested.state import FastWeightState, LayerState
 
 READ_CHUNK = 1024  # columns per call
-MAX_LOGITS = 1 << 22  # logits computed at once
 
 
 class CacheAsState:
@@ -116,7 +115,7 @@ def score_tokens(
             row_names=batch.document_ids,
         )
         state = cast(FastWeightState, cast(Any, output.cache))
-        nll[:, a:b], correct[:, a:b] = score_targets(model, output.hidden_states, targets[:, a:b])
+        nll[:, a:b], correct[:, a:b] = score_columns(model, output.hidden_states, targets[:, a:b])
     return TokenScores(nll, correct, state)
 
 
@@ -127,21 +126,15 @@ def read_spans(last_start: int, T: int) -> Iterator[tuple[int, int]]:
             yield a, min(a + READ_CHUNK, end)
 
 
-def score_targets(
+def score_columns(
     model: StatefulLM, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return the NLL of each target and whether it was the most likely token."""
+    """Return the NLL of each target and whether it was the most likely token, 0 where there is no target."""
     has_target = targets != IGNORE_INDEX
-    hidden, ids = hidden_states[has_target], targets[has_target]
-    nll, correct = torch.zeros(len(ids), dtype=torch.float64), torch.zeros_like(ids, dtype=torch.bool)
-    step = max(MAX_LOGITS // model.config.vocab_size, 1)
-    for i in range(0, len(ids), step):
-        logits, some = model.logits(hidden[i : i + step]).float(), ids[i : i + step]
-        nll[i : i + step] = F.cross_entropy(logits, some, reduction="none")
-        correct[i : i + step] = logits.argmax(-1) == some
-    all_nll, all_correct = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(has_target)
-    all_nll[has_target.cpu()], all_correct[has_target] = nll, correct
-    return all_nll, all_correct
+    nll, correct = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(has_target)
+    some_nll, correct[has_target] = score_targets(model.logits, hidden_states[has_target], targets[has_target])
+    nll[has_target.cpu()] = some_nll.double().cpu()
+    return nll, correct
 
 
 def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:

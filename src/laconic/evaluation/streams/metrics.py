@@ -1,7 +1,7 @@
 """Metrics of stream items: recall by pairs and gap, copied values, strings, needles by length and depth, NLL.
 
-A metric is a sum of scores and their number, so that metrics of several items can be added. `nll` and `correct` are
-given for every target, [B, T], and are 0 where there is none.
+A metric is a sum of scores and their number, so that metrics of several items can be added. `correct` is given for
+every target, and is False where there is none.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,6 @@ from torch import Tensor
 from laconic.batches import IGNORE_INDEX, DocumentBatch
 
 MetricSums = Mapping[str, tuple[float, float]]
-TokenNll = Float[Tensor, "B T"]
 TokenHits = Bool[Tensor, "B T"]
 OVERALL, PER_BYTE = "all", "per byte"
 LENGTH_BIN = 10  # string lengths in one metric
@@ -25,7 +24,7 @@ def add_score(sums: dict[str, tuple[float, float]], name: str, score: float, n: 
     sums[name] = (total + score, count + n)
 
 
-def score_mqar(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
+def score_mqar(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
     """Return the share of queries answered: overall, by number of pairs, and by gap in powers of two.
 
     The gap is the distance from a key to its query. An answer is a run of targets; the query before it has the same
@@ -47,7 +46,7 @@ def score_mqar(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[
     return metrics
 
 
-def score_copying(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
+def score_copying(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
     """Return the share of values copied, overall and by their number, and of documents copied without an error."""
     metrics: list[MetricSums] = []
     for b in range(batch.B):
@@ -56,7 +55,7 @@ def score_copying(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> li
     return metrics
 
 
-def score_languages(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
+def score_languages(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
     """Return whether all sets of a string are correct, overall and by length, and the share of sets."""
     has_target = batch.targets != IGNORE_INDEX
     metrics: list[MetricSums] = []
@@ -68,7 +67,7 @@ def score_languages(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> 
     return metrics
 
 
-def score_needle(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
+def score_needle(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
     """Return the share of values retrieved: overall, by kind, by length and by depth.
 
     Documents are named KIND@LENGTH@DEPTH#N. A value is a run of targets.
@@ -94,7 +93,10 @@ def contiguous_slices(mask: Bool[Tensor, " T"]) -> list[slice]:
 
 
 def score_passage(
-    batch: DocumentBatch, nll: TokenNll, start_positions: Int[Tensor, " B"], bytes_per_token: Int[Tensor, " V"] | None
+    batch: DocumentBatch,
+    nll: Float[Tensor, "B T"],
+    start_positions: Int[Tensor, " B"],
+    bytes_per_token: Int[Tensor, " V"] | None,
 ) -> list[MetricSums]:
     """Return the NLL of each passage: per token, per byte if known, and by the number of tokens read before.
 

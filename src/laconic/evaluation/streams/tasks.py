@@ -167,7 +167,7 @@ def evaluate_items(
         state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
         scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
         sums, state_bytes = (
-            SCORERS[stream.stream](batch, scores.nll, scores.correct),
+            SCORERS[stream.stream](batch, scores.correct),
             fast_weights.num_bytes(scores.state),
         )
         updates = count_level_updates(scores.state)

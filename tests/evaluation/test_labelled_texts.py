@@ -1,13 +1,12 @@
 """Labelled texts: files, and their order as demonstrations."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from laconic.errors import InputError
-from laconic.evaluation.compression.icl_data import LabelledText, load_labelled_texts, order_demonstrations
+from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, order_demonstrations
 from tests.conftest import shared_dir
 
 ROWS = [LabelledText(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range(60)]
@@ -26,13 +25,11 @@ def test_load_labelled_texts_of_shared_data_sets(file: str, counts: dict[str, in
     assert len({row.label for row in result}) == labels
 
 
-def test_load_labelled_texts_of_a_split(tmp_path: Path) -> None:
-    rows = [{"text": f"t{i}", "label": str(i % 2), "split": "train" if i < 4 else "test"} for i in range(6)]
+def test_load_labelled_texts_refuses_invalid_rows(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [row.text for row in load_labelled_texts(file, "test")] == ["t4", "t5"]
-    with pytest.raises(InputError, match="0 labels in 0 rows of split valid"):
-        load_labelled_texts(file, "valid")
+    file.write_text('{"text": "a", "label": "b"}\n')
+    with pytest.raises(InputError, match="1 labels in 1 rows"):
+        load_labelled_texts(file)
     file.write_text('{"text": "a", "label": 3}\n')
     with pytest.raises(InputError, match=r"a\.jsonl:1:24: label: not a string"):
         load_labelled_texts(file)

@@ -1,4 +1,4 @@
-"""Labelled texts for in-context classification, and their order as demonstrations."""
+"""Labelled texts for classification, and their order as demonstrations in a context."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,17 +33,16 @@ def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledTe
     )
 
 
-def load_labelled_texts(path: str | Path, split: SplitName | None = None) -> list[LabelledText]:
-    """Load the rows of a JSONL or Parquet file that belong to a split, or name none.
+def load_labelled_texts(path: str | Path) -> list[LabelledText]:
+    """Load the rows of a JSONL or Parquet file.
 
     Raises:
         InputError: If a row is invalid or there are fewer than two labels.
     """
-    rows = [row for row in read_rows(path, parse_labelled_text)[0] if split is None or row.split in (split, None)]
+    rows = read_rows(path, parse_labelled_text)[0]
     labels = {row.label for row in rows}
     if len(labels) < 2:
-        where = "" if split is None else f" of split {split}"
-        raise InputError(f"{Path(path).name}: {len(labels)} labels in {len(rows):,} rows{where}; give two or more")
+        raise InputError(f"{Path(path).name}: {len(labels)} labels in {len(rows):,} rows; give two or more")
     return rows
 
 
