@@ -15,7 +15,7 @@ export LACONIC_MODELS
 API := $(addprefix laconic.,batches errors interfaces losses rng config models generation latent compression nested data \
 	training storage experiment evaluation verification)
 
-.PHONY: help demo test test-all model test-real check bench ledger docs clean
+.PHONY: help demo test test-all model test-real check bench bench-real ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test-real the tests on this model"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
+	@echo "make bench-real  speed and memory on SmolLM2, beside transformers and llama.cpp"
 	@echo "make ledger    write docs/ledger.md from the papers, code and tests, and check it"
 	@echo "make docs      API reference from the docstrings, in docs/api/"
 	@echo "make clean     remove .venv, caches and builds"
@@ -83,6 +84,10 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/core.py
 	@echo "[bench 2/2] the mutation suite -> docs/mutations.md"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --write-docs tests/verification/test_mutations.py
+
+bench-real: $(READY) $(MODEL)
+	@echo "[bench] benchmarks/real.py -> docs/benchmarks-real.md"
+	@$(BIN)/python benchmarks/real.py
 
 ledger: $(READY)
 	@$(BIN)/python -m tools.ledger --write

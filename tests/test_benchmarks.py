@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks import core, measure
+from benchmarks import core, measure, real
 from benchmarks.measure import TINY, Elapsed
 from tests.conftest import REPO, needs
 
@@ -42,7 +42,7 @@ SLOW = (
 )
 def test_benchmark_section_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     needs("transformers")
-    core.main(["--only", name], TINY)
+    core.PAGE.run(["--only", name], TINY)
     page = capsys.readouterr().out
     assert page.startswith(f"<!-- {name} -->\n## ")
     rows = [line for line in page.splitlines() if line.startswith("| ")]
@@ -52,9 +52,20 @@ def test_benchmark_section_runs(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", list(real.PAGE.sections))
+def test_real_section_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("transformers")
+    monkeypatch.setattr(real, "MODEL", REPO / "src/laconic/checkpoints/stories260k")
+    real.PAGE.run(["--only", name], TINY)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) > 2
+    assert len({row.count(" | ") for row in rows}) == 1
+
+
+@pytest.mark.slow
 def test_decoding_row_compares_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     needs("transformers")
-    core.main(["--only", "decoding"], TINY)
+    core.PAGE.run(["--only", "decoding"], TINY)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| random Llama")]
     assert len(rows) == 2
     assert all(row.endswith("| yes |") for row in rows)
@@ -105,8 +116,8 @@ def test_clock_uses_cpu_time_with_one_thread_else_wall_time() -> None:
 
 
 def test_merge_page_keeps_tables_that_were_not_measured() -> None:
-    old = core.merge_page("", {name: f"<!-- {name} -->\nold {name}\n<!-- end -->\n" for name in core.SECTIONS})
-    new = core.merge_page(old, {"mask": "<!-- mask -->\nnew\n<!-- end -->\n"})
+    old = core.PAGE.merge("", {name: f"<!-- {name} -->\nold {name}\n<!-- end -->\n" for name in core.SECTIONS})
+    new = core.PAGE.merge(old, {"mask": "<!-- mask -->\nnew\n<!-- end -->\n"})
     assert new == old.replace("old mask", "new")
     assert list(core.SECTIONS) == [
         line[5:-4] for line in new.splitlines() if line.startswith("<!--") and "end" not in line
