@@ -249,5 +249,5 @@ def test_build_random_decoder_is_finite() -> None:
 
 
 def test_download_unknown_name() -> None:
-    with pytest.raises(InputError, match="org/none: the hub provides no configuration"):
+    with pytest.raises(InputError, match="org/none: no configuration, offline, and not in"):
         build_model.download_config_and_tokenizer("org/none", None)

@@ -92,7 +92,7 @@ def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    patterns = ["*config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json"]
+    patterns = ["config.json", *weights.COMPANION_FILES]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, etag_timeout=5))
     except Exception as error:  # the hub's client raises many types
