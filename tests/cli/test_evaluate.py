@@ -289,7 +289,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
     ("args", "code", "message"),
     [
         ((), 2, "no run given; laconic evaluate RUN"),
-        (("gone",), 66, "gone is no run directory"),
+        (("gone",), 66, "gone: no such local folder"),
         (("digits", "--limit", 0), 2, "--limit 0: must be at least 1"),
         (
             ("digits", "--jacobi-iterations", "two"),

@@ -30,15 +30,16 @@ CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 
 @dataclass(frozen=True)
 class EvaluateCommand:
-    """Evaluate runs on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
+    """Evaluate runs and models on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
 
-    Results are stored in RUN/evaluations; re-run the same command to resume. laconic tasks list shows the tasks.
+    Results are stored in RUN/evaluations, or for a model in laconic's cache; re-run the same command to resume.
+    laconic tasks list shows the tasks.
 
     Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
-    """run of laconic train, or a directory of runs seed-0, seed-1, …, which are averaged"""
+    """run of laconic train, directory of runs seed-0, seed-1, …, which are averaged, or model (folder, .gguf, name)"""
     tasks: str = "test"
     """comma-separated tasks; see laconic tasks list"""
     protocol: Annotated[
@@ -53,7 +54,12 @@ class EvaluateCommand:
     limit: OptionalInt = None
     """evaluate only the first questions or documents, or the first examples of each class"""
     shots: OptionalInt = None
-    """clinc150, banking77, dbpedia14: training examples per class"""
+    """models: solved examples before each question; clinc150, banking77, dbpedia14: training examples per
+    class"""
+    shots_from: OptionalStr = None
+    """models: data set or file of the solved examples (default: the training split of the task)"""
+    prompt: Annotated[Literal["chat", "plain"] | None, arg(metavar="{chat,plain}", help_behavior_hint="")] = None
+    """models: ask with the chat template, or with plain text (default: chat if there is a template)"""
     with_cot: bool = False
     """also answer with a generated chain of thought, with the same weights"""
     jacobi_iterations: OptionalStr = None
@@ -84,7 +90,8 @@ class EvaluateCommand:
         from laconic.training.signals import handle_signals
 
         device = resolve_device(self.device)
-        runs, tasks = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
+        tasks = split_commas(to_utf8(self.tasks))
+        runs = tuple(self.resolve(to_utf8(run)) for run in self.runs)
         suite = choose_suite(runs, tasks)
         for name, users in OPTION_USERS.items():
             if name not in suite.options:
@@ -106,7 +113,7 @@ class EvaluateCommand:
                 tolerance=parse_tolerance(self.tolerance, self.protocol),
                 with_cot=self.with_cot,
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
-                baseline=None if self.baseline is None else to_utf8(self.baseline),
+                baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
                 latency=self.latency,
             )
             report = suite.report(request, evaluate_runs(suite, request))
@@ -128,12 +135,21 @@ class EvaluateCommand:
         tasks = split_commas(self.tasks)
         if not tasks:
             raise UsageError("--tasks: empty; give at least one task")
-        if self.shots is not None and not set(tasks) & set(CLASS_INCREMENTAL_TASKS):
-            raise UsageError(f"--shots: only for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         parse_tolerance(self.tolerance, self.protocol)
+
+    def resolve(self, run: str) -> str:
+        """Return a run as it is, and for a model the folder of its results."""
+        from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint
+
+        if is_checkpoint(run):
+            return str(prepare_checkpoint(run, self.prompt, self.shots or 0, self.shots_from))
+        refuse_flags({"prompt": self.prompt, "shots_from": self.shots_from}, f"only for models, and {run} is a run")
+        if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
+            raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
+        return run
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:

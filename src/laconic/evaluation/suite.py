@@ -24,6 +24,7 @@ import torch
 from laconic.config.recipe import Recipe
 from laconic.console import progress, status
 from laconic.errors import InputError, PreemptedError, translate_os_errors
+from laconic.evaluation.checkpoints import load_checkpoint_run, read_prompt
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import (
     EVALUATIONS_FOLDER,
@@ -92,8 +93,10 @@ class EvalRequest:
     latency: int = 0
 
     def load_run(self, folder: Path) -> LoadedRun:
-        """Load a run at the requested checkpoint."""
+        """Load a run at the requested checkpoint, or the published checkpoint that a folder stands for."""
         with status(f"loading {folder}"):
+            if read_prompt(folder):
+                return load_checkpoint_run(folder, self.device)
             return load_run(folder, self.device, resolve_step(folder, self.checkpoint))
 
 
@@ -206,7 +209,8 @@ def describe_evaluation(
     key: Mapping[str, str] | None = None,
 ) -> EvalMetadata:
     """Return the metadata of an evaluation of a run; the checkpoint's hash is added to `key`."""
-    key = {"checkpoint": step_hash(run.folder, run.step), **(key or {})}
+    weights = run.parts.base if read_prompt(run.folder) else step_hash(run.folder, run.step)
+    key = {"checkpoint": weights, **(key or {})}
     return EvalMetadata(kind, task, run_name(run.folder), run.recipe.seed, run.step, limit, shots, variant or {}, key)
 
 

@@ -15,6 +15,7 @@ from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.checkpoints import format_example, load_shots, read_prompt
 from laconic.evaluation.results_store import folder_safe_name
 from laconic.experiment.build_data import has_text_answers, load_held_out
 from laconic.experiment.load_run import LoadedRun
@@ -84,7 +85,11 @@ def load_question_set(
     else:
         read = load_examples(path, "valid" if name == "valid" else "test", data_config, limit)
     answer_matching.check_gold(protocol, read.examples, path)
-    return encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains)
+    examples, prompt = read.examples, read_prompt(run.folder)
+    if prompt is not None:
+        shots = load_shots(prompt, path, data_config)
+        examples = [format_example(example, prompt, shots, data.answer_prompt) for example in examples]
+    return encode_questions(run, set_title(path), examples, protocol, data_config, with_chains)
 
 
 def single_question(

@@ -12,6 +12,7 @@ from laconic.config.recipe import FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
 from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, latest_evaluations, load_items
@@ -72,6 +73,10 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
     decoding = answer_decoding(run.parts, recipe, budget, protocol.sampling, recipe.seed)
     if protocol.name.startswith("codi") and recipe.data.format == "pccot" and not writes_chain(run, with_cot):
         decoding = replace(decoding, answer_prompt=())
+    prompt = read_prompt(run.folder)
+    if prompt is not None and prompt.style == "plain":
+        sampling = replace(decoding.sampling, stop_strings=STOP_STRINGS)
+        decoding = replace(decoding, sampling=sampling, tokenizer=run.parts.tokenizer)
     num_latents = recipe.latents.num_latents + 2 if recipe.latents and not with_cot else 0
     context = run.parts.decoder.config.max_position_embeddings
     room = context - questions.max_question_tokens - num_latents - len(decoding.answer_prompt)

@@ -1,0 +1,148 @@
+"""Published checkpoints under evaluation: as a run that was never trained, with a chat or plain prompt and examples.
+
+A checkpoint gets a folder for its results in laconic's cache, with a recipe that says how it is prompted. The rest of
+the evaluation treats this folder as a run at step 0.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import tomli_w
+import torch
+
+from laconic.batches import ReasoningExample
+from laconic.config.data import DataConfig, is_row_file
+from laconic.config.load import load_recipe
+from laconic.data.reasoning.catalog import split_name
+from laconic.data.reasoning.load import load_examples
+from laconic.data.reasoning.read_examples import read_examples
+from laconic.data.tokenizer import load_tokenizer
+from laconic.errors import InputError, UsageError
+from laconic.experiment.build_model import build_parts
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
+from laconic.experiment.methods import build_method
+from laconic.models.decoder import Decoder
+from laconic.models.weights import find_checkpoint
+from laconic.storage import atomic
+from laconic.storage.cache_dir import cache_dir
+from laconic.storage.strict_json import read_json, to_canonical_json
+
+PromptStyle = Literal["chat", "plain"]
+MARKER_FILE = "checkpoint.json"
+NO_FILE = "no-training-rows.jsonl"  # a recipe names training rows; a checkpoint has none
+QUESTION, ANSWER = "Question:", "Answer:"
+STOP_STRINGS = (f"\n\n{QUESTION}", f"\n{QUESTION}")  # where a plain prompt's answer ends
+
+
+class CheckpointPrompt(NamedTuple):
+    """How a checkpoint is asked: by its chat template or as plain text, and after how many solved examples."""
+
+    style: PromptStyle
+    shots: int = 0
+    shots_from: str | None = None
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Return whether a path or name is that of a model, and not of a run or a folder of runs."""
+    folder = Path(path)
+    return find_run(path) is None and (not folder.is_dir() or (folder / "config.json").is_file())
+
+
+def prepare_checkpoint(
+    path_or_name: str, style: PromptStyle | None = None, shots: int = 0, shots_from: str | None = None
+) -> Path:
+    """Create the folder in which the results of a checkpoint are stored.
+
+    Args:
+        path_or_name: Folder, `.gguf` file or name of a model.
+        style: How it is asked; by default with its chat template if it has one.
+        shots: Number of solved examples before each question.
+        shots_from: Data set or file of the examples; by default the training split of the task's data set.
+
+    Returns:
+        The folder, which the functions of `laconic.evaluation.runs` accept as a run.
+
+    Raises:
+        InputError: There is no such model, or it has no chat template.
+    """
+    folder = find_checkpoint(path_or_name)
+    tokenizer = load_tokenizer(folder)
+    if style == "chat" and tokenizer.chat_template is None:
+        raise InputError(f"--prompt chat: {path_or_name} has no chat template; use --prompt plain")
+    prompt = CheckpointPrompt(style or ("chat" if tokenizer.chat_template else "plain"), shots, shots_from)
+    name = re.sub(r"[^\w.-]", "-", Path(path_or_name).name)
+    key = hashlib.sha256(to_canonical_json([str(folder.resolve()), *prompt]).encode()).hexdigest()[:8]
+    results = cache_dir() / "evaluations" / key / f"{name}-{prompt.style}-{shots}-shot"
+    if not (results / RECIPE_FILE).is_file():
+        data = {"path": NO_FILE, "chain_steps": "all", "format": "chat" if prompt.style == "chat" else "codi"}
+        recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
+        results.mkdir(parents=True, exist_ok=True)
+        marker = prompt._asdict() | {"model": path_or_name}
+        atomic.write_file_atomically(results / MARKER_FILE, lambda new: new.write_text(to_canonical_json(marker)))
+        atomic.write_file_atomically(results / RECIPE_FILE, lambda new: new.write_bytes(tomli_w.dumps(recipe).encode()))
+    return results
+
+
+def read_prompt(folder: Path) -> CheckpointPrompt | None:
+    """Return how the checkpoint of a results folder is asked; None for a run."""
+    path = folder / MARKER_FILE
+    if not path.is_file():
+        return None
+    marker: dict[str, Any] = read_json(path)
+    return CheckpointPrompt(**{name: marker[name] for name in CheckpointPrompt._fields})
+
+
+def load_checkpoint_run(folder: Path, device: torch.device) -> LoadedRun:
+    """Load the checkpoint of a results folder as a run at step 0, whose method writes out its answers."""
+    recipe, _ = load_recipe(folder / RECIPE_FILE)
+    decoder = Decoder.from_pretrained(str(recipe.model.name), device=device)
+    parts = build_parts(recipe, decoder, load_tokenizer(str(recipe.model.name)), decoder.fingerprint)
+    return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
+
+
+def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[ReasoningExample]:
+    """Load the solved examples of a task: the first ones with a chain, of the training split.
+
+    Raises:
+        UsageError: A file has no training split; `shots_from` is needed.
+        InputError: There are too few examples.
+    """
+    if not prompt.shots:
+        return []
+    source = prompt.shots_from or f"{split_name(task)[0]}:train"
+    if is_row_file(prompt.shots_from or task):
+        if prompt.shots_from is None:
+            raise UsageError(f"--shots {prompt.shots}: {task} has no training split; name one with --shots-from")
+        examples = read_examples(prompt.shots_from, config).examples
+    else:
+        examples = load_examples(source, "train", config).examples
+    solved = [example for example in examples if example.steps] or list(examples)
+    if len(solved) < prompt.shots:
+        raise InputError(f"--shots {prompt.shots}: {source} has {len(solved)} examples; lower it")
+    return solved[: prompt.shots]
+
+
+def format_example(
+    example: ReasoningExample, prompt: CheckpointPrompt, shots: Sequence[ReasoningExample], answer_prompt: str
+) -> ReasoningExample:
+    """Put a question after the solved examples, as messages or as one text."""
+    if prompt.style == "chat":
+        turns = [
+            {"role": role, "content": content}
+            for shot in shots
+            for role, content in (("user", shot.question), ("assistant", write_solution(shot, answer_prompt)))
+        ]
+        question = example.metadata.get("messages") or [{"role": "user", "content": example.question}]
+        return replace(example, metadata={**example.metadata, "messages": [*turns, *question]})
+    parts = [f"{QUESTION} {shot.question}\n{ANSWER} {write_solution(shot, answer_prompt)}" for shot in shots]
+    return replace(example, question="\n\n".join([*parts, f"{QUESTION} {example.question}\n{ANSWER}"]))
+
+
+def write_solution(example: ReasoningExample, answer_prompt: str) -> str:
+    """Return the chain of an example, in prose if it has one, and its answer."""
+    chain = str(example.metadata.get("rationale") or " ".join(example.steps))
+    return f"{chain}\n{answer_prompt} {example.answer}".strip()

@@ -1,0 +1,90 @@
+"""Published checkpoints under evaluation: prompts, solved examples, and answers as of `laconic.generate`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import laconic
+from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint, read_prompt
+from tests.conftest import RunCli
+from tests.data.test_chat_rows import CHATML
+
+ROWS = [
+    {"question": f"Tom has {a} apples and gets {b}. How many?", "steps": [f"{a}+{b}={a + b}"], "answer": str(a + b)}
+    for a, b in ((1, 2), (3, 4), (5, 6))
+]
+SHOT = "Question: Tom has 1 apples and gets 2. How many?\nAnswer: 1+2=3\nThe answer is: 3\n\n"
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return file
+
+
+def outputs(cache: Path) -> list[str]:
+    (file,) = cache.glob("evaluations/*/*/evaluations/*/records.jsonl")
+    items = [json.loads(line) for line in file.read_text().splitlines()]
+    return [item["metrics"]["output"] for item in sorted(items, key=lambda item: item["item"])]
+
+
+def test_evaluate_checkpoint_plain_equals_generate(rows: Path, run_cli: RunCli) -> None:
+    flags = ("--tasks", rows, "--shots", 1, "--shots-from", rows, "--limit", 2, "--batch-size", 2, "--format", "json")
+    result = run_cli("evaluate", "stories260k", *flags)
+    assert result.code == 0, result.err
+    assert "stories260k-plain-1-shot" in result.out
+    model = laconic.load("stories260k")
+    prompts = [f"{SHOT}Question: {row['question']}\nAnswer:" for row in ROWS[:2]]
+    config = laconic.GenerationConfig(max_tokens=256, stop_strings=("\n\nQuestion:", "\nQuestion:"))
+    for output, prompt in zip(outputs(rows.parent / "cache"), prompts, strict=True):
+        expected = model.generate(prompt, config)[0].text.strip()
+        assert expected
+        assert output.strip().startswith(expected)  # the ids of a stop string are part of the output
+    again = run_cli("evaluate", "stories260k", *flags)
+    assert json.loads(again.out) == json.loads(result.out)
+
+
+def test_evaluate_checkpoint_chat_asks_with_the_template(rows: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(laconic.load("stories260k").decoder.source_folder, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = CHATML.replace("<|im_start|>", "").replace("<|im_end|>", "")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    flags = ("--tasks", rows, "--limit", 1, "--shots", 1, "--shots-from", rows)
+    assert run_cli("evaluate", folder, *flags).code == 0
+    model = laconic.load(folder)
+    turns = [
+        {"role": "user", "content": ROWS[0]["question"]},
+        {"role": "assistant", "content": "1+2=3\nThe answer is: 3"},
+        {"role": "user", "content": ROWS[0]["question"]},
+    ]
+    ids = model.tokenizer.encode(model.tokenizer.apply_chat_template(turns), add_special_tokens=False)
+    config = laconic.GenerationConfig(max_tokens=256)
+    expected = laconic.generate(model.decoder, model.tokenizer, input_ids=[ids], config=config)[0].text
+    assert [text.strip() for text in outputs(tmp_path / "cache")] == [expected.strip()]
+
+
+def test_prepare_checkpoint_keeps_prompts_apart(rows: Path) -> None:
+    zero, one = prepare_checkpoint("stories260k"), prepare_checkpoint("stories260k", shots=1)
+    assert zero != one
+    assert zero == prepare_checkpoint("stories260k")
+    prompt = read_prompt(one)
+    assert prompt is not None
+    assert (prompt.style, prompt.shots) == ("plain", 1)
+    assert read_prompt(rows.parent) is None
+    assert is_checkpoint("stories260k")
+    assert not is_checkpoint(one)
+    assert not is_checkpoint(rows.parent)
+
+
+def test_evaluate_checkpoint_refusals(rows: Path, run_cli: RunCli) -> None:
+    missing = run_cli("evaluate", "stories260k", "--tasks", rows, "--prompt", "chat")
+    assert (missing.code, "no chat template" in missing.err) == (66, True)
+    shots = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 2)
+    assert (shots.code, "--shots-from" in shots.err) == (2, True)
+    many = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 9, "--shots-from", rows)
+    assert (many.code, "has 3 examples" in many.err) == (66, True)
