@@ -11,9 +11,11 @@ from typing import get_args
 
 import pytest
 
+from laconic.config.data import DataConfig
 from laconic.config.load import SHIPPED_RECIPES, closest_key, load_recipe, to_toml
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
+    ModelConfig,
     Recipe,
     explicit_values,
     find_field,
@@ -355,3 +357,21 @@ def test_load_recipe_of_any_text_raises_nothing_but_usage_error(kava: Path) -> N
         kava.write_text("".join(draws.choice(pieces) for _ in range(draws.randrange(20))), encoding="utf-8")
         with contextlib.suppress(UsageError):
             load_recipe(kava)
+
+
+def test_to_toml_leaves_out_sizes_of_a_pretrained_model(kava: Path) -> None:
+    recipe, _ = load_recipe(kava, ["model.name=some/model", "model.tokenizer=some/model"])
+    text = to_toml(recipe)
+    assert "hidden_size" not in text
+    assert "\ninit =" not in text
+    kava.write_text(text)
+    assert load_recipe(kava)[0] == recipe
+    sized, _ = load_recipe(kava, ["model.hidden_size=128"])  # as a recipe that sets it in vain
+    kava.write_text(to_toml(sized))
+    assert load_recipe(kava)[0] == sized
+
+
+def test_recipe_takes_paths_in_python(tmp_path: Path) -> None:
+    data = DataConfig(path=tmp_path / "train.jsonl", valid=tmp_path / "valid.jsonl")  # type: ignore[arg-type]
+    assert data.path == str(tmp_path / "train.jsonl")
+    assert ModelConfig(name=tmp_path).name == str(tmp_path)  # type: ignore[arg-type]

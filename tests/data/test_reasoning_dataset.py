@@ -240,9 +240,9 @@ def test_filter_counts_unknown_tokens() -> None:
         [ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(config)
     )
     assert source.counts.describe() == [
-        "1 rows read",
-        "1 rows used",
-        "1 unknown tokens in questions and chains",
+        "1 row read",
+        "1 row used",
+        "1 unknown token in questions and chains",
     ]
 
 

@@ -1,6 +1,7 @@
 """`laconic.load` opens runs of every method and every kind of checkpoint, and answers as the command does."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES, MethodName
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.reasoner import Reasoner
-from tests.conftest import RunCli
+from tests.conftest import REPO, RunCli
 from tests.models.fixtures import fresh
 from tests.runs import train_tiny_run
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 QUESTION_METHODS = sorted(set(METHOD_TABLES) - set(DOCUMENT_METHODS))
 LATENT_METHODS = {"coconut", "codi", "pccot", "kava"}
 QUESTIONS = ["1+2*3=", "4*5-6="]
+METRICS_PAGE = (REPO / "docs/metrics.md").read_text(encoding="utf-8")
 SHORT = laconic.GenerationConfig(max_tokens=4)
 
 
@@ -29,9 +31,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def undocumented_metrics(run: Path) -> set[str]:
+    """Return the keys of a run's metrics.jsonl that docs/metrics.md does not name."""
+    names = {name for line in METRICS_PAGE.splitlines() for name in re.findall(r"`([\w.…]+)`", line)}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keys = {re.sub(r"^level\d+", "levelN", key) for line in lines for key in (*line, *line.get("validation", ()))}
+    groups = tuple(name.removeprefix("…") for name in names if name.startswith("…"))
+    return {key for key in keys - names if not re.sub("_(low|high)$", "", key).endswith(groups)}
+
+
 @pytest.mark.parametrize("method", QUESTION_METHODS)
 def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: RunCli) -> None:
     run = train_tiny_run(method, place)
+    assert undocumented_metrics(run) == set()
     model = laconic.load(run)
     assert isinstance(model, Reasoner)
     assert model.recipe.method == method
@@ -67,8 +79,9 @@ def test_load_every_method_is_tested() -> None:
         ("lm", laconic.LanguageModel),
     ],
 )
-def test_load_document_run(method: str, kind: type, place: Path) -> None:
+def test_load_document_run(method: str, kind: type, place: Path, run_cli: RunCli) -> None:
     run = train_tiny_run(method, place)
+    assert undocumented_metrics(run) == set()
     model = laconic.load(run)
     assert isinstance(model, kind)
     assert model.recipe is not None
@@ -77,6 +90,8 @@ def test_load_document_run(method: str, kind: type, place: Path) -> None:
     generation = model.generate(prompts, config=SHORT)[0]
     again = laconic.load(run / "steps" / "step-000001").generate(prompts, config=SHORT)[0]
     assert again.token_ids == generation.token_ids
+    out = run_cli("generate", run, *prompts, "--max-tokens", "4", "--format", "json").out
+    assert json.loads(out.splitlines()[-1])["generations"][0]["ids"] == generation.token_ids
     direct = laconic.generate(model.decoder, model.tokenizer, prompts, config=replace(SHORT, return_state=False))[0]
     assert direct.token_ids[:1] == generation.token_ids[:1]
 

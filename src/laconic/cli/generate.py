@@ -229,35 +229,39 @@ class GenerateCommand(SamplingFlags):
         refuse_flags(flags | fixed, "not available for a run; its recipe fixes it")
 
     def answer_questions(self, prompts: list[str]) -> int:
-        """Answer questions with a run's method, or with its chain of thought."""
-        from laconic.experiment.load_run import load_run
-        from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
-        from laconic.models.weights import resolve_device
+        """Answer questions with a run's method or its chain of thought; a run of a language model continues them."""
+        import laconic
 
-        flags = {"stop_string": self.stop_string, "min_tokens": self.min_tokens, "logprobs": self.logprobs}
-        self.refuse_checkpoint_flags(flags)
+        self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens})
         with status(f"loading {self.model}"):
-            run = load_run(self.model, resolve_device(self.device))
-        decoding = answer_decoding(
-            run.parts, run.recipe, self.max_tokens or DEFAULT_MAX_TOKENS, self.generation_config(), self.seed
-        )
+            model = laconic.load(self.model, device=self.device)
+        if isinstance(model, laconic.LanguageModel):
+            refuse_flags({"with_cot": self.with_cot}, f"{self.model} was not trained to answer questions")
+            printer = GenerationPrinter(prompts, is_silent=self.format == "json")
+            generations = model.generate(prompts, self.generation_config(printer))
+            self.print_generations([{"prompt": text} for text in prompts], generations, model.decoder, printer)
+            return 0
+        assert isinstance(model, laconic.Reasoner)
+        refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
         start = time.perf_counter()
-        batch = build_questions_batch(run.parts, run.recipe, prompts).to(self.device)
-        answers = answer_questions(run.method, batch, decoding, with_cot=self.with_cot)
+        answers = model.generate(prompts, self.generation_config(), with_cot=self.with_cot)
         seconds = time.perf_counter() - start
         if self.format == "json":
             rows = [
-                {"prompt": prompt, "text": text, "ids": ids, "passes": passes._asdict() | {"total": passes.total}}
-                for prompt, text, ids, passes in zip(
-                    prompts, answers.texts, answers.token_ids, answers.passes, strict=True
-                )
+                {
+                    "prompt": prompt,
+                    "text": answer.text,
+                    "ids": answer.token_ids,
+                    "passes": answer.passes._asdict() | {"total": answer.passes.total},
+                }
+                for prompt, answer in zip(prompts, answers, strict=True)
             ]
-            metadata = {"schema": 1, "model": self.model, "step": run.step, "method": run.recipe.method}
+            metadata = {"schema": 1, "model": self.model, "step": model.run.step, "method": model.recipe.method}
             print(json.dumps(metadata | {"seconds": round(seconds, 3), "generations": rows}, ensure_ascii=False))
             return 0
-        print("\n".join(answers.texts))
-        passes = sum(p.total for p in answers.passes)
-        log_message(f"{sum(map(len, answers.token_ids))} tokens in {passes} passes, {seconds:.2f} s")
+        print("\n".join(answer.text for answer in answers))
+        num_tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.passes.total for a in answers)
+        log_message(f"{num_tokens} tokens in {passes} passes, {seconds:.2f} s")
         return 0
 
     def print_generations(

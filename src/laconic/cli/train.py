@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, to_utf8
-from laconic.console import log_message, progress
+from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ class TrainCommand:
             importlib.import_module("trackio")  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
-            log_message(f"laconic: {text}")
+            log_note(text)
         if recipe.is_custom_method:
             from laconic.experiment.custom_method import describe_method_source
 
-            log_message(f"laconic: {describe_method_source(recipe)}")
+            log_note(describe_method_source(recipe))
         if self.plan:
             return self.print_plan(recipe)
         results = [self.train_run(recipe, out) for recipe, out in self.iterate_runs(recipe)]
@@ -130,7 +130,7 @@ class TrainCommand:
                 built = build_experiment(recipe, device, show)
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
             for text in built.notes if is_main else ():
-                log_message(f"laconic: {text}")
+                log_note(text)
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
                 outcome = train(
                     built.method,

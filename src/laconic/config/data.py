@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from laconic.config.config_model import ConfigModel, Fraction, PositiveInt
+from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
 from laconic.config.synthetic import FormalLanguagesConfig, MQARConfig, SelectiveCopyingConfig
 
 SplitName = Literal["test", "valid", "train"]
@@ -164,7 +164,7 @@ class DataConfig(ConfigModel):
         default="file",
         description="a file with one JSON object per line, data sets by name, documents, or a synthetic task",
     )
-    path: str | None = Field(
+    path: PathText | None = Field(
         default=None,
         description="file: training rows (.jsonl, .parquet, iCoT's .txt); text: documents (a .txt is one document)",
     )
@@ -173,11 +173,11 @@ class DataConfig(ConfigModel):
         description="catalog: one or several training sets: a known name (gsm8k-aug), a hub name "
         "(whynlp/gsm8k-aug), or a file; NAME:SPLIT selects a split; text: one hub name",
     )
-    valid: str | None = Field(
+    valid: PathText | None = Field(
         default=None, description="file of validation rows; catalog: also a set, as gsm8k-aug:valid"
     )
-    test: str | None = Field(default=None, description="file of test rows; catalog: also a set, as gsm8k:test")
-    data_dir: str | None = Field(
+    test: PathText | None = Field(default=None, description="file of test rows; catalog: also a set, as gsm8k:test")
+    data_dir: PathText | None = Field(
         default=None, description="catalog: folder with the sets' files; default: download from the hub"
     )
     revision: str | None = Field(default=None, description="hub commit or branch of the training set")

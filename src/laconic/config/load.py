@@ -17,6 +17,7 @@ from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
     FREE_TABLE,
     FULL_CHAIN_METHODS,
+    NEW_DECODER_KEYS,
     PATH_KEYS,
     Recipe,
     accepts_text,
@@ -171,8 +172,10 @@ def drop_replaced_keys(draft: RecipeDraft) -> None:
             continue
         old = [key for key in keys if key != overridden[0] and table.pop(key.partition(".")[2], None) is not None]
         draft.notes.extend(f"{overridden[0]} replaces {key}" for key in old)
-        if old and overridden[0] in ("model.name", "model.init_from_run") and "model.tokenizer" not in draft.overrides:
-            table.pop("tokenizer", None)
+        if old and overridden[0] in ("model.name", "model.init_from_run"):
+            for key in ("tokenizer", *NEW_DECODER_KEYS):
+                if f"model.{key}" not in draft.overrides:
+                    table.pop(key, None)
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -324,5 +327,12 @@ def iter_values(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """Return the resolved recipe as TOML with every default; loading it gives an equal recipe."""
-    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+    """Return the resolved recipe as TOML with the defaults that apply; loading it gives an equal recipe.
+
+    A pretrained model has sizes of its own, so those of a new decoder are left out.
+    """
+    content = recipe.model_dump(mode="json", exclude_none=True)
+    if recipe.model.family is None:
+        explicit = recipe.model.model_dump(mode="json", exclude_defaults=True)
+        content["model"] = {k: v for k, v in content["model"].items() if k not in NEW_DECODER_KEYS or k in explicit}
+    return tomli_w.dumps(content)

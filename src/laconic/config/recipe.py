@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from laconic.config.config_model import ConfigModel, Fraction, PositiveInt
+from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
 from laconic.config.data import DataConfig
 from laconic.config.methods import (
     CoconutConfig,
@@ -42,6 +42,10 @@ METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
 }
 CUSTOM_METHOD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:Class
 FREE_TABLE = "method_options"  # its keys are those of a custom method
+NEW_DECODER_KEYS = (  # of [model]; a pretrained one has its own
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
+    *("max_position_embeddings", "tie_word_embeddings", "init", "init_seed", "embedding_init_std", "head_init_std"),
+)
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
@@ -80,15 +84,17 @@ METHOD_SCHEMA: dict[str, Any] = {"anyOf": [{"enum": list(METHOD_TABLES)}, {"patt
 class ModelConfig(ConfigModel):
     """[model]: the decoder, from a checkpoint, an earlier run, or new with the given sizes."""
 
-    name: str | None = Field(
+    name: PathText | None = Field(
         default=None, description="checkpoint in Hugging Face layout: a folder, or a name on the hub"
     )
     revision: str | None = Field(default=None, description="commit, tag or branch on the hub")
-    init_from_run: str | None = Field(default=None, description="run directory; training starts from its latest step")
+    init_from_run: PathText | None = Field(
+        default=None, description="run directory; training starts from its latest step"
+    )
     family: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2", "opt"] | None = Field(
         default=None, description="family of a new decoder with the sizes below"
     )
-    tokenizer: str | None = Field(
+    tokenizer: PathText | None = Field(
         default=None,
         description='"digits", "recall", "bytes", "mqar", "formal_languages", a folder or a hub name; default the '
         "checkpoint's",

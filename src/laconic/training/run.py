@@ -138,7 +138,8 @@ class TrainingRun:
             if report_progress and self.ranks.rank == 0:
                 speed = result.num_tokens / max(1e-9, time.monotonic() - start)
                 metrics = [f"{name} {value:.4g}" for name, value in result.metrics.items()][:MAX_PROGRESS_METRICS]
-                text = f"{' · '.join(metrics)} · {speed:,.0f} tokens/s"
+                rate = self.updater.optimizer.param_groups[0]["lr"]
+                text = f"{' · '.join(metrics)} · learning rate {rate:.2g} · {speed:,.0f} tokens/s"
                 report_progress(text, self.progress.step - first, self.num_steps - first)
 
     def advance(self) -> UpdateResult:

@@ -1,6 +1,7 @@
 """Reasoning examples as padded batches: filter rows by length, store them as ids, and collate."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -57,7 +58,13 @@ class FilterCounts:
             "num_short_chain": f"rows whose chain has fewer than {num_latents} tokens, one per latent",
             "num_unknown_tokens": "unknown tokens in questions and chains",
         }
-        return [f"{count:,} {descriptions[f.name]}" for f in fields(self) if (count := getattr(self, f.name))]
+        counts = {descriptions[f.name]: getattr(self, f.name) for f in fields(self)}
+        return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
+
+
+def to_singular(text: str) -> str:
+    """Return a description of several rows, questions or tokens as one of a single one."""
+    return re.sub(r"^(row|question|unknown token)s", r"\1", text)
 
 
 class ReasoningDataset:
