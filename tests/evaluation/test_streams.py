@@ -152,41 +152,27 @@ def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None
 
     class Notes(Remembers):
         def read_tokens(
-            self,
-            input_ids: Tensor,
-            state: Any = None,
-            *,
-            attention_mask: Tensor | None = None,
-            update_weights: bool = True,
-            **_: Any,
+            self, input_ids: Tensor, state: Any = None, *, update_weights: bool = True, **options: Any
         ) -> DecoderOutput:
             calls.append(update_weights)
-            return super().read_tokens(input_ids, state, attention_mask=attention_mask, update_weights=update_weights)
+            return super().read_tokens(input_ids, state, update_weights=update_weights, **options)
 
     class WithCache(Notes):
-        def read_tokens(
-            self,
-            input_ids: Tensor,
-            state: Any = None,
-            *,
-            attention_mask: Tensor | None = None,
-            update_weights: bool = True,
-            **_: Any,
-        ) -> DecoderOutput:
-            seen = super().read_tokens(input_ids, state, attention_mask=attention_mask, update_weights=update_weights)
+        def read_tokens(self, input_ids: Tensor, state: Any = None, **options: Any) -> DecoderOutput:
+            seen = super().read_tokens(input_ids, state, **options)
             built = cast(FastWeightState, cast(Any, seen.cache))
             cache = CacheAsState(Decoder(self.config)).initial_state(len(input_ids)).layers[0].cache
-            return DecoderOutput(
-                seen.hidden_states, cast(Any, replace(built, layers=(replace(built.layers[0], cache=cache),))), {}
-            )
+            after = replace(built, layers=(replace(built.layers[0], cache=cache),))
+            return DecoderOutput(seen.hidden_states, cast(Any, after), {})
 
-    for model, taught in ((Notes(), [True, True]), (WithCache(), [True, False])):
+    for model, update, taught in (
+        (Notes(), True, [True, True]),
+        (WithCache(), True, [True, False]),
+        (Notes(), False, [False, False]),
+    ):
         calls.clear()
-        score_tokens(model, result, model.initial_state(1), update_weights=True, freeze_last_segment=True)
+        score_tokens(model, result, model.initial_state(1), update_weights=update, freeze_last_segment=True)
         assert calls == taught
-    calls.clear()
-    score_tokens(Notes(), result, Notes().initial_state(1), update_weights=False, freeze_last_segment=True)
-    assert calls == [False, False]
 
 
 def test_evaluate_stream_reads_items_on_forks() -> None:

@@ -163,15 +163,17 @@ class EvalReport:
 
 
 class EvalSuite(Protocol):
-    """Tasks for one kind of run.
+    """Tasks for one kind of run."""
 
-    Attributes:
-        kinds: The kinds of evaluations that it stores.
-        options: Names of the fields of `EvalRequest` that not every suite has but this one.
-    """
+    @property
+    def kinds(self) -> Sequence[EvalKind]:
+        """The kinds of evaluations that it stores."""
+        ...
 
-    kinds: Sequence[EvalKind]
-    options: Collection[str]
+    @property
+    def options(self) -> Collection[str]:
+        """Names of the fields of `EvalRequest` that this suite has, of those that not every suite has."""
+        ...
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether the suite evaluates these runs on these tasks."""

@@ -3,21 +3,18 @@
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laconic.cli.main import main
 from laconic.cli.report import ReportCommand
 from laconic.cli.train import TrainCommand
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.compression import run as compression_run
 from laconic.evaluation.compression.context_qa_run import ContextQA
 from laconic.evaluation.results_store import UNITS_FILE, load_items
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, RunCli
 
 RECALL = """method = "autocompressor"
 [model]
@@ -67,7 +64,6 @@ held_out_fraction = 0.3
 steps = 1
 batch_size = 2
 """
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -86,27 +82,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path) -> Run:
-    """Call `laconic evaluate` in the folder of the runs; return exit code, standard output and standard error."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, runs: Path) -> RunCli:
+    """Run `laconic evaluate` in the folder of the runs."""
     monkeypatch.chdir(runs)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", "evaluate", *map(str, args), "--device", "cpu"])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
-
-    return call
+    return lambda *args: run_cli("evaluate", *args, "--device", "cpu")
 
 
-def evaluate_json(run: Run, *args: object) -> list[dict[str, Any]]:
+def evaluate_json(run: RunCli, *args: object) -> list[dict[str, Any]]:
     code, out, err = run(*args, "--format", "json")
     assert (code, out.count("\n")) == (0, 1), err
     return json.loads(out)["results"]
 
 
-def test_evaluate_fact_recall_stores_and_reuses_results(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_fact_recall_stores_and_reuses_results(
+    run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (result,) = evaluate_json(run, "facts")
     assert [gain["condition"] for gain in result["conditions"]] == [
         *("none", "compressed", "truncated", "full", "untrained none", "untrained", "oracle length"),
@@ -134,7 +124,7 @@ def test_evaluate_fact_recall_stores_and_reuses_results(run: Run, runs: Path, mo
 
 
 def test_evaluate_keeps_finished_documents_after_a_signal(
-    run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression_run, "BATCH_TOKENS", 5 * (16 + 16))
     evaluate_batch = compression_run.evaluate_batch
@@ -151,7 +141,7 @@ def test_evaluate_keeps_finished_documents_after_a_signal(
     assert len((partial / UNITS_FILE).read_text().splitlines()) == 5
 
 
-def test_evaluate_tails_and_excerpts_of_held_out_books(run: Run) -> None:
+def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
     results = evaluate_json(run, "books", "lm", "--tasks", "test,excerpt", "--limit", 3)
     assert [result["dataset"] for result in results if result["run"] == "books"] == [
         *("test-16", "test-64", "test-128", "test-192"),
@@ -197,7 +187,7 @@ def test_evaluate_tails_and_excerpts_of_held_out_books(run: Run) -> None:
     ],
 )
 def test_evaluate_rejects_tasks_and_flags_that_do_not_fit(
-    run: Run, args: tuple[str, ...], exit_code: int, message: str
+    run: RunCli, args: tuple[str, ...], exit_code: int, message: str
 ) -> None:
     code, out, err = run(*args)
     assert (code, out) == (exit_code, "")
@@ -214,7 +204,7 @@ def write_files(folder: Path) -> tuple[str, str]:
 
 
 def test_evaluate_and_report_files_of_questions_and_labels(
-    run: Run, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.NUM_ORDERS", 1)
     monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.TEXT_DEMO_TOKENS", ())
@@ -241,7 +231,7 @@ def test_evaluate_and_report_files_of_questions_and_labels(
 
 
 def test_evaluate_files_keeps_finished_items_after_a_signal(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions, _ = write_files(tmp_path)
     monkeypatch.setattr(ContextQA, "run_item", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -250,7 +240,7 @@ def test_evaluate_files_keeps_finished_items_after_a_signal(
     assert "questions: finished items are stored" in err
 
 
-def test_report_of_stored_results(run: Run, runs: Path) -> None:
+def test_report_of_stored_results(run: RunCli, runs: Path) -> None:
     with pytest.raises(InputError, match="digits"):
         ReportCommand(("digits",), Path("none.html")).run()
     with pytest.raises(UsageError, match="laconic report RUN"):

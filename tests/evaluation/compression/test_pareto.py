@@ -23,16 +23,18 @@ def learned(better: float, noise: float = 0.02) -> list[dict[str, dict[str, Any]
     ]
 
 
-@pytest.mark.parametrize(("better", "says"), [(0.05, True), (0.0, False), (-0.05, False)])
-def test_compare_learned_lengths_needs_two_standard_errors(better: float, says: bool) -> None:
+@pytest.mark.parametrize(
+    ("better", "says"), [(0.05, "above the line"), (0.0, "no difference shown"), (-0.05, "below the line")]
+)
+def test_compare_learned_lengths_needs_two_standard_errors(better: float, says: str) -> None:
     (result,) = pareto.compare_learned_lengths([make_result("stop", learned(better))])
     conditions = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
     mean = sum(conditions) / N
     se = math.sqrt(sum((x - mean) ** 2 for x in conditions) / (N - 1) / N)
-    assert (result.x, result.baseline) == (2, "its own")
+    assert (result.point.mean_point[0], result.baseline) == (2, "its own")
     assert result.difference == pytest.approx(mean, abs=1e-12)
     assert result.se == pytest.approx(se)
-    assert result.is_better is says
+    assert result.verdict == says
 
 
 def test_interpolate_quality_is_linear_for_each_document() -> None:
@@ -60,7 +62,8 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
     assert [v.baseline for v in result] == ["its own", "runs of fixed length"]
     assert result[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
     pooled = [replace(run, run=f"pool-{run.run}", info={**run.info, "summary": "pool"}) for run in runs]
-    assert pareto.compare_learned_lengths([stop, *pooled, *runs]) == result
+    both = pareto.compare_learned_lengths([stop, *pooled, *runs])
+    assert [comparison[1:] for comparison in both] == [comparison[1:] for comparison in result]
     assert [v.baseline for v in pareto.compare_learned_lengths([stop, *pooled])] == ["its own"]
     short = [v for v in pareto.compare_learned_lengths([stop, runs[0]]) if v.baseline == "runs of fixed length"]
     assert [v.fixed_quality for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two

@@ -6,7 +6,7 @@ Symbols: x mean vectors per segment, R seeds, N documents, beta the price of a v
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,60 +36,53 @@ class ParetoPoint(NamedTuple):
     """One condition of a run.
 
     Attributes:
-        documents: Name, number of facts and scored tokens of the documents.
-        run: Name of the run.
+        result: The run on a data set.
         condition: Name of the condition.
         kind: The series it belongs to, such as `FIXED_LENGTH`.
-        summary: How the run computes vectors.
-        seeds: Seeds of the run.
         x: Mean vectors per segment of each seed.
         scores: Quality, [R, N].
     """
 
-    documents: tuple[tuple[str, int | None, tuple[int, ...]], ...]
-    run: str
+    result: RunResult
     condition: str
     kind: str
-    summary: str | None
-    seeds: tuple[int, ...]
     x: tuple[float, ...]
     scores: ScoreMatrix
-
-    @property
-    def text_groups(self) -> list[str] | None:
-        """The texts that errors are clustered by."""
-        return group_by_text([name for name, _, _ in self.documents])
 
     @property
     def mean_point(self) -> tuple[float, float]:
         """Mean x and mean quality."""
         return float(np.mean(self.x)), float(self.scores.mean())
 
+    @property
+    def comparable_key(self) -> tuple[Any, ...]:
+        """What runs that can be compared have in common: the documents, and how vectors are computed."""
+        return document_keys(self.result), self.result.info.get("summary")
+
 
 class LengthComparison(NamedTuple):
     """A learned length against fixed lengths of the same mean.
 
     Attributes:
-        run: Name of the run.
-        condition: Rule of the learned length.
+        point: The learned length.
         baseline: Whose fixed lengths it is compared with.
-        x: Mean vectors per segment.
-        quality: Quality of the learned length.
-        fixed_quality: Quality on the line through the fixed lengths at x.
-        difference: The first minus the second.
+        fixed_quality: Quality on the line through the fixed lengths at the same x.
+        difference: The quality of the learned length minus the fixed one.
         se: Standard error of the difference over documents and seeds.
-        is_better: Whether the difference exceeds `SIGNIFICANT_ERRORS` standard errors.
     """
 
-    run: str
-    condition: str
+    point: ParetoPoint
     baseline: str
-    x: float
-    quality: float
     fixed_quality: float
     difference: float
     se: float
-    is_better: bool
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference exceeds `SIGNIFICANT_ERRORS` standard errors, in words."""
+        if self.difference > SIGNIFICANT_ERRORS * self.se:
+            return "above the line"
+        return "below the line" if self.difference < -SIGNIFICANT_ERRORS * self.se else "no difference shown"
 
 
 def condition_quality(result: RunResult, condition: str) -> ScoreMatrix:
@@ -123,14 +116,8 @@ def pareto_points(result: RunResult) -> list[ParetoPoint]:
             mean_text_tokens(documents, condition) if kind == TEXT_END else mean_vectors(documents, condition) or 0.0
             for documents in result.items_by_seed
         )
-        points.append(make_point(result, condition, kind, x, condition_quality(result, condition)))
+        points.append(ParetoPoint(result, condition, kind, x, condition_quality(result, condition)))
     return points + oracle_points(result)
-
-
-def make_point(result: RunResult, condition: str, kind: str, x: tuple[float, ...], scores: ScoreMatrix) -> ParetoPoint:
-    """Build a point of a run."""
-    summary = result.info.get("summary")
-    return ParetoPoint(document_keys(result), result.run, condition, kind, summary, result.seeds, x, scores)
 
 
 def mean_text_tokens(documents: Sequence[EvalItem], condition: str) -> float:
@@ -144,36 +131,22 @@ def oracle_points(result: RunResult) -> list[ParetoPoint]:
 
     Computed from stored results, and only if contexts are single segments, where this is the best length.
     """
-    seeds = result.items_by_seed
     conditions = [condition for condition in result.conditions if condition.startswith("n = ")]
-    if len(conditions) < 2 or any(len(d.conditions[conditions[0]]["vectors_per_segment"]) > 1 for d in seeds[0]):
+    metrics = [[[item.conditions[name] for item in items] for items in result.items_by_seed] for name in conditions]
+    if len(conditions) < 2 or any(len(m["vectors_per_segment"]) > 1 for m in metrics[0][0]):
         return []
-    quality = {condition: condition_quality(result, condition) for condition in conditions}
+    nats, lengths = (
+        np.array([[[sum(m[key]) for m in row] for row in by_seed] for by_seed in metrics])
+        for key in ("nll", "vectors_per_segment")
+    )
+    quality = np.stack([condition_quality(result, condition) for condition in conditions])
     points: dict[float, ParetoPoint] = {}
     for beta in ORACLE_PRICES:
-        choices = [[cheapest_condition(document, conditions, beta) for document in documents] for documents in seeds]
-        x = tuple(mean_chosen_vectors(documents, chosen) for documents, chosen in zip(seeds, choices, strict=True))
-        scores = np.array([[quality[c][r, d] for d, c in enumerate(chosen)] for r, chosen in enumerate(choices)])
-        point = make_point(result, f"beta {beta:.2g}", ORACLE_LENGTH, x, scores)
-        points.setdefault(round(float(np.mean(x)), 2), point)
+        cheapest = (nats + beta * lengths).argmin(0, keepdims=True)  # [1, R, N]
+        chosen, scores = (np.take_along_axis(values, cheapest, 0)[0] for values in (lengths, quality))
+        point = ParetoPoint(result, f"beta {beta:.2g}", ORACLE_LENGTH, tuple(chosen.mean(1).tolist()), scores)
+        points.setdefault(round(point.mean_point[0], 2), point)
     return sorted(points.values(), key=lambda point: point.mean_point)
-
-
-def cheapest_condition(document: EvalItem, conditions: Sequence[str], beta: float) -> str:
-    """Return the condition with the least nats + beta N; ties go to the first."""
-
-    def cost(condition: str) -> float:
-        metrics = document.conditions[condition]
-        return sum(metrics["nll"]) + beta * sum(metrics["vectors_per_segment"])
-
-    return min(conditions, key=cost)
-
-
-def mean_chosen_vectors(documents: Sequence[EvalItem], chosen: Sequence[str]) -> float:
-    """Return the mean vectors per segment if each document has its own condition."""
-    pairs = zip(documents, chosen, strict=True)
-    counts = [n for document, condition in pairs for n in document.conditions[condition]["vectors_per_segment"]]
-    return sum(counts) / len(counts)
 
 
 def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> ScoreMatrix | None:
@@ -215,20 +188,15 @@ def compare_learned_lengths(results: Sequence[RunResult]) -> list[LengthComparis
     fixed = [point for point in points if point.kind == FIXED_LENGTH]
     comparisons: list[LengthComparison] = []
     for point in (point for point in points if point.kind == LEARNED_LENGTH):
-        same_run = [p for p in fixed if p.run == point.run]
-        key = (point.documents, point.summary)
-        trained_fixed = [p for p in fixed if p.condition == "compressed" and (p.documents, p.summary) == key]
+        same_run = [p for p in fixed if p.result.run == point.result.run]
+        trained_fixed = [p for p in fixed if p.condition == "compressed" and p.comparable_key == point.comparable_key]
+        texts = group_by_text([item.id for item in point.result.items_by_seed[0]])
         for baseline, others in (("its own", same_run), ("runs of fixed length", trained_fixed)):
             line = [interpolate_quality(others, x, seed) for seed, x in enumerate(point.x)]
             known = [scores for scores in line if scores is not None]
             if len(known) < len(line):
                 continue
             differences = point.scores - np.stack(known)
-            mean, se = float(differences.mean()), seed_document_error(differences, point.text_groups)
-            x, quality = point.mean_point
-            is_better = bool(mean > SIGNIFICANT_ERRORS * se)
-            fixed_quality = float(np.stack(known).mean())
-            comparisons.append(
-                LengthComparison(point.run, point.condition, baseline, x, quality, fixed_quality, mean, se, is_better)
-            )
+            mean, se = float(differences.mean()), seed_document_error(differences, texts)
+            comparisons.append(LengthComparison(point, baseline, float(np.stack(known).mean()), mean, se))
     return comparisons

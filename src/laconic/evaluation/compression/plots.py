@@ -42,7 +42,7 @@ def plot_pareto(points: Sequence[ParetoPoint], results: Sequence[RunResult]) -> 
     series: list[PlotSeries] = []
     for color, run in enumerate(runs):
         for kind, (marker, linestyle) in SERIES_STYLES.items():
-            means = [point.mean_point for point in points if (point.run, point.kind) == (run, kind)]
+            means = [point.mean_point for point in points if (point.result.run, point.kind) == (run, kind)]
             values = [(x, 100 * y if has_facts else -y) for x, y in means]
             series.append(PlotSeries(f"{run}: {kind}", values, color % NUM_COLORS, linestyle, marker))
     ends = min(point.mean_point[0] for point in points), max(point.mean_point[0] for point in points)

@@ -219,25 +219,18 @@ def document_plots(results: Sequence[RunResult]) -> list[PagePlot]:
 def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -> Markup:
     """Build the table of learned against fixed lengths of the same mean."""
     scale, sign, digits = (100, 1, 1) if has_facts else (1, -1, 4)
+    quality = "accuracy, %" if has_facts else "nats per token"
     columns = (
-        Column("run, rule", lambda c: f"{c.run}, {c.condition}", is_text=True),
+        Column("run, rule", lambda c: f"{c.point.result.run}, {c.point.condition}", is_text=True),
         Column("fixed lengths of", lambda c: c.baseline, is_text=True),
-        Column("vectors", lambda c: f"{c.x:.2f}"),
-        Column("accuracy, %" if has_facts else "nats per token", lambda c: f"{sign * scale * c.quality:.{digits}f}"),
+        Column("vectors", lambda c: f"{c.point.mean_point[0]:.2f}"),
+        Column(quality, lambda c: f"{sign * scale * c.point.mean_point[1]:.{digits}f}"),
         Column("on the line", lambda c: f"{sign * scale * c.fixed_quality:.{digits}f}"),
         Column("better by", lambda c: f"{format_signed(scale * c.difference, digits)} ± {scale * c.se:.{digits}f}"),
-        Column("result", describe_comparison),
+        Column("result", lambda c: c.verdict),
     )
     caption = "Learned lengths against fixed ones of the same mean"
     return page.render_table(build_table(columns, comparisons, caption))
-
-
-def describe_comparison(comparison: LengthComparison) -> str:
-    """Describe a comparison in words."""
-    if comparison.is_better:
-        return "above the line"
-    is_worse = comparison.difference < -SIGNIFICANT_ERRORS * comparison.se
-    return "below the line" if is_worse else "no difference shown"
 
 
 def histogram_blocks(results: Sequence[RunResult]) -> list[Markup]:

@@ -44,7 +44,7 @@ class ReasoningSuite:
     """Question sets for runs that answer questions."""
 
     kinds: Sequence[EvalKind] = ("reasoning",)
-    options: Collection[str] = (
+    options = (
         "data_dir",
         "protocol",
         "tolerance",

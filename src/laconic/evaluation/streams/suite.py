@@ -26,7 +26,7 @@ class StreamSuite:
     """Runs of method hope on any task, and language models on the tasks that have a name of their own."""
 
     kinds: Sequence[EvalKind] = ("streams", "class_incremental")
-    options: Collection[str] = ("data_dir", "shots")
+    options = ("data_dir", "shots")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether a run has method hope, or all are language models and a task has a stream's name."""
