@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalFloat, OptionalInt, OutputFormat, parse_dtype, to_utf8
+from laconic.cli.arguments import OptionalFloat, OptionalInt, OutputFormat, parse_dtype, refuse_flags, to_utf8
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
+    from laconic.compression.kv_compress import KVCompressionConfig
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.compressor import TextCompressor
     from laconic.experiment.cost import CompressionCost
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from laconic.experiment.resumable_stream import TokenStream
 
 BLOCK_BYTES = 65_536  # bytes read at once
+KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat")  # of plain models
 
 
 class SourceProgress:
@@ -53,18 +55,34 @@ class SourceProgress:
 
 @dataclass(frozen=True)
 class CompressCommand:
-    """Compress a text into summary vectors (AutoCompressor) or a fast-weight state (Hope).
+    """Compress a text: into a part of its KV cache with a plain model, into summary vectors with an AutoCompressor, or
+    into a fast-weight state with a Hope model.
 
-    Example: laconic compress runs/books book.txt --out book.safetensors
+    Example: laconic compress smollm2 book.txt --out book.safetensors --keep 0.125
     """
 
-    model: Annotated[Positional[str], arg(metavar="RUN")]
-    """run of laconic train with method autocompressor or hope, or the folder of a published AutoCompressor or a saved
-    Hope"""
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """plain model (folder, hub name, .gguf), run of laconic train with method autocompressor or hope, or the folder of
+    a published AutoCompressor or a saved Hope"""
     source: Annotated[Positional[str], arg(metavar="FILE")]
     """UTF-8 text of any length; - reads standard input; each line of a .jsonl is a separate text (field "text")"""
     out: Path
     """file to write"""
+    method: Annotated[
+        Literal["kvzip", "snapkv", "rkv", "h2o", "expected", "knorm", "window", "random"] | None,
+        arg(metavar="{kvzip,snapkv,rkv,h2o,expected,knorm,window,random}", help_behavior_hint=""),
+    ] = None
+    """plain model: score that chooses the keys and values to keep (default: kvzip, which reads the text twice)"""
+    keep: OptionalFloat = None
+    """plain model: share of the keys and values to keep (default: 0.125)"""
+    slots: OptionalInt = None
+    """plain model: number of tokens to keep per KV head, on average"""
+    max_loss: OptionalFloat = None
+    """plain model: keep as few as this increase of the loss on the text allows, in nats per token, by measurement"""
+    equal_heads: bool = False
+    """plain model: kvzip keeps the same number in every head, so that the cache in use is small too"""
+    chat: bool = False
+    """plain model: read the text as the beginning of a user message, for questions to a chat model"""
     stop_rule: Annotated[
         Literal["quantile", "threshold", "sample"] | None,
         arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),
@@ -90,9 +108,9 @@ class CompressCommand:
         Literal["float32", "bfloat16", "float16"] | None,
         arg(metavar="{float32,bfloat16,float16}", help_behavior_hint=""),
     ] = None
-    """dtype of the vectors in the file (default: the model's)"""
+    """dtype of the numbers in the file (default: the model's)"""
     seed: int = 0
-    """random seed of --stop-rule sample"""
+    """random seed of --stop-rule sample and --method random"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     format: OutputFormat = "human"
@@ -107,6 +125,11 @@ class CompressCommand:
             from laconic.cli.nested import compress_text
 
             return compress_text(self)
+        if is_plain_model(to_utf8(self.model)):
+            from laconic.cli.compress_kv import compress_with_checkpoint
+
+            return compress_with_checkpoint(self)
+        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} is not a plain model")
         from laconic.experiment.compress import CompressionJob, resolve_length_rule
         from laconic.experiment.compressor import load_compressor
         from laconic.experiment.cost import compute_cost
@@ -136,6 +159,19 @@ class CompressCommand:
         cost = compute_cost(memory, compressor.decoder.config, width, job.positions_spent)
         self.print_cost(cost, time.perf_counter() - start)
         return 0
+
+    def kv_config(self) -> "KVCompressionConfig":
+        """Return the options of KV selection that the flags set. Raises `UsageError` (2)."""
+        from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
+
+        return KVCompressionConfig(
+            self.method or DEFAULT_CONFIG.method,
+            self.keep,
+            self.slots,
+            self.max_loss,
+            equal_heads=self.equal_heads,
+            seed=self.seed,
+        )
 
     def validate(self) -> None:
         """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
@@ -251,3 +287,11 @@ class CompressCommand:
         print("\n".join(cost.to_lines()))
         rate = f"{cost.num_tokens / max(seconds, 1e-9):,.0f} tokens/s"
         log_message(f"wrote {self.out}, {num_bytes:,} bytes, {seconds:.1f} s, {rate}")
+
+
+def is_plain_model(name: str) -> bool:
+    """Return whether a model is neither a run nor a published AutoCompressor."""
+    from laconic.experiment.compressor import is_compressor
+    from laconic.experiment.load_run import is_run_dir
+
+    return not (is_run_dir(name) or is_compressor(name))

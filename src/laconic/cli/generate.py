@@ -113,7 +113,11 @@ class GenerateCommand(SamplingFlags):
         if is_run_dir(self.model):
             prompts = self.read_plain_prompts("a run")
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
-        refuse_flags({"memory": self.memory, "with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
+        refuse_flags({"with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
+        if self.memory:
+            from laconic.cli.generate_kv import generate_with_kv_memory
+
+            return generate_with_kv_memory(self)
         return self.generate_with_checkpoint(self.read_prompts())
 
     def validate(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from laconic.compression.kv_memory import KVMemory
     from laconic.compression.memory import SummaryMemory
 
 MAX_SEGMENTS_LISTED = 24
@@ -12,8 +13,12 @@ MAX_SEGMENTS_LISTED = 24
 
 def describe_memory_file(path: Path, format: str) -> int:
     """Print the metadata of a memory file without loading a model. Raises `CorruptArtifactError` (76)."""
+    from laconic.compression.kv_memory_file import FILE_KIND
     from laconic.compression.memory import SummaryMemory
+    from laconic.storage.atomic import read_artifact_kind
 
+    if read_artifact_kind(path) == FILE_KIND:
+        return describe_kv_memory_file(path, format)
     memory = SummaryMemory.load(path)
     if format == "json":
         print(json.dumps(memory_to_json(path, memory), ensure_ascii=False, allow_nan=False))
@@ -75,3 +80,49 @@ def document_lines(row: dict[str, Any]) -> list[str]:
         f"{mean:.2f} per segment; sha256 {row['sha256'][:12]}…",
         f"vectors    {' '.join(map(str, vectors[:MAX_SEGMENTS_LISTED]))}{more}",
     ]
+
+
+def describe_kv_memory_file(path: Path, format: str) -> int:
+    """Print the metadata and sizes of a KV memory. Raises `CorruptArtifactError` (76)."""
+    from dataclasses import asdict
+
+    from laconic.compression.kv_memory import KVMemory
+
+    memory = KVMemory.load(path)
+    assert memory.metadata is not None
+    if format == "json":
+        heads = [[list(map(int, layer)) for layer in row] for row in memory.valid.sum(3).transpose(0, 1)]
+        counts = {"texts": memory.B, "tokens": list(map(int, memory.num_tokens)), "slots_per_head": heads}
+        data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, **counts}
+        print(json.dumps(data | {"metadata": asdict(memory.metadata)}, ensure_ascii=False, allow_nan=False))
+    else:
+        print("\n".join(kv_memory_lines(path, memory)))
+    return 0
+
+
+def kv_memory_lines(path: Path, memory: "KVMemory") -> list[str]:
+    """Return the metadata and sizes of a KV memory as lines for people."""
+    from laconic.cli.compress_kv import loss_lines
+    from laconic.compression.memory_file import abbreviate_hash
+    from laconic.experiment.cost import format_count
+
+    metadata, heads = memory.metadata, memory.valid.sum(3)
+    assert metadata is not None
+    settings = ", ".join(f"{name} {value}" for name, value in metadata.settings.items())
+    lines = [
+        f"{path}: {float(memory.num_slots.mean()):,.1f} slots per KV head ({int(heads.min()):,} to "
+        f"{int(heads.max()):,}), keys and values in {metadata.dtype}, {path.stat().st_size:,} bytes",
+        f"model      {abbreviate_hash(metadata.model)} ({metadata.family}, {metadata.layers} layers, "
+        f"{metadata.kv_heads} KV heads of {metadata.head_size}), tokenizer {abbreviate_hash(metadata.tokenizer)}",
+        f"method     {metadata.method}" + (f"; {settings}" if settings else ""),
+        f"written    {metadata.created} by laconic {metadata.laconic}",
+    ]
+    if metadata.chat:
+        lines.append("chat       the text opens a user message; a prompt continues it")
+    for document in (document for row in metadata.documents for document in row):
+        windows = f" in {len(document.segments):,} windows" if len(document.segments) > 1 else ""
+        lines.append(
+            f"text       {document.name}: {format_count(document.tokens, 'token')}{windows}; "
+            f"sha256 {document.sha256[:12]}…"
+        )
+    return lines + (loss_lines(metadata.measured) if metadata.measured else [])

@@ -155,20 +155,23 @@ class KVMemory:
         return replace(self, valid=self.valid & (self.ranks < num_slots)).compact()
 
     def compact(self) -> "KVMemory":
-        """Move the slots in use of each head to the left, and drop those that no head uses."""
+        """Move the slots in use of each head to the left, drop those that no head uses, and fill the others with 0."""
         M = int(self.valid.sum(3).max()) if self.valid.numel() else 0
         order = (~self.valid).long().argsort(dim=-1, stable=True)[..., :M]
 
-        def gather(x: Tensor, index: Tensor) -> Tensor:
-            return x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3]))
+        valid = self.valid.gather(3, order)
+
+        def gather(x: Tensor, layer: int) -> Tensor:
+            index = order[layer, ..., None].expand(-1, -1, -1, x.shape[3])
+            return x.gather(2, index).masked_fill(~valid[layer, ..., None], 0.0)
 
         return replace(
             self,
-            keys=tuple(gather(k, i) for k, i in zip(self.keys, order, strict=True)),
-            values=tuple(gather(v, i) for v, i in zip(self.values, order, strict=True)),
-            positions=self.positions.gather(3, order),
-            ranks=self.ranks.gather(3, order),
-            valid=self.valid.gather(3, order),
+            keys=tuple(gather(k, layer) for layer, k in enumerate(self.keys)),
+            values=tuple(gather(v, layer) for layer, v in enumerate(self.values)),
+            positions=self.positions.gather(3, order) * valid,
+            ranks=self.ranks.gather(3, order) * valid,
+            valid=valid,
         )
 
     def select_rows(self, rows: list[int]) -> "KVMemory":

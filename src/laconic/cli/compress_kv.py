@@ -1,0 +1,163 @@
+"""`laconic compress` with a plain checkpoint: keep the most important keys and values of a text."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
+from laconic.console import log_message, progress, status
+from laconic.errors import InputError
+
+if TYPE_CHECKING:
+    from laconic.cli.compress import CompressCommand
+    from laconic.compression.kv_memory import KVMemory
+
+RUN_FLAGS = (
+    "stop_rule",
+    "quantile",
+    "threshold",
+    "vectors",
+    "total_vectors",
+    "segment_tokens",
+    "save_every",
+    "resume",
+)  # of trained compressors
+
+
+def compress_with_checkpoint(command: "CompressCommand") -> int:
+    """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
+    import laconic
+    from laconic.compression.kv_memory import KVMemory
+    from laconic.experiment.kv_compressor import compress_text
+
+    reason = f"{command.model} is a plain model, which is not trained to compress"
+    refuse_flags({name: getattr(command, name) for name in RUN_FLAGS}, reason)
+    config = command.kv_config()
+    texts = read_documents(to_utf8(command.source))
+    with status(f"loading {command.model}"):
+        decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)
+        tokenizer = laconic.load_tokenizer(decoder.source_folder or command.model)
+    memories, windows, positions, start = list[KVMemory](), 0, 0, time.perf_counter()
+    with progress("compressing") as show:
+        for name, text in texts:
+            result = compress_text(decoder, tokenizer, text, config, name=name, chat=command.chat, on_progress=show)
+            memories.append(result.memory)
+            windows, positions = windows + len(result.windows), positions + result.positions
+    memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
+    dtype = parse_dtype(command.dtype)
+    memory = memory if dtype is None else memory.to(dtype=dtype)
+    memory.save(command.out)
+    measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
+    cost = compute_kv_cost(memory, windows, positions)
+    seconds, num_bytes = time.perf_counter() - start, command.out.stat().st_size
+    if command.format == "json":
+        metadata = {"schema": 1, "model": command.model, "source": command.source, "out": str(command.out)}
+        result = metadata | {"bytes": num_bytes, "seconds": round(seconds, 3), "cost": vars(cost), "measured": measured}
+        print(json.dumps(result, ensure_ascii=False))
+        return 0
+    print("\n".join([*cost.to_lines(), *(line for losses in measured for line in loss_lines(losses))]))
+    log_message(f"wrote {command.out}, {num_bytes:,} bytes, {seconds:.1f} s")
+    return 0
+
+
+def read_documents(source: str) -> list[tuple[str, str]]:
+    """Return names and texts: one for a text or standard input, one per line of a .jsonl."""
+    from laconic.cli.generate_prompts import read_text
+    from laconic.data.documents.load import iter_texts
+
+    path = Path(source)
+    if not source.endswith(".jsonl"):
+        return [("standard input" if source == "-" else path.name, read_text(path))]
+    with path.open("rb") as file:
+        texts = list(iter_texts(file, path.name))
+    if not texts:
+        raise InputError(f"{path.name} has no texts; give one per line")
+    return texts
+
+
+@dataclass(frozen=True)
+class KVCompressionCost:
+    """What all texts of a memory took and save.
+
+    Attributes:
+        num_slots: Slots per KV head that are kept, on average.
+        largest_head: Slots of the head that keeps most, which a cache in use is padded to.
+        kept_bytes: Bytes of the kept keys and values.
+        text_cache_bytes: Bytes of the KV cache of the texts.
+        used_cache_bytes: Bytes of the KV cache that a model in use holds.
+        positions_spent: Positions that the decoder read to compress.
+    """
+
+    method: str
+    num_texts: int
+    num_tokens: int
+    num_windows: int
+    num_slots: float
+    smallest_head: int
+    largest_head: int
+    kept_bytes: int
+    text_cache_bytes: int
+    used_cache_bytes: int
+    positions_spent: int
+
+    def to_lines(self) -> list[str]:
+        """Return the cost as lines of text."""
+        from laconic.experiment.cost import format_bytes, format_count
+
+        texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
+        windows = self.num_windows - self.num_texts
+        how = f" in {self.num_windows:,} windows, each read without the others" if windows else ""
+        heads = (
+            "" if self.smallest_head == self.largest_head
+            else f"; a head keeps {self.smallest_head:,} to {self.largest_head:,}"
+        )  # fmt: skip
+        padded = "" if self.smallest_head == self.largest_head else ", padded to the largest head"
+        return [
+            f"read       {format_count(self.num_tokens, 'token')}{texts}{how}",
+            f"slots      {self.num_slots:,.1f} per KV head, {self.num_slots * self.num_texts / self.num_tokens:.1%} "
+            f"by {self.method}{heads}",
+            f"bytes      {format_bytes(self.kept_bytes)} of keys and values in place of "
+            f"{format_bytes(self.text_cache_bytes)}; {format_bytes(self.used_cache_bytes)} in use{padded}",
+            f"positions  {self.positions_spent:,} spent; {self.num_tokens:,} saved each time the memory is used",
+        ]
+
+
+def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> KVCompressionCost:
+    """Return the cost of a memory."""
+    assert memory.metadata is not None
+    (L, G, E), heads = memory.to_cache().shape_summary, memory.valid.sum(3)
+    per_slot = 2 * E * memory.keys[0].element_size()
+    tokens = sum(document.tokens for row in memory.metadata.documents for document in row)
+    return KVCompressionCost(
+        method=memory.metadata.method,
+        num_texts=memory.B,
+        num_tokens=tokens,
+        num_windows=num_windows,
+        num_slots=float(memory.num_slots.mean()),
+        smallest_head=int(heads.min()),
+        largest_head=int(heads.max()),
+        kept_bytes=int(memory.valid.sum()) * per_slot,
+        text_cache_bytes=L * G * tokens * per_slot,
+        used_cache_bytes=memory.valid.numel() * per_slot,
+        positions_spent=positions,
+    )
+
+
+def loss_lines(measured: Mapping[str, Any]) -> list[str]:
+    """Return what was measured to choose the size, a line per window."""
+    lines: list[str] = []
+    for window in measured["windows"]:
+        full, memory, trials = window["full"], window["memory"], window["trials"]
+        sizes = ", ".join(f"{trial['slots']:,}: {trial['loss'] - full['mean']:+.3f}" for trial in trials)
+        excess = memory["mean"] - full["mean"]
+        lines.append(
+            f"loss       {memory['mean']:.3f} nats per token on repeated passages and a continuation, {excess:+.3f} "
+            f"from the whole cache's {full['mean']:.3f}; at most {window['max_loss']:+g} allowed"
+        )
+        lines.append(f"measured   slots and loss against the whole cache: {sizes}")
+        if memory == full:
+            lines.append("           no smaller memory stays within the bound; all keys and values are kept")
+    return lines
