@@ -109,14 +109,14 @@ class KVCompressionCost:
 
         texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
         windows = self.num_windows - self.num_texts
-        how = f" in {self.num_windows:,} windows, each read without the others" if windows else ""
+        reading = f" in {self.num_windows:,} windows, each read without the others" if windows else ""
         heads = (
             "" if self.smallest_head == self.largest_head
             else f"; a head keeps {self.smallest_head:,} to {self.largest_head:,}"
         )  # fmt: skip
         padded = "" if self.smallest_head == self.largest_head else ", padded to the largest head"
         return [
-            f"read       {format_count(self.num_tokens, 'token')}{texts}{how}",
+            f"read       {format_count(self.num_tokens, 'token')}{texts}{reading}",
             f"slots      {self.num_slots:,.1f} per KV head, {self.num_slots * self.num_texts / self.num_tokens:.1%} "
             f"by {self.method}{heads}",
             f"bytes      {format_bytes(self.kept_bytes)} of keys and values in place of "
