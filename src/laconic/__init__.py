@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
     from laconic.errors import LaconicError
+    from laconic.experiment.chat_session import ChatSession
     from laconic.experiment.compressor import TextCompressor
     from laconic.experiment.language_model import LanguageModel
     from laconic.experiment.load_model import load
@@ -57,6 +58,7 @@ __all__ = [
     "Generation",
     "generate",
     "load_tokenizer",
+    "ChatSession",
     "load",
     "LanguageModel",
     "Reasoner",
@@ -97,6 +99,7 @@ _LOCATIONS = {
     "Generation": "laconic.generation.generate",
     "generate": "laconic.generation.generate",
     "load_tokenizer": "laconic.data.tokenizer",
+    "ChatSession": "laconic.experiment.chat_session",
     "load": "laconic.experiment.load_model",
     "LanguageModel": "laconic.experiment.language_model",
     "Reasoner": "laconic.experiment.reasoner",

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import laconic
 from laconic.cli import chat
-from laconic.experiment.chat_session import ChatSession
+from laconic.compression.kv_compress import KVCompressionConfig
+from laconic.experiment.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.kv_compressor import SEPARATOR, compress_text
 from laconic.generation.config import GenerationConfig
 from tests.conftest import CliResult, RunCli
 
@@ -52,6 +55,31 @@ def test_chat_saves_loads_and_resets(talk) -> None:
     assert again.out == talk(["Hi", "And you?"]).out.split("\n", 1)[1]
 
 
+@pytest.mark.parametrize("chat_flag", [False, True])
+def test_chat_on_a_kv_memory_of_everything_equals_the_text(talk, chat_model: Path, chat_flag: bool) -> None:
+    """A memory that keeps every slot gives the replies of the document before, or in, the conversation."""
+    model = laconic.load(chat_model)
+    assert isinstance(model, laconic.LanguageModel)
+    config = KVCompressionConfig(method="window", slots=len("The sea is green.") + 20)
+    document = "The sea is green."
+    result = compress_text(model.decoder, model.tokenizer, document, config, chat=chat_flag)
+    result.memory.save("memory.safetensors")
+    replies = talk(["Hi", "And you?"], "--memory", "memory.safetensors")
+    assert replies.code == 0, replies.err
+    texts = [document + SEPARATOR + "Hi", "And you?"] if chat_flag else ["Hi", "And you?"]
+    session = ChatSession(model.decoder, model.tokenizer)
+    if not chat_flag:
+        ids = torch.tensor([model.tokenizer.encode(document)])
+        cache = model.decoder(model.decoder.embed(ids)).cache
+        session = ChatSession(model.decoder, model.tokenizer, prefix=ChatPrefix(cache))
+    expected = [session.reply(text, GenerationConfig(max_tokens=5)).text for text in texts]
+    assert replies.out == "".join(f"{text}\n" for text in expected)
+    if chat_flag:
+        refused = talk(["Hi"], "--memory", "memory.safetensors", "--system", "Be brief.")
+        assert refused.code == 2
+        assert "remove the system message" in refused.err
+
+
 @pytest.mark.parametrize(
     ("lines", "flags", "code", "message"),
     [
@@ -59,7 +87,7 @@ def test_chat_saves_loads_and_resets(talk) -> None:
         (["/save"], (), 2, "/save: give a file"),
         (["/load gone.json"], (), 66, "no file gone.json"),
         (["x" * 300], (), 2, "the context 256; begin a new one"),
-        ([], ("--memory", "m.safetensors"), 2, "is a plain model"),
+        ([], ("--memory", "m.safetensors"), 66, "m.safetensors"),
         ([], ("--max-tokens", 0), 2, "must be at least 1"),
     ],
 )

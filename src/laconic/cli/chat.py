@@ -22,6 +22,7 @@ from laconic.errors import LaconicError, UsageError
 if TYPE_CHECKING:
     from laconic.experiment.chat_session import ChatPrefix, ChatSession
     from laconic.experiment.compressor import TextCompressor
+    from laconic.experiment.language_model import LanguageModel
     from laconic.generation.config import GenerationConfig
 
 PROMPT = ">>> "
@@ -45,7 +46,7 @@ class ChatCommand(SamplingFlags):
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint in Hugging Face layout (folder or hub name), or a run of laconic train with --memory"""
+    """checkpoint in Hugging Face layout (folder or hub name), or a run of method autocompressor"""
     system: OptionalStr = None
     """system message"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
@@ -101,10 +102,9 @@ class ChatCommand(SamplingFlags):
             return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
         if not isinstance(model, laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
-        if self.memory:
-            raise UsageError(f"--memory: {self.model} is a plain model; give the run that wrote the memory")
+        prefix = read_kv_memories(model, self.memory) if self.memory else None
         decoder = laconic.quantize_decoder(model.decoder) if self.quantize else model.decoder
-        return ChatSession(decoder, model.tokenizer, system=system)
+        return ChatSession(decoder, model.tokenizer, system=system, prefix=prefix)
 
 
 def read_memories(compressor: "TextCompressor", paths: Sequence[Path]) -> "ChatPrefix | None":
@@ -119,7 +119,20 @@ def read_memories(compressor: "TextCompressor", paths: Sequence[Path]) -> "ChatP
     if prompt.cache is None:
         return None
     position = None if prompt.positions is None else int(prompt.positions[0])
-    return ChatPrefix(prompt.cache, position, compressor.reading_mode)
+    return ChatPrefix(prompt.cache, position, reading_mode=compressor.reading_mode)
+
+
+def read_kv_memories(model: "LanguageModel", paths: Sequence[Path]) -> "ChatPrefix":
+    """Return the joined KV memories of one text as the beginning of a conversation."""
+    from laconic.experiment.chat_session import ChatPrefix
+    from laconic.experiment.kv_compressor import MARK, load_kv_memories, split_template
+
+    memory = load_kv_memories(paths, model.decoder, model.tokenizer)
+    if memory.B != 1:
+        raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
+    is_chat = memory.metadata is not None and memory.metadata.chat
+    opening = split_template(model.tokenizer, MARK)[0] if is_chat else ""
+    return ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening)
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.kv_compressor import MARK, SEPARATOR
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.state import DecodeState
@@ -29,11 +30,13 @@ class ChatPrefix:
     Attributes:
         cache: Its KV cache, of one row.
         first_position: Position of the conversation's first token; None: the one after the last cached position.
+        opening: For a memory whose text is the beginning of the first user message: the chat template up to there.
         reading_mode: Returns a context in which the model reads, for models with adapters that only write memories.
     """
 
     cache: KVCache
     first_position: int | None = None
+    opening: str = ""
     reading_mode: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
@@ -56,11 +59,12 @@ class ChatSession:
 
     Example:
         >>> import laconic
-        >>> from laconic.experiment.chat_session import ChatSession
-        >>> decoder = laconic.Decoder.from_pretrained("smollm2")  # doctest: +SKIP
-        >>> tokenizer = laconic.load_tokenizer(decoder.source_folder)  # doctest: +SKIP
-        >>> session = ChatSession(decoder, tokenizer, system="Be brief.")  # doctest: +SKIP
+        >>> model = laconic.load("smollm2")  # doctest: +SKIP
+        >>> session = laconic.ChatSession(model.decoder, model.tokenizer, system="Be brief.")  # doctest: +SKIP
         >>> session.reply("What is the capital of France?").text  # doctest: +SKIP
+        'The capital of France is Paris.'
+        >>> session.reply("And of Italy?").num_prompt_tokens  # the new question alone  # doctest: +SKIP
+        15
     """
 
     def __init__(
@@ -115,7 +119,24 @@ class ChatSession:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of messages in the chat template, up to the beginning of the reply."""
-        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        if self.prefix is None or not self.prefix.opening:
+            text = self.tokenizer.apply_chat_template(messages)
+        else:
+            text = self.render_after_opening(messages, self.prefix.opening)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def render_after_opening(self, messages: Sequence[Message], opening: str) -> str:
+        """Return the chat after the memory's text, which comes before the first user message.
+
+        Raises UsageError if the messages begin differently from those that the memory was written in.
+        """
+        marked = [dict(message) for message in messages]
+        first = next(message for message in marked if message["role"] == "user")
+        first["content"] = MARK + SEPARATOR + first["content"]
+        before, _, after = self.tokenizer.apply_chat_template(marked).partition(MARK)
+        if before != opening:
+            raise UsageError("the memory begins the conversation, without a system message; remove the system message")
+        return after
 
     def reply(self, text: str, config: GenerationConfig = GREEDY) -> Generation:
         """Add a user message, generate the reply and add it.
