@@ -114,19 +114,8 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
-    """Return A minus B, paired by seed and item."""
-    first, second = to_matrix(a), to_matrix(b)
-    if first.shape != second.shape:
-        raise ValueError(f"scores of shapes {first.shape} and {second.shape}; compare the same items and seeds")
-    apart = first - second
-    return difference_from_draws(float(apart.mean()), bootstrap_means(apart), *apart.shape)
-
-
-def difference_from_draws(mean: float, draws: ScoreMatrix, seeds: int, questions: int) -> Difference:
-    """Return a difference with its interval and p, from resampled means."""
-    tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
-    return Difference(mean, *percentile_interval(draws), p, seeds, questions)
+    """Return A minus B, paired by seed and item. `ValueError` for scores of different shapes."""
+    return macro_paired_difference([a], [b])
 
 
 def macro_average(per_set: Sequence[ArrayLike]) -> Estimate:
@@ -146,9 +135,16 @@ def macro_average(per_set: Sequence[ArrayLike]) -> Estimate:
 
 def macro_paired_difference(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Difference:
     """Return A minus B in the plain mean over sets, paired by set, seed and item."""
-    apart = [to_matrix(first) - to_matrix(second) for first, second in zip(a, b, strict=True)]
-    mean = float(np.mean([scores.mean() for scores in apart]))
-    return difference_from_draws(mean, mean_over_sets(apart), len(apart[0]), sum(scores.shape[1] for scores in apart))
+    pairs = [(to_matrix(first), to_matrix(second)) for first, second in zip(a, b, strict=True)]
+    for first, second in pairs:
+        if first.shape != second.shape:
+            raise ValueError(f"scores of shapes {first.shape} and {second.shape}; compare the same items and seeds")
+    apart = [first - second for first, second in pairs]
+    draws = mean_over_sets(apart)
+    tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    p = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
+    mean, num_items = float(np.mean([scores.mean() for scores in apart])), sum(scores.shape[1] for scores in apart)
+    return Difference(mean, *percentile_interval(draws), p, len(apart[0]), num_items)
 
 
 def mean_over_sets(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:

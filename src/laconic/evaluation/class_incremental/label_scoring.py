@@ -6,9 +6,9 @@ a label bound its mean from above, and a label whose bound is below the mean of 
 Symbols: N prompts in all, b of them at once, K labels, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from laconic.nested import nan_check
 from laconic.nested import state as state_tree
 from laconic.nested.state import FastWeightState
 
+T = TypeVar("T")
 ScoreArray = NDArray[np.float64]
 PROMPT_BATCH = 16  # prompts read at once
 LABEL_BATCH = 96  # pairs of prompt and label read at once
@@ -69,43 +70,16 @@ def score_all(
     model: StatefulLM, state: FastWeightState, next_log_probs: Tensor, label_ids: Sequence[TokenIds]
 ) -> Tensor:
     """Return the scores of all labels after b prompts, [b, K]; labels of similar length are read together."""
-    scores = torch.empty(len(next_log_probs), len(label_ids), dtype=next_log_probs.dtype, device=next_log_probs.device)
-    by_length = sorted(range(len(label_ids)), key=lambda k: len(label_ids[k]))
-    for group in split_into_batches(by_length, LABEL_BATCH // 4):
-        scores[:, group] = score_group(model, state, next_log_probs, [label_ids[k] for k in group])
-    return scores
-
-
-def score_group(
-    model: StatefulLM, state: FastWeightState, next_log_probs: Tensor, label_ids: Sequence[TokenIds]
-) -> Tensor:
-    """Return the scores of k labels after b prompts, [b, k]; `next_log_probs` are those of the prompts, [b, V]."""
-    b, k = len(next_log_probs), len(label_ids)
     ids, mask = pad_right(label_ids, next_log_probs.device)
-    total = next_log_probs[:, ids[:, 0]]
-    if ids.shape[1] > 1:
-        batches = iter_prompt_batches(ids[:, :-1].repeat(b, 1), mask[:, 1:].repeat(b, 1), state, k)
-        outputs = [read_ids(model, part, fork, part_mask) for part, part_mask, fork in batches]
-        logits = (
-            torch.cat([model.logits(output.hidden_states) for output in outputs])
-            .float()
-            .view(b, k, ids.shape[1] - 1, -1)
-        )
-        log_probs = logits.gather(3, ids[:, 1:].expand(b, -1, -1)[..., None])[..., 0] - logits.logsumexp(-1)
-        total = total + log_probs.double().masked_fill(~mask[:, 1:], 0).sum(2)
-    return total / mask.sum(1)
-
-
-def iter_prompt_batches(
-    ids: Tensor, attention_mask: Tensor, state: FastWeightState, k: int
-) -> Iterator[tuple[Tensor, Tensor, FastWeightState]]:
-    """Yield the rows in batches of whole prompts, each with k labels, and the forks of their states."""
-    num_prompts, prompts_per_batch = len(ids) // k, max(1, LABEL_BATCH // k)
-    for start in range(0, num_prompts, prompts_per_batch):
-        end = min(start + prompts_per_batch, num_prompts)
-        rows = slice(start * k, end * k)
-        part = state_tree.map_tensors(state, lambda x, a=start, b=end: x[a:b])
-        yield ids[rows], attention_mask[rows], repeat_state(part, k)
+    size = mask.sum(1)
+    scores = next_log_probs[:, ids[:, 0]] / size
+    labels = [k for k in size.argsort().tolist() if len(label_ids[k]) > 1]
+    pairs = [(b, k) for k in labels for b in range(len(scores))]
+    for some in split_into_batches(pairs, LABEL_BATCH):
+        row, label = torch.tensor(some, device=ids.device).T
+        bounds = bound_scores(model, state, next_log_probs, ids, size, row, label)
+        scores[row, label] = bounds.gather(1, label[:, None])[:, 0]
+    return scores
 
 
 # --- reading only the labels that can be the best
@@ -229,7 +203,7 @@ def pad_right(rows: Sequence[TokenIds], device: torch.device | str = "cpu") -> t
     return ids, mask
 
 
-def split_into_batches(order: Sequence[int], size: int) -> list[Sequence[int]]:
+def split_into_batches(order: Sequence[T], size: int) -> list[Sequence[T]]:
     """Split a sequence into parts of at most `size`."""
     return [order[i : i + size] for i in range(0, len(order), size)]
 
