@@ -248,6 +248,10 @@ def test_build_random_decoder_is_finite() -> None:
     assert decoder(decoder.embed(torch.arange(4)[None])).hidden_states.isfinite().all()
 
 
+def test_download_config_and_tokenizer_of_a_named_model() -> None:
+    assert (build_model.download_config_and_tokenizer("stories260k", None) / "tokenizer.json").is_file()
+
+
 def test_download_unknown_name() -> None:
     with pytest.raises(InputError, match="org/none: no configuration, offline, and not in"):
         build_model.download_config_and_tokenizer("org/none", None)

@@ -27,6 +27,7 @@ from laconic.latent.thoughts import LatentThoughts
 from laconic.models import weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.models.named_models import find_named_model
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -85,11 +86,14 @@ def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
 
 
 def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
-    """Download configuration and tokenizer of a model from the hub.
+    """Return the folder of a named model, or download configuration and tokenizer of a model from the hub.
 
     Raises:
         InputError: If the hub does not provide them.
     """
+    local = find_named_model(name) if revision is None else None
+    if local is not None:
+        return local
     from huggingface_hub import snapshot_download
 
     patterns = ["config.json", *weights.COMPANION_FILES]
