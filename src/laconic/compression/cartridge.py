@@ -1,0 +1,200 @@
+"""Cartridges (arXiv:2506.06266): keys and values for one document, trained so that the model answers as with its text.
+
+The memory begins as a selection of the document's own keys and values. Its loss is the KL divergence of the model with
+the memory from the model with the whole document, on rows of self-study.
+
+Symbols: p teacher, q student; M slots; the first slots are frozen, since they serve as attention sinks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.self_study import Requests, StudyBatch, build_study_batch, write_study_rows
+from laconic.errors import UsageError
+from laconic.models.attention import accumulation_dtype
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+HELD_OUT_SHARE = 1 / 8  # of the rows choose the step that is kept
+STEPS_BETWEEN_CHECKS = 10
+
+
+@dataclass(frozen=True)
+class CartridgeConfig:
+    """Options of :func:`fit_cartridge`.
+
+    Args:
+        steps: Optimizer steps.
+        num_rows: Rows of self-study; an eighth is held out to choose the best step.
+        max_tokens: Scored ids of a row.
+        batch_size: Rows of a step.
+        learning_rate: Of Adam, falling linearly to 0.
+        num_frozen_tokens: First slots that are not trained.
+        seed: Seed of the samples and of the order of rows.
+
+    Raises:
+        UsageError: If a number is too small.
+    """
+
+    steps: int = 200
+    num_rows: int = 128
+    max_tokens: int = 64
+    batch_size: int = 8
+    learning_rate: float = 1e-2
+    num_frozen_tokens: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        minima = {"steps": 1, "num_rows": 16, "max_tokens": 2, "batch_size": 1, "num_frozen_tokens": 0}
+        small = next((name for name, low in minima.items() if getattr(self, name) < low), None)
+        if small is not None:
+            raise UsageError(f"{small} {getattr(self, small)}: give {minima[small]} or more")
+        if not self.learning_rate > 0:
+            raise UsageError(f"learning_rate {self.learning_rate:g}: give a number above 0")
+
+
+class CartridgeFit(NamedTuple):
+    """A fitted memory, its step, and the held-out KL divergence in nats per token by step, from step 0."""
+
+    memory: KVMemory
+    best_step: int
+    held_out: dict[int, float]
+
+
+def distillation_loss(teacher: Float[Tensor, "N V"], student: Float[Tensor, "N V"]) -> Float[Tensor, ""]:
+    """Eq. CT1: mean over positions of KL(p ‖ q) = Σ p (log p - log q), from logits."""
+    dtype = accumulation_dtype(student.dtype)
+    log_p, log_q = (x.to(dtype).log_softmax(-1) for x in (teacher, student))
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+def fit_cartridge(
+    decoder: Decoder,
+    memory: KVMemory,
+    document: Sequence[int],
+    config: CartridgeConfig = CartridgeConfig(),
+    *,
+    requests: Requests = Requests(),
+    on_progress: Callable[[str, int, int, float | None], None] = lambda label, done, total, loss: None,
+) -> CartridgeFit:
+    """Train a memory's keys and values to stand in for a document; the decoder's weights stay as they are.
+
+    Slots get consecutive positions from 0, and the next token follows at position M, as in peft's cartridges.
+
+    Args:
+        decoder: Model that wrote the memory.
+        memory: Selection of one document's keys and values, see :func:`laconic.compress_kv`.
+        document: Ids of the whole document.
+        config: Options.
+        requests: Prompts of self-study.
+        on_progress: Called with a label, the steps done, their number, and the last held-out loss.
+
+    Raises:
+        UsageError: If the memory has several rows, or the document does not fit the context.
+    """
+    context, needed = decoder.config.max_position_embeddings, len(document) + 2 * config.max_tokens
+    if memory.B != 1:
+        raise UsageError(f"fit_cartridge: the memory has {memory.B} documents; fit one at a time")
+    if needed > context:
+        raise UsageError(
+            f"fit_cartridge: the document's {len(document):,} tokens and {2 * config.max_tokens} of a row exceed the "
+            f"context of {context:,}; fit a shorter text"
+        )
+    batches, held_out = write_study_batches(decoder, document, config, requests, on_progress)
+    start = memory.renumber_slots(decoder.config)
+    parameters = [t.detach().clone().requires_grad_() for t in (*start.keys, *start.values)]
+    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.steps)
+    trainable = [p for p in decoder.parameters() if p.requires_grad]
+    losses, best = dict[int, float](), [p.detach().clone() for p in parameters]
+    try:
+        decoder.requires_grad_(False)
+        for step in range(config.steps + 1):
+            if step % STEPS_BETWEEN_CHECKS == 0 or step == config.steps:
+                losses[step] = held_out_loss(decoder, build_cache(start, parameters), held_out)
+                on_progress("fitting", step, config.steps, losses[step])
+                if losses[step] <= min(losses.values()):
+                    best = [p.detach().clone() for p in parameters]
+            if step == config.steps:
+                break
+            optimizer.zero_grad()
+            study_loss(decoder, build_cache(start, parameters), batches[step % len(batches)]).backward()
+            for p in parameters:
+                assert p.grad is not None
+                p.grad[:, :, : config.num_frozen_tokens] = 0
+            optimizer.step()
+            schedule.step()
+    finally:
+        for p in trainable:
+            p.requires_grad_()
+    cache = build_cache(start, best)
+    return CartridgeFit(
+        replace(start, keys=cache.keys, values=cache.values), min(losses, key=losses.__getitem__), losses
+    )
+
+
+@torch.no_grad()
+def write_study_batches(
+    decoder: Decoder,
+    document: Sequence[int],
+    config: CartridgeConfig,
+    requests: Requests,
+    on_progress: Callable[[str, int, int, float | None], None],
+) -> tuple[list[StudyBatch], list[StudyBatch]]:
+    """Write rows about a document and return the batches to train on and those held out."""
+    device = decoder.token_embedding.weight.device
+    cache = None
+    for piece in torch.tensor([list(document)], device=device).split(512, 1):
+        cache = decoder(decoder.embed(piece), cache).cache
+    assert cache is not None
+    rows = write_study_rows(
+        decoder,
+        cache,
+        document,
+        requests,
+        num_rows=config.num_rows,
+        max_tokens=config.max_tokens,
+        seed=config.seed,
+        on_progress=lambda done, total: on_progress("writing", done, total, None),
+    )
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(config.seed)).tolist()
+    rows = [rows[i] for i in order]
+    num_held_out = max(1, int(len(rows) * HELD_OUT_SHARE))
+    parts = []
+    for part in (rows[num_held_out:], rows[:num_held_out]):
+        size = min(config.batch_size, len(part))
+        starts = range(0, len(part), size)
+        parts.append([build_study_batch(decoder, cache, part[start : start + size]) for start in starts])
+    return parts[0], parts[1]
+
+
+def build_cache(memory: KVMemory, parameters: Sequence[Tensor]) -> KVCache:
+    """Return the cache of a memory with other keys and values."""
+    L = len(memory.keys)
+    return replace(memory.to_cache(), keys=tuple(parameters[:L]), values=tuple(parameters[L:]))
+
+
+def study_loss(decoder: Decoder, cache: KVCache, batch: StudyBatch) -> Float[Tensor, ""]:
+    """Return the distillation loss of a batch read after a memory."""
+    output = decoder(
+        decoder.embed(batch.input_ids),
+        cache.repeat_rows(len(batch.input_ids)),
+        attention_mask=batch.attention_mask,
+    )
+    student = decoder.logits(output.hidden_states[batch.predicts])
+    return distillation_loss(decoder.logits(batch.teacher), student)
+
+
+@torch.no_grad()
+def held_out_loss(decoder: Decoder, cache: KVCache, batches: Sequence[StudyBatch]) -> float:
+    """Return the mean distillation loss per scored id."""
+    counts = [int(batch.predicts.sum()) for batch in batches]
+    losses = [float(study_loss(decoder, cache, batch)) for batch in batches]
+    return sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)

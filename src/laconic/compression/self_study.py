@@ -1,0 +1,114 @@
+"""Self-study: texts about a document that the model itself writes, to distil the document into a smaller memory.
+
+Cartridges (arXiv:2506.06266), section 4. A row is a passage that the model is asked to repeat, a continuation of the
+document, or an answer to a request about it. The teacher is the model with the whole document in its KV cache.
+
+Shapes: R rows, T columns, N scored ids, D width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.compression.kv_selection import RepeatPrompt
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import generate
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+SAMPLED_TOGETHER = 8  # rows of one call of `generate`; each needs a copy of the document's cache
+PASSAGE_SHARE = 0.25  # share of the rows that are passages of the document
+
+
+class Requests(NamedTuple):
+    """Token ids that are put after the document: requests to answer (empty: continue the text), and one to repeat."""
+
+    prompts: tuple[tuple[int, ...], ...] = ((),)
+    repeat: RepeatPrompt = RepeatPrompt()
+
+
+class StudyRow(NamedTuple):
+    """Ids to read after the document; the first `num_prompt` are not scored, nor is the first id of a row."""
+
+    ids: tuple[int, ...]
+    num_prompt: int
+
+
+@dataclass(frozen=True)
+class StudyBatch:
+    """Rows as tensors, padded on the right.
+
+    Args:
+        input_ids: Ids.
+        attention_mask: True at real ids.
+        predicts: True at positions whose next id is scored.
+        teacher: Teacher's hidden states after the final norm at these positions, in row order.
+    """
+
+    input_ids: Int[Tensor, "R T"]
+    attention_mask: Bool[Tensor, "R T"]
+    predicts: Bool[Tensor, "R T"]
+    teacher: Float[Tensor, "N D"]
+
+
+def write_study_rows(
+    decoder: Decoder,
+    cache: KVCache,
+    document: Sequence[int],
+    requests: Requests,
+    *,
+    num_rows: int,
+    max_tokens: int,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[StudyRow]:
+    """Return passages of a document and texts that the model writes about it, sampled at temperature 1.
+
+    Args:
+        decoder: Model.
+        cache: Cache of the whole document, one row.
+        document: Ids of the document.
+        requests: Prompts, used in turn.
+        num_rows: Number of rows.
+        max_tokens: Largest number of scored ids of a row.
+        seed: Seed of the samples.
+        on_progress: Called with the number of rows written and their total.
+    """
+    ids, num_passages = torch.tensor([list(document)]), int(num_rows * PASSAGE_SHARE)
+    rows = list[StudyRow]()
+    for i in range(num_passages):
+        start = i * max(len(document) - max_tokens, 0) // max(num_passages - 1, 1)
+        stop = min(start + max_tokens, len(document))
+        text = tuple(requests.repeat.build(ids, start, stop)[0].tolist())
+        rows.append(StudyRow(text, len(text) - (stop - start)))
+    context = cache.crop(cache.S - 1)  # `generate` reads the document's last id again, before the prompt
+    for first in range(num_passages, num_rows, SAMPLED_TOGETHER):
+        on_progress(first, num_rows)
+        numbers = range(first, min(first + SAMPLED_TOGETHER, num_rows))
+        prompts = [requests.prompts[i % len(requests.prompts)] for i in numbers]
+        config = GenerationConfig(
+            max_tokens=max_tokens, temperature=1.0, seed=[seed + i for i in numbers], return_state=False
+        )
+        inputs = [[document[-1], *prompt] for prompt in prompts]
+        replies = generate(decoder, input_ids=inputs, state=context.repeat_rows(len(prompts)), config=config)
+        rows += [StudyRow((*p, *reply.token_ids), len(p)) for p, reply in zip(prompts, replies, strict=True)]
+    return rows
+
+
+@torch.no_grad()
+def build_study_batch(decoder: Decoder, cache: KVCache, rows: Sequence[StudyRow]) -> StudyBatch:
+    """Pad rows, and compute the teacher's hidden states with the cache of the whole document."""
+    device, width = cache.valid.device, max(len(row.ids) for row in rows)
+    input_ids = torch.tensor([[*row.ids, *[0] * (width - len(row.ids))] for row in rows], device=device)
+    column = torch.arange(width, device=device)
+    lengths, prompts = (
+        torch.tensor(values, device=device)[:, None]
+        for values in ([len(row.ids) for row in rows], [max(row.num_prompt, 1) for row in rows])
+    )
+    mask, predicts = column < lengths, (column >= prompts - 1) & (column < lengths - 1)
+    output = decoder(decoder.embed(input_ids), cache.repeat_rows(len(rows)), attention_mask=mask)
+    return StudyBatch(input_ids, mask, predicts, output.hidden_states[predicts])

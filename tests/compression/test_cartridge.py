@@ -1,0 +1,121 @@
+"""Cartridges: the loss against an oracle, training lowers it and leaves the model alone, peft reads and writes them."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.compression.cartridge import CartridgeConfig, distillation_loss, fit_cartridge
+from laconic.compression.cartridge_file import load_cartridge, save_cartridge
+from laconic.compression.kv_compress import KVCompressionConfig, compress_kv
+from laconic.compression.self_study import Requests, build_study_batch, write_study_rows
+from laconic.errors import BusyError, InputError, UsageError
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from tests.conftest import needs
+
+DOCUMENT = torch.randint(5, 90, (48,), generator=torch.Generator().manual_seed(1)).tolist()
+REQUESTS = Requests(((), (7, 8, 9)))
+SMALL = CartridgeConfig(steps=20, num_rows=16, max_tokens=8, batch_size=7, learning_rate=0.05)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    decoder = Decoder(replace(DecoderConfig.tiny("llama"), initializer_range=0.2))
+    return decoder.eval()
+
+
+def compress(decoder: Decoder, slots: int = 6):  # type: ignore[no-untyped-def]
+    return compress_kv(decoder, DOCUMENT, KVCompressionConfig("window", slots=slots))
+
+
+def test_distillation_loss_equals_its_definition() -> None:
+    teacher, student = torch.randn(2, 3, 7, dtype=torch.float64)
+    expected = 0.0
+    for a, b in zip(teacher.tolist(), student.tolist(), strict=True):
+        za, zb = sum(map(math.exp, a)), sum(map(math.exp, b))
+        expected += sum(math.exp(x) / za * (x - math.log(za) - y + math.log(zb)) for x, y in zip(a, b, strict=True))
+    assert abs(float(distillation_loss(teacher, student)) - expected / 3) < 1e-12
+    student.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: distillation_loss(teacher, x), student)
+
+
+def test_study_batch_teacher_reads_the_rows_after_the_document(decoder: Decoder) -> None:
+    cache = decoder(decoder.embed(torch.tensor([DOCUMENT]))).cache
+    rows = write_study_rows(decoder, cache, DOCUMENT, REQUESTS, num_rows=8, max_tokens=5, seed=3)
+    assert [row.num_prompt for row in rows] == [0, 0, 0, 3, 0, 3, 0, 3]
+    assert rows == write_study_rows(decoder, cache, DOCUMENT, REQUESTS, num_rows=8, max_tokens=5, seed=3)
+    assert rows[1].ids == tuple(DOCUMENT[-5:])
+    batch = build_study_batch(decoder, cache, rows)
+    teacher = iter(batch.teacher)
+    for row in rows:
+        alone = decoder(decoder.embed(torch.tensor([[*DOCUMENT, *row.ids]]))).hidden_states[0, len(DOCUMENT) :]
+        for position in range(max(row.num_prompt, 1) - 1, len(row.ids) - 1):
+            torch.testing.assert_close(next(teacher), alone[position], atol=2e-5, rtol=1e-4)
+    assert next(teacher, None) is None
+
+
+def test_fit_cartridge_lowers_the_held_out_loss(decoder: Decoder) -> None:
+    before = decoder.fingerprint
+    memory = compress(decoder)
+    fit = fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS)
+    assert fit.held_out[fit.best_step] == min(fit.held_out.values()) < 0.7 * fit.held_out[0]
+    assert (fit.memory.M, fit.memory.num_tokens.tolist()) == (6, [6])
+    start = memory.renumber_slots(decoder.config)
+    assert all(torch.equal(a[:, :, :1], b[:, :, :1]) for a, b in zip(fit.memory.keys, start.keys, strict=True))
+    assert decoder.fingerprint == before
+    assert all(p.requires_grad and p.grad is None for p in decoder.parameters())
+    again = fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS)
+    assert again.memory.is_equal(fit.memory)
+
+
+def test_fit_cartridge_refuses_several_documents_and_long_ones(decoder: Decoder) -> None:
+    memory = compress(decoder)
+    with pytest.raises(UsageError, match="2 documents"):
+        fit_cartridge(decoder, memory.select_rows([0, 0]), DOCUMENT, SMALL)
+    with pytest.raises(UsageError, match="exceed the context"):
+        fit_cartridge(decoder, memory, DOCUMENT * 100, SMALL)
+    with pytest.raises(UsageError, match="num_rows 3: give 16 or more"):
+        CartridgeConfig(num_rows=3)
+
+
+def test_cartridge_in_peft_equals_memory(decoder: Decoder, tmp_path: Path) -> None:
+    needs("peft")
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    decoder.save_pretrained(tmp_path / "base")
+    memory = fit_cartridge(decoder, compress(decoder), DOCUMENT, replace(SMALL, steps=1), requests=REQUESTS).memory
+    save_cartridge(memory, tmp_path / "cartridge", str(tmp_path / "base"))
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), tmp_path / "cartridge"
+    ).eval()
+    ids = torch.tensor([[5, 17, 42]])
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        ours = decoder.logits(decoder(decoder.embed(ids), memory.to_cache()).hidden_states)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    theirs.save_pretrained(tmp_path / "peft")
+    back = load_cartridge(tmp_path / "peft", decoder)
+    assert all(
+        torch.equal(a, b) for a, b in zip((*back.keys, *back.values), (*memory.keys, *memory.values), strict=True)
+    )
+    assert back.num_tokens.tolist() == [memory.M]
+
+
+def test_cartridge_files_are_checked(decoder: Decoder, tmp_path: Path) -> None:
+    memory = compress(decoder)
+    with pytest.raises(UsageError, match="cannot be a peft cartridge"):
+        save_cartridge(memory, tmp_path / "x", "base")
+    memory = memory.renumber_slots(decoder.config)
+    save_cartridge(memory, tmp_path / "x", "base")
+    with pytest.raises(BusyError):
+        save_cartridge(memory, tmp_path / "x", "base")
+    with pytest.raises(InputError, match="expected \\[slots"):
+        load_cartridge(tmp_path / "x", Decoder(replace(decoder.config, num_hidden_layers=1)))
+    (tmp_path / "x" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(InputError, match="no peft cartridge"):
+        load_cartridge(tmp_path / "x", decoder)
