@@ -19,7 +19,7 @@ from tests.conftest import needs
 
 DOCUMENT = torch.randint(5, 90, (48,), generator=torch.Generator().manual_seed(1)).tolist()
 REQUESTS = Requests(((), (7, 8, 9)))
-SMALL = CartridgeConfig(steps=20, num_rows=16, max_tokens=8, batch_size=7, learning_rate=0.05)
+SMALL = CartridgeConfig(steps=30, num_rows=48, max_tokens=8, batch_size=21, learning_rate=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def test_distillation_loss_equals_its_definition() -> None:
 def test_study_batch_teacher_reads_the_rows_after_the_document(decoder: Decoder) -> None:
     cache = decoder(decoder.embed(torch.tensor([DOCUMENT]))).cache
     rows = write_study_rows(decoder, cache, DOCUMENT, REQUESTS, num_rows=8, max_tokens=5, seed=3)
-    assert [row.num_prompt for row in rows] == [0, 0, 0, 3, 0, 3, 0, 3]
+    assert [row.num_prompt for row in rows] == [0, 8, 0, 3, 0, 3, 0, 3]
     assert rows == write_study_rows(decoder, cache, DOCUMENT, REQUESTS, num_rows=8, max_tokens=5, seed=3)
-    assert rows[1].ids == tuple(DOCUMENT[-5:])
+    assert rows[1].ids == tuple(DOCUMENT[-13:])  # the last passage, after the tokens that its request quotes
     batch = build_study_batch(decoder, cache, rows)
     teacher = iter(batch.teacher)
     for row in rows:
@@ -62,7 +62,7 @@ def test_fit_cartridge_lowers_the_held_out_loss(decoder: Decoder) -> None:
     before = decoder.fingerprint
     memory = compress(decoder)
     fit = fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS)
-    assert fit.held_out[fit.best_step] == min(fit.held_out.values()) < 0.7 * fit.held_out[0]
+    assert fit.held_out[fit.best_step] == min(fit.held_out.values()) < 0.9 * fit.held_out[0]
     assert (fit.memory.M, fit.memory.num_tokens.tolist()) == (6, [6])
     start = memory.renumber_slots(decoder.config)
     assert all(torch.equal(a[:, :, :1], b[:, :, :1]) for a, b in zip(fit.memory.keys, start.keys, strict=True))
@@ -115,7 +115,7 @@ def test_cartridge_files_are_checked(decoder: Decoder, tmp_path: Path) -> None:
     with pytest.raises(BusyError):
         save_cartridge(memory, tmp_path / "x", "base")
     with pytest.raises(InputError, match="expected \\[slots"):
-        load_cartridge(tmp_path / "x", Decoder(replace(decoder.config, num_hidden_layers=1)))
+        load_cartridge(tmp_path / "x", Decoder(DecoderConfig.tiny("gpt2")))
     (tmp_path / "x" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(InputError, match="no peft cartridge"):
         load_cartridge(tmp_path / "x", decoder)

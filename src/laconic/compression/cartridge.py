@@ -10,20 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_selection import DocumentReader
 from laconic.compression.self_study import Requests, StudyBatch, build_study_batch, write_study_rows
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.rng import permuted_index
 
 HELD_OUT_SHARE = 1 / 8  # of the rows choose the step that is kept
 STEPS_BETWEEN_CHECKS = 10
+CONTINUE = Requests()  # continuations and passages only
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class CartridgeFit(NamedTuple):
 
 
 def distillation_loss(teacher: Float[Tensor, "N V"], student: Float[Tensor, "N V"]) -> Float[Tensor, ""]:
-    """Eq. CT1: mean over positions of KL(p ‖ q) = Σ p (log p - log q), from logits."""
+    """Return the mean over positions of KL(p ‖ q) = Σ p (log p - log q), from logits."""
     dtype = accumulation_dtype(student.dtype)
     log_p, log_q = (x.to(dtype).log_softmax(-1) for x in (teacher, student))
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
@@ -81,7 +85,7 @@ def fit_cartridge(
     document: Sequence[int],
     config: CartridgeConfig = CartridgeConfig(),
     *,
-    requests: Requests = Requests(),
+    requests: Requests = CONTINUE,
     on_progress: Callable[[str, int, int, float | None], None] = lambda label, done, total, loss: None,
 ) -> CartridgeFit:
     """Train a memory's keys and values to stand in for a document; the decoder's weights stay as they are.
@@ -125,11 +129,11 @@ def fit_cartridge(
             if step == config.steps:
                 break
             optimizer.zero_grad()
-            study_loss(decoder, build_cache(start, parameters), batches[step % len(batches)]).backward()
+            study_loss(decoder, build_cache(start, parameters), batches[step % len(batches)]).backward()  # pyright: ignore[reportUnknownMemberType]
             for p in parameters:
                 assert p.grad is not None
                 p.grad[:, :, : config.num_frozen_tokens] = 0
-            optimizer.step()
+            optimizer.step()  # pyright: ignore[reportUnknownMemberType]
             schedule.step()
     finally:
         for p in trainable:
@@ -150,10 +154,7 @@ def write_study_batches(
 ) -> tuple[list[StudyBatch], list[StudyBatch]]:
     """Write rows about a document and return the batches to train on and those held out."""
     device = decoder.token_embedding.weight.device
-    cache = None
-    for piece in torch.tensor([list(document)], device=device).split(512, 1):
-        cache = decoder(decoder.embed(piece), cache).cache
-    assert cache is not None
+    cache = DocumentReader(decoder).read(torch.tensor([list(document)], device=device))
     rows = write_study_rows(
         decoder,
         cache,
@@ -164,10 +165,10 @@ def write_study_batches(
         seed=config.seed,
         on_progress=lambda done, total: on_progress("writing", done, total, None),
     )
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(config.seed)).tolist()
-    rows = [rows[i] for i in order]
+    order = permuted_index(config.seed, 0, np.arange(len(rows)), len(rows))
+    rows = [rows[int(i)] for i in order]
     num_held_out = max(1, int(len(rows) * HELD_OUT_SHARE))
-    parts = []
+    parts = list[list[StudyBatch]]()
     for part in (rows[num_held_out:], rows[:num_held_out]):
         size = min(config.batch_size, len(part))
         starts = range(0, len(part), size)

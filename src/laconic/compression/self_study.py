@@ -83,7 +83,7 @@ def write_study_rows(
     for i in range(num_passages):
         start = i * max(len(document) - max_tokens, 0) // max(num_passages - 1, 1)
         stop = min(start + max_tokens, len(document))
-        text = tuple(requests.repeat.build(ids, start, stop)[0].tolist())
+        text = tuple(int(i) for i in requests.repeat.build(ids, start, stop)[0])
         rows.append(StudyRow(text, len(text) - (stop - start)))
     context = cache.crop(cache.S - 1)  # `generate` reads the document's last id again, before the prompt
     for first in range(num_passages, num_rows, SAMPLED_TOGETHER):
