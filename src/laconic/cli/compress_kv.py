@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,16 @@ RUN_FLAGS = (
 def compress_with_checkpoint(command: "CompressCommand") -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
     import laconic
+    from laconic.compression.cartridge import CartridgeConfig
     from laconic.compression.kv_memory import KVMemory
+    from laconic.experiment.cartridge import fit_text
     from laconic.experiment.kv_compressor import compress_text
 
     reason = f"{command.model} is a plain model, which is not trained to compress"
     refuse_flags({name: getattr(command, name) for name in RUN_FLAGS}, reason)
     config = command.kv_config()
+    if command.fit is not None:
+        config = replace(config, equal_heads=True)  # every slot of a cartridge is a position
     texts = read_documents(to_utf8(command.source))
     with status(f"loading {command.model}"):
         decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)
@@ -44,6 +48,9 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
     with progress("compressing") as show:
         for name, text in texts:
             result = compress_text(decoder, tokenizer, text, config, name=name, chat=command.chat, on_progress=show)
+            if command.fit is not None:
+                fit = CartridgeConfig(steps=command.fit, seed=command.seed)
+                result = fit_text(decoder, tokenizer, text, result, fit, on_progress=show)
             memories.append(result.memory)
             windows, positions = windows + len(result.windows), positions + result.positions
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
@@ -147,9 +154,9 @@ def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> KVC
 
 
 def loss_lines(measured: Mapping[str, Any]) -> list[str]:
-    """Return what was measured to choose the size, a line per window."""
+    """Return what was measured to choose the size, a line per window, and what fitting gained."""
     lines: list[str] = []
-    for window in measured["windows"]:
+    for window in measured.get("windows", ()):
         full, memory, trials = window["full"], window["memory"], window["trials"]
         sizes = ", ".join(f"{trial['slots']:,}: {trial['loss'] - full['mean']:+.3f}" for trial in trials)
         excess = memory["mean"] - full["mean"]
@@ -160,4 +167,10 @@ def loss_lines(measured: Mapping[str, Any]) -> list[str]:
         lines.append(f"measured   slots and loss against the whole cache: {sizes}")
         if memory == full:
             lines.append("           no smaller memory stays within the bound; all keys and values are kept")
+    if "fit" in measured:
+        step, losses = measured["fit"]["best_step"], measured["fit"]["held_out"]
+        lines.append(
+            f"fit        KL divergence from the whole text on held-out self-study: {losses['0']:.3f} before, "
+            f"{losses[str(step)]:.3f} nats per token at step {step:,}"
+        )
     return lines

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalDtype, OptionalPath, parse_dtype
+from laconic.cli.arguments import OptionalDtype, OptionalPath, parse_dtype, refuse_flags
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load.
+    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory as a peft cartridge.
 
     Example: laconic export runs/kava --out merged
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint (folder, GGUF file, hub or short name), or run of laconic train"""
+    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, or memory of laconic compress --fit"""
     out: Path
     """folder to write; must be new or empty"""
     adapter: OptionalPath = None
@@ -38,6 +38,8 @@ class ExportCommand:
         from laconic.experiment.load_run import is_run_dir
         from laconic.models import weights
 
+        if self.model.endswith(".safetensors"):
+            return self.export_cartridge()
         with status(f"loading {self.model}"):
             if is_run_dir(self.model):
                 decoder = self.load_run_decoder()
@@ -52,6 +54,17 @@ class ExportCommand:
                 self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=float(self.max_shard_bytes)
             )
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
+        return 0
+
+    def export_cartridge(self) -> int:
+        """Write a KV memory as a folder that peft loads."""
+        from laconic.compression.cartridge_file import save_cartridge
+        from laconic.compression.kv_memory import KVMemory
+
+        refuse_flags({"adapter": self.adapter, "dtype": self.dtype}, f"{self.model} is a memory")
+        memory = KVMemory.load(self.model)
+        save_cartridge(memory, self.out)
+        log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
         return 0
 
     def load_run_decoder(self) -> "Decoder":

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_memory_file import KVMemoryMetadata
 from laconic.errors import InputError, UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -20,13 +21,13 @@ CONFIG_FILE, WEIGHTS_FILE, TENSOR = "adapter_config.json", "adapter_model.safete
 MAX_SLOTS = 1 << 20
 
 
-def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str) -> None:
+def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None = None) -> None:
     """Write a memory as a peft adapter.
 
     Args:
         memory: One document whose slots have consecutive positions, as `fit_cartridge` returns it.
         folder: Must not exist, or be empty.
-        base_model: Name or folder of the model, for peft.
+        base_model: Name or folder of the model, for information.
 
     Raises:
         UsageError: If the memory has several documents, or other positions.
@@ -65,12 +66,13 @@ def is_cartridge(path: str | Path) -> bool:
     return file.is_file() and read_json(file).get("peft_type") == "CARTRIDGE"
 
 
-def load_cartridge(folder: str | Path, decoder: Decoder) -> KVMemory:
-    """Load a peft cartridge as a memory without metadata.
+def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetadata | None = None) -> KVMemory:
+    """Load a peft cartridge as a memory.
 
     Args:
         folder: Folder with adapter_config.json and adapter_model.safetensors.
         decoder: Model that it was trained for. The files do not name its weights, so only shapes are checked.
+        metadata: Metadata of the memory.
 
     Raises:
         InputError: If the folder is no cartridge, or one of a model of another shape.
@@ -92,4 +94,4 @@ def load_cartridge(folder: str | Path, decoder: Decoder) -> KVMemory:
     keys_and_values = pairs.view(M, L, 2, G, E).permute(1, 2, 3, 0, 4)[:, :, None]  # [L, 2, 1, G, M, E]
     positions = torch.arange(M, device=pairs.device)[None]
     keys, values = (tuple(keys_and_values[:, i].contiguous()) for i in (0, 1))
-    return KVMemory.from_cache(KVCache(keys, values, positions, torch.ones_like(positions, dtype=torch.bool)))
+    return KVMemory.from_cache(KVCache(keys, values, positions, torch.ones_like(positions, dtype=torch.bool)), metadata)

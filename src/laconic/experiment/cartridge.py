@@ -1,19 +1,16 @@
-"""Fit a memory to a text with a plain checkpoint: select its keys and values, then train them by self-study."""
+"""Fit the selected keys and values of a text by self-study, with a plain checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from laconic.compression.cartridge import CartridgeConfig, fit_cartridge
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.compression.kv_memory import KVMemory
 from laconic.compression.self_study import Requests
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import UsageError
 from laconic.experiment.kv_compressor import (
     MARK,
     SEPARATOR,
+    TextCompression,
     build_repeat_prompt,
-    compress_text,
     encode_document,
     split_template,
 )
@@ -44,45 +41,41 @@ def fit_text(
     decoder: Decoder,
     tokenizer: Tokenizer,
     text: str,
-    selection: KVCompressionConfig,
-    fit: CartridgeConfig,
+    selection: TextCompression,
+    config: CartridgeConfig,
     *,
-    name: str = "text",
-    chat: bool = False,
     on_progress: Callable[[str, int, int], None] = lambda label, done, total: None,
-) -> KVMemory:
-    """Compress a text by selection, and train the memory to answer as the whole text does.
+) -> TextCompression:
+    """Train a selection of a text's keys and values so that the model answers as with the whole text.
 
     Args:
         decoder: Model; its weights stay as they are.
         tokenizer: Its tokenizer.
-        text: Document.
-        selection: Method and size of the memory that training begins with.
-        fit: Options of the training.
-        name: Name of the text in the memory's metadata.
-        chat: Read the document as the beginning of a user message.
+        text: The text.
+        selection: Result of `compress_text` for the text, with equal heads.
+        config: Options of the training.
         on_progress: Called with the current step, the number done, and their total.
 
+    Returns:
+        The memory after training; its metadata has the held-out loss by step.
+
     Raises:
-        InputError: If the text is empty, or there is no chat template.
-        UsageError: If the text does not fit the context, or `selection` measures its size.
+        UsageError: If the text does not fit the context, or the heads have different numbers of slots.
     """
-    if selection.max_loss is not None:
-        raise UsageError("max_loss: fitting needs a fixed size; give keep or slots")
-    ids, _ = encode_document(tokenizer, text, chat)
-    selection = replace(selection, equal_heads=True)  # every slot of a cartridge is a position
-    start = compress_text(decoder, tokenizer, text, selection, name=name, chat=chat, on_progress=on_progress).memory
+    metadata = selection.memory.metadata
+    assert metadata is not None
     result = fit_cartridge(
         decoder,
-        start,
-        ids,
-        fit,
-        requests=build_requests(tokenizer, chat),
+        selection.memory,
+        encode_document(tokenizer, text, metadata.chat)[0],
+        config,
+        requests=build_requests(tokenizer, metadata.chat),
         on_progress=lambda label, done, total, loss: on_progress(
             label if loss is None else f"{label}, held-out loss {loss:.3f}", done, total
         ),
     )
-    assert start.metadata is not None
-    measured = {"fit": {"best_step": result.best_step, "held_out": {str(k): v for k, v in result.held_out.items()}}}
-    settings = {**start.metadata.settings, "fit": asdict(fit)}
-    return replace(result.memory, metadata=replace(start.metadata, settings=settings, measured=measured))
+    fit = {"best_step": result.best_step, "held_out": {str(step): loss for step, loss in result.held_out.items()}}
+    fitted = replace(
+        metadata, settings={**metadata.settings, "fit": asdict(config)}, measured={**metadata.measured, "fit": fit}
+    )
+    return selection._replace(memory=replace(result.memory, metadata=fitted))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import laconic
+from laconic.compression.cartridge_file import load_cartridge
 from laconic.compression.kv_compress import KVCompressionConfig, compress_document
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_memory_file import KVMemoryMetadata
@@ -147,13 +148,20 @@ def compress_text(
 def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
     """Load memories that this model may read, one document after the other, on the model's device.
 
+    A folder is a peft cartridge, which does not name its model's weights.
+
     Raises:
         CorruptArtifactError: If a file is damaged or was written for another model.
         InputError: If there is no such file.
         UsageError: If several memories cannot be joined.
     """
     reader, weight = describe_model(decoder, tokenizer), decoder.token_embedding.weight
-    memories = [KVMemory.load(path, reader).to(weight.device, weight.dtype) for path in paths]
+    memories = [
+        load_cartridge(path, decoder, replace(reader, method="cartridge of peft", documents=((),)))
+        if Path(path).is_dir()
+        else KVMemory.load(path, reader).to(weight.device, weight.dtype)
+        for path in paths
+    ]
     if len(memories) == 1:
         return memories[0]
     if any(memory.metadata is not None and memory.metadata.chat for memory in memories):
