@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import laconic
 from laconic.cli import main as cli
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from tests.conftest import RunCli
@@ -67,6 +68,14 @@ def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path) -> RunCli
     """Run a command in the directory of the runs."""
     monkeypatch.chdir(place)
     return run_cli
+
+
+def test_generate_continues_with_a_run_of_method_lm(run: RunCli) -> None:
+    code, out, err = run("generate", "lm", "Book", "--max-tokens", "5")
+    assert code == 0, err
+    model = laconic.load("lm")
+    config = laconic.GenerationConfig(max_tokens=5)
+    assert out == "Book" + model.generate(["Book"], config=config)[0].text + "\n"
 
 
 def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,7 +111,7 @@ class GenerateCommand(SamplingFlags):
         refuse_flags({"learn": self.learn, "save_state": self.save_state}, reason)
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts("a run"))
-        if is_run_dir(self.model):
+        if is_run_dir(self.model) and not self.is_language_model_run:
             prompts = self.read_plain_prompts("a run")
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
         refuse_flags({"with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
@@ -119,6 +120,14 @@ class GenerateCommand(SamplingFlags):
 
             return generate_with_kv_memory(self)
         return self.generate_with_checkpoint(self.read_prompts())
+
+    @cached_property
+    def is_language_model_run(self) -> bool:
+        """Whether the model is a run of method lm, which continues texts as a checkpoint does."""
+        from laconic.config.load import load_recipe
+        from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
+
+        return is_run_dir(self.model) and load_recipe(Path(self.model) / RECIPE_FILE)[0].method == "lm"
 
     def validate(self) -> None:
         """Raise `UsageError` (2) for flags that do not fit one another."""
@@ -163,15 +172,7 @@ class GenerateCommand(SamplingFlags):
         import laconic
 
         with status(f"loading {self.model}"):
-            decoder = laconic.Decoder.from_pretrained(
-                self.model,
-                dtype=parse_dtype(self.dtype),
-                device=self.device,
-                revision=self.revision,
-                allow_missing=self.allow_missing,
-            )
-            decoder = laconic.quantize_decoder(decoder) if self.quantize else decoder
-            tokenizer = laconic.load_tokenizer(decoder.source_folder or self.model)
+            decoder, tokenizer = self.load_decoder()
         ids = [row.encode(tokenizer) for row in rows]
         room = self.check_context(decoder, rows, ids)
         max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
@@ -191,6 +192,24 @@ class GenerateCommand(SamplingFlags):
         generations = laconic.generate(decoder, tokenizer, input_ids=ids, config=printer.attach(config))
         self.print_generations([row.to_json() for row in rows], generations, decoder, printer)
         return 0
+
+    def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
+        """Load a checkpoint, or the decoder of a run of method lm."""
+        import laconic
+
+        if self.is_language_model_run:
+            self.refuse_checkpoint_flags({"quantize": self.quantize})
+            model = laconic.load(self.model, device=self.device)
+            return model.decoder, model.tokenizer
+        decoder = laconic.Decoder.from_pretrained(
+            self.model,
+            dtype=parse_dtype(self.dtype),
+            device=self.device,
+            revision=self.revision,
+            allow_missing=self.allow_missing,
+        )
+        decoder = laconic.quantize_decoder(decoder) if self.quantize else decoder
+        return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
 
     def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
         """Return the ids that end a row: the model's, and for chat messages the tokenizer's, which ends a turn."""
