@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import laconic
 from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
-from laconic.experiment.compressor import load_compressor
+from laconic.experiment.compressor import TextCompressor, load_compressor
 from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
 from laconic.generation.config import GenerationConfig
 from tests import tolerances
@@ -140,7 +141,8 @@ def test_compress_and_generate_commands(folder: Path, tmp_path: Path, run: Calla
     assert run("compress", folder, tmp_path / "book.txt", "--out", out, "--segment-tokens", 20)[0] == 0
     assert SummaryMemory.load(out).vectors_per_segment.tolist() == [[3, 3, 3]]
     options = ("--max-tokens", 3, "--format", "json")
-    compressor = load_compressor(folder)
+    compressor = laconic.load(folder)
+    assert isinstance(compressor, TextCompressor)
     for memory, arguments in ((compressor.compress([TEXT], segment_tokens=20), ("--memory", out)), (None, ())):
         code, output = run("generate", folder, PROMPT, *arguments, *options)
         assert code == 0
