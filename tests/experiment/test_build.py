@@ -23,6 +23,7 @@ from laconic.experiment.run_init import init_run
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
 from laconic.models.decoder import Decoder
+from laconic.models.weights import find_checkpoint
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded
@@ -248,10 +249,6 @@ def test_build_random_decoder_is_finite() -> None:
     assert decoder(decoder.embed(torch.arange(4)[None])).hidden_states.isfinite().all()
 
 
-def test_download_config_and_tokenizer_of_a_named_model() -> None:
-    assert (build_model.download_config_and_tokenizer("stories260k", None) / "tokenizer.json").is_file()
-
-
-def test_download_unknown_name() -> None:
-    with pytest.raises(InputError, match="org/none: no configuration, offline, and not in"):
-        build_model.download_config_and_tokenizer("org/none", None)
+def test_find_checkpoint_unknown_name() -> None:
+    with pytest.raises(InputError, match="org/none: no such local folder; offline, and not in"):
+        find_checkpoint("org/none", with_weights=False)

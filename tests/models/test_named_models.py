@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from laconic.config.load import load_recipe
 from laconic.errors import InputError
+from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models import named_models
 from laconic.models.decoder import Decoder
 from laconic.models.weights import find_checkpoint
-from tests.conftest import RunCli
+from tests.conftest import REPO, RunCli
 
 
 @pytest.fixture
@@ -57,3 +59,9 @@ def test_a_revision_of_a_named_model_is_one_on_the_hub(models: Path) -> None:
 def test_a_folder_goes_before_a_name(models: Path, tmp_path: Path) -> None:
     (tmp_path / "stories260k").mkdir()
     assert find_checkpoint("stories260k") == Path("stories260k")
+
+
+def test_plans_read_a_named_model(models: Path) -> None:
+    recipe, _ = load_recipe(REPO / "examples/own.toml", ("model.name=stories260k",))
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    assert (config.hidden_size, tokenizer.vocab_size) == (64, 512)

@@ -620,7 +620,9 @@ def test_find_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     expected: list[tuple[object, ...]] = []
 
-    def download(name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def download(
+        name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str], etag_timeout: int
+    ) -> str:
         expected.append((name, revision))
         matched = set(
             huggingface_hub.utils.filter_repo_objects(

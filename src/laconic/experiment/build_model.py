@@ -27,7 +27,6 @@ from laconic.latent.thoughts import LatentThoughts
 from laconic.models import weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.named_models import find_named_model
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -83,27 +82,6 @@ def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
     if name is None:
         raise InputError("model.tokenizer: missing; name the folder that holds tokenizer.json")
     return load_tokenizer(weights.find_checkpoint(name, model.revision))
-
-
-def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
-    """Return the folder of a named model, or download configuration and tokenizer of a model from the hub.
-
-    Raises:
-        InputError: If the hub does not provide them.
-    """
-    local = find_named_model(name) if revision is None else None
-    if local is not None:
-        return local
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", *weights.COMPANION_FILES]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, etag_timeout=5))
-    except Exception as error:  # the hub's client raises many types
-        raise InputError(
-            f"{name}: no configuration, {weights.describe_hub_error(error)}; "
-            "set model.name to a folder with config.json and tokenizer.json"
-        ) from None
 
 
 def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:

@@ -171,10 +171,9 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
         if before.train.trainable != "full":
             return load_config_and_tokenizer(before)
         return build_nested.read_decoder_config(folder), load_tokenizer(folder)
-    if model.name is not None and not Path(model.name).is_dir():
-        model = model.model_copy(
-            update={"name": str(build_model.download_config_and_tokenizer(model.name, model.revision))}
-        )
+    if model.name is not None:
+        folder = weights.find_checkpoint(model.name, model.revision, with_weights=False)
+        model = model.model_copy(update={"name": str(folder)})
     tokenizer = build_model.load_model_tokenizer(model)
     config = build_model.load_decoder_config(recipe, tokenizer, Path(model.name) if model.name else None)
     build_model.check_vocabulary(tokenizer, config)

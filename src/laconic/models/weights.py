@@ -40,13 +40,14 @@ class LoadReport(NamedTuple):
     missing: tuple[str, ...]
 
 
-def find_checkpoint(model: str | Path, revision: str | None = None) -> Path:
+def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """Return the Hugging Face folder of a model.
 
     Args:
         model: A folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
             `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded.
         revision: Revision on the hub.
+        with_weights: Whether to download the weights, too.
 
     Raises:
         InputError: There is no such folder or file, and no such model on the hub, or the file is damaged.
@@ -59,18 +60,21 @@ def find_checkpoint(model: str | Path, revision: str | None = None) -> Path:
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
     local = find_named_model(name) if revision is None else None
-    return local or download_checkpoint(name, revision)
+    return local or download_checkpoint(name, revision, with_weights)
 
 
-def download_checkpoint(name: str, revision: str | None) -> Path:
+def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> Path:
     """Download a model from the hub, by its name there or its short name."""
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
     named = NAMED_MODELS.get(name)
     hub_name = named.hub_name if named else name
-    allowed, ignored = ["*.safetensors", "*.json", *COMPANION_FILES], ["*/*", "consolidated*"]
+    allowed = ["*.json", *COMPANION_FILES, *(["*.safetensors"] if with_weights else [])]
+    ignored = ["*/*", "consolidated*"]
     try:
-        folder = snapshot_download(hub_name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
+        folder = snapshot_download(
+            hub_name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, etag_timeout=5
+        )
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
         advice = f"; {named.instructions.format(folder=named.folder())}" if named else ""
         raise InputError(f"{name}: no such local folder; {describe_hub_error(error)}{advice}") from error
