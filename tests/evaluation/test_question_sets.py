@@ -28,7 +28,7 @@ def run(shared: Path) -> Any:
             "on_too_long": "drop",
         } | data
         return SimpleNamespace(
-            folder="run",
+            folder=Path("run"),
             recipe=Recipe.model_construct(data=DataConfig.model_validate(data), method="kava", latents=None),
             parts=SimpleNamespace(
                 tokenizer=build_model.load_tokenizer(shared / "models" / "stories260k"),
