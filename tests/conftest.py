@@ -124,15 +124,12 @@ def shared() -> Path:
     return shared_dir()
 
 
-def models_dir() -> Path:
-    """Return the folder that `make model` writes to."""
-    return Path(os.environ.get("LACONIC_MODELS") or Path.home() / ".cache/laconic/models")
-
-
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, for tests marked `real`."""
-    folder = models_dir() / "smollm2-135m-instruct"
+    from laconic.models.named_models import NAMED_MODELS
+
+    folder = NAMED_MODELS["smollm2"].folder()
     if not (folder / "model.safetensors").is_file():
         missing("needs SmolLM2-135M-Instruct: make model")
     return folder
