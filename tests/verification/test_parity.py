@@ -333,6 +333,14 @@ def test_report_table_and_json(monkeypatch: pytest.MonkeyPatch):
     assert {"results", "inputs", "versions", "backend", "command", "summary"} <= data.keys()
 
 
+def test_report_counts_results_equal_to_the_bit():
+    report = ParityReport("tiny:llama", "golden", "float32", seconds=1.0)
+    report.results = [
+        StageResult("a", "k", 0, "local", error, 1e-7, bitwise=error == 0, verdict="pass") for error in (0.0, 1e-8, 0.0)
+    ]
+    assert report.summary() == "No divergence: 3 comparisons over 1 cases, 2 equal to the bit, 1.0 s."
+
+
 def test_report_names_suspects_for_every_stage():
     stages = (*models_activations.LAYER_ACTIVATIONS, *models_activations.MODEL_ACTIVATIONS)
     assert all(usual_suspects(stage.name) for stage in stages)

@@ -116,7 +116,9 @@ class ParityReport:
             return " ".join([*(f"{problem}." for problem in self.problems), text])
         if self.is_ok:
             cases = "" if is_low_precision(self.results) else f" over {len({r.case for r in self.results})} cases"
-            return f"No divergence: {len(self.results):,} comparisons{cases}, {self.seconds:.1f} s."
+            equal = sum(result.bitwise for result in self.results)
+            count = f"{len(self.results):,} comparisons{cases}, {equal:,} equal to the bit"
+            return f"No divergence: {count}, {self.seconds:.1f} s."
         inputs = [f"{status.name}: {status.reason}" for status in self.inputs if not status.is_ok]
         stages = [r.note or f"{r.stage}: not run" for r in self.results if r.verdict == "not run"][:3]
         reasons = dict.fromkeys(text.removesuffix(": not run") for text in [*self.problems, *inputs, *stages])
