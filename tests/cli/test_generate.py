@@ -186,6 +186,7 @@ def test_generate_samples_as_published(run_cli: RunCli, chat_model: Path) -> Non
 def test_read_published_sampling_of_other_files(tmp_path: Path) -> None:
     sampling = read_published_sampling(tmp_path)
     assert sampling.describe() == "sampling with temperature 1 (the model publishes none)"
+    assert read_published_sampling(None) == sampling
     (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
     with pytest.raises(InputError, match="temperature = 'hot' is not a number"):
         read_published_sampling(tmp_path)

@@ -44,7 +44,7 @@ class SamplingFlags:
         options: dict[str, Any] = {
             name: getattr(self, name) for name in SAMPLING_OPTIONS if getattr(self, name) is not None
         }
-        if self.sample and folder is not None:
+        if self.sample:
             published = read_published_sampling(folder)
             options = published.options | options
             log_note(published._replace(options=options).describe())

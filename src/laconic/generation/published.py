@@ -22,18 +22,18 @@ class PublishedSampling(NamedTuple):
         return f"sampling with {', '.join(changed) or 'temperature 1'} ({source})"
 
 
-def read_published_sampling(folder: Path) -> PublishedSampling:
+def read_published_sampling(folder: Path | None) -> PublishedSampling:
     """Read temperature, top_p, top_k, min_p and repetition_penalty of a checkpoint; others than these are ignored.
 
     Args:
-        folder: Checkpoint folder. Without generation_config.json, or without an option in it, the model's own
-            distribution is sampled: temperature 1 and no filters.
+        folder: Checkpoint folder, or None for a model without one. Without generation_config.json, or without an option
+            in it, the model's own distribution is sampled: temperature 1 and no filters.
 
     Raises:
         InputError: The file is not JSON, or an option is not a number.
     """
-    path = resolve_inside(folder, "generation_config.json")
-    content = read_json(path) if path.is_file() else {}
+    path = None if folder is None else resolve_inside(folder, "generation_config.json")
+    content = read_json(path) if path is not None and path.is_file() else {}
     published = {name: content[name] for name in DEFAULTS if content.get(name) is not None}
     for name, value in published.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
