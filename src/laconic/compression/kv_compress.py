@@ -153,7 +153,8 @@ def compress_document(
     device = decoder.token_embedding.weight.device
     ids = torch.tensor([list(input_ids)], dtype=torch.long, device=device)
     windows = split_windows(decoder, ids, config.method, repeat_prompt)
-    reader = DocumentReader(decoder, lambda done: on_progress("reading", done, expected_positions(ids, config)))
+    expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
+    reader = DocumentReader(decoder, lambda done: on_progress("reading", done, max(done, expected)))
     memories, measured = list[KVMemory](), list[dict[str, Any]]()
     for index, window in enumerate(windows):
         prefix = 0 if index else min(prefix_tokens, window.shape[1] - 1)
@@ -209,8 +210,3 @@ def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int
             f"{context:,}; keep fewer"
         )
     return KVMemory.concat_documents(decoder.config, *(m.renumber_slots(decoder.config) for m in memories))
-
-
-def expected_positions(ids: Int[Tensor, "1 N"], config: KVCompressionConfig) -> int:
-    """Return about how many positions the model reads; KVzip reads the document twice."""
-    return ids.shape[1] * (2 if config.method == "kvzip" else 1)
