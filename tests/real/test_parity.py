@@ -38,7 +38,7 @@ PROMPTS = (
     "In 1969, humans first",
     "a",
 )
-NEW_TOKENS, LONG, HALF = 24, 7900, 4000
+NEW_TOKENS, LONG, HALF = 16, 7900, 4000
 KAVA = """
 method = "kava"
 [model]
