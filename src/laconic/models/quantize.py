@@ -21,7 +21,7 @@ from laconic.models.weights import has_fast_bfloat16
 INT8_MATMUL: Any = torch.ops.aten._weight_int8pack_mm
 MAX_KERNEL_ROWS = 16  # for more rows, a matrix product with dequantised weights is faster
 KERNEL_ALIGNMENT = 16  # torch's kernel reads past the end of rows of other lengths
-QUANTIZED_ROWS = 4096  # output channels quantised at once, which bounds temporary memory
+QUANTIZED_ROWS = 512  # output channels quantised at once, which bounds temporary memory
 PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)
 
 
