@@ -87,9 +87,9 @@ def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Te
 def quantize_decoder(decoder: Decoder) -> Decoder:
     """Return a decoder with the weights of all linear layers in int8, one scale per output channel.
 
-    Decoding one row on a CPU is then about four times as fast as in float32, and SmolLM2-135M loses less than 0.01
-    nats per token. The token embedding stays as it is; a tied head becomes an int8 copy of it. Caches and memories
-    serve the decoder and its int8 form alike: both have the same fingerprint.
+    With SmolLM2-135M on one CPU thread, decoding one row was 1.6 times as fast as in float32, and the loss on book text
+    changed by less than 0.01 nats per token. The token embedding stays as it is; a tied head becomes an int8 copy of
+    it. Caches and memories serve the decoder and its int8 form alike: both have the same fingerprint.
 
     Args:
         decoder: A decoder without adapters. It is not modified, and can be deleted.
