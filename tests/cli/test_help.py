@@ -6,7 +6,7 @@ import sys
 import pytest
 
 COMMANDS = [
-    "demo", "train", "compress", "generate", "inspect", "data list", "data check", "data make", "evaluate", "export",
+    "demo think", "demo read", "train", "compress", "generate", "inspect", "data list", "data check", "data make", "evaluate", "export",
     "report", "tasks", "verify parity", "verify all", "chat",
     "recipes list", "recipes show", "version",
 ]  # fmt: skip
@@ -25,4 +25,4 @@ def test_help_has_an_example_and_imports_no_slow_package(command: str) -> None:
     program = PROGRAM.format(command=command, slow=SLOW_PACKAGES)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"imported: {result.stderr}"
-    assert f"Example: laconic {command}".removesuffix(" all") in " ".join(result.stdout.split())
+    assert f"Example: laconic {command}".removesuffix(" all").removesuffix(" think") in " ".join(result.stdout.split())

@@ -21,6 +21,7 @@ from laconic.cli.compress import CompressCommand
 from laconic.cli.data import DataCheckCommand, DataListCommand
 from laconic.cli.data_make import DataMakeCommand
 from laconic.cli.demo import DemoCommand
+from laconic.cli.demo_read import DemoReadCommand
 from laconic.cli.evaluate import EvaluateCommand
 from laconic.cli.export import ExportCommand
 from laconic.cli.generate import GenerateCommand
@@ -51,7 +52,10 @@ EXTRA_OF_PACKAGE = {
 
 # Every command by its name.
 COMMANDS: dict[str, Any] = {
-    "demo": Annotated[DemoCommand, subcommand("demo")],
+    "demo": Annotated[
+        Annotated[DemoCommand, subcommand("think")] | Annotated[DemoReadCommand, subcommand("read")],
+        subcommand("demo", description="Show latent thoughts (think, the default) or a memory of a chapter (read)."),
+    ],
     "train": Annotated[TrainCommand, subcommand("train")],
     "recipes": Annotated[
         Annotated[RecipesListCommand, subcommand("list")] | Annotated[RecipesShowCommand, subcommand("show")],
@@ -98,6 +102,8 @@ def parse_command(args: list[str]) -> Any:
         sys.exit(0)
     args = list(SHORTHANDS.get(tuple(args), args))
     check_command_name(args)
+    if args[:1] == ["demo"] and args[1:2] not in (["think"], ["read"], ["--help"], ["-h"]):
+        args = ["demo", "think", *args[1:]]
     args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
     errors = io.StringIO()

@@ -1,0 +1,276 @@
+"""Questions about a chapter: with its text, with a KV memory of an eighth of its positions, and without (`demo read`).
+
+The chapter is "The Falling Star" of *The War of the Worlds* by H. G. Wells (1898, public domain; text of the Standard
+Ebooks edition, CC0), in `falling_star.txt`. Each way to give it to the model is a condition. All answers are greedy.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from laconic.compression.kv_compress import KVCompressionConfig
+from laconic.compression.kv_loss import LossProbes, build_loss_probes, measure_document_loss
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_selection import DocumentReader
+from laconic.console import ProgressFn
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import UsageError
+from laconic.experiment.kv_compressor import (
+    build_repeat_prompt,
+    compress_text,
+    encode_document,
+    encode_prompt,
+    load_kv_memories,
+)
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import generate
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+CHAPTER_FILE = Path(__file__).with_name("falling_star.txt")
+CONFIG = KVCompressionConfig("kvzip", keep=0.125)
+MAX_ANSWER_TOKENS = 32
+CHAT_QUESTION = "Answer this question about the text in a few words: {}"
+PLAIN_QUESTION = "\n\nQuestion: {}\nAnswer:"
+
+
+class ChapterQuestion(NamedTuple):
+    """A question, and the words that a right answer contains."""
+
+    text: str
+    answer: str
+
+    def is_right(self, reply: str) -> bool:
+        """Return whether a reply contains the answer, in upper or lower case."""
+        return re.search(rf"\b{re.escape(self.answer)}\b", reply, re.IGNORECASE) is not None
+
+
+# Of about twenty questions that were tried, SmolLM2-135M answers these and few others right with the full text.
+QUESTIONS = (
+    ChapterQuestion("What is the name of the man who found the cylinder?", "Ogilvy"),
+    ChapterQuestion("On which common did the meteorite fall?", "Horsell"),
+    ChapterQuestion("Where did Henderson go to telegraph the news?", "railway station"),
+)
+
+
+@dataclass(frozen=True)
+class ReadingResult:
+    """Answers and cost of one condition.
+
+    Attributes:
+        name: Condition.
+        answers: A reply per question.
+        correct: Whether each reply is right.
+        positions: Positions of the chapter that the model attends to, per KV head.
+        num_bytes: Size of their keys and values; of a memory, the size of its file.
+        first_token_seconds: Time to the first token of each reply: the text is read or the memory loaded, then the
+            question is read.
+        loss: Nats per token on passages that the model is asked to repeat.
+    """
+
+    name: str
+    answers: tuple[str, ...]
+    correct: tuple[bool, ...]
+    positions: float
+    num_bytes: int
+    first_token_seconds: tuple[float, ...]
+    loss: float
+
+    @property
+    def median_seconds(self) -> float:
+        """Median time to the first token."""
+        return median(self.first_token_seconds)
+
+
+@dataclass(frozen=True)
+class ReadingComparison:
+    """All conditions, and what is common to them.
+
+    Attributes:
+        questions: The questions.
+        results: No text, full text, memory, last part of the text.
+        num_tokens: Tokens of the chapter with the opening of the user message.
+        compression_seconds: Time to write the memory.
+        largest_head: Slots of the KV head that keeps most, which a cache in use is padded to.
+    """
+
+    questions: tuple[ChapterQuestion, ...]
+    results: tuple[ReadingResult, ...]
+    num_tokens: int
+    compression_seconds: float
+    largest_head: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object."""
+        shared = {"tokens": self.num_tokens, "largest_head": self.largest_head}
+        return shared | {
+            "compression_seconds": round(self.compression_seconds, 3),
+            "questions": [question._asdict() for question in self.questions],
+            "rows": [vars(result) for result in self.results],
+        }
+
+
+class Condition(NamedTuple):
+    """A way to give the chapter to the model: a function that returns its KV cache, and that cache's size."""
+
+    name: str
+    read: Callable[[], KVCache]
+    positions: float
+    num_bytes: int
+
+
+def compare_reading(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    chapter: str,
+    questions: Sequence[ChapterQuestion],
+    memory_path: Path,
+    on_progress: ProgressFn = lambda name, done, total: None,
+) -> ReadingComparison:
+    """Compress a chapter into a memory file, and answer questions about it under every condition.
+
+    Args:
+        decoder: Model.
+        tokenizer: Its tokenizer. With a chat template, chapter and question form one user message.
+        chapter: Text.
+        questions: Questions with their answers.
+        memory_path: File to write; its folder is created.
+        on_progress: Called with the current step, often.
+
+    Raises:
+        UsageError: If the chapter does not fit the model's context.
+    """
+    chat = tokenizer.chat_template is not None
+    ids, prefix = encode_document(tokenizer, chapter, chat)
+    check_context(decoder, len(ids))
+    memory_path.parent.mkdir(parents=True, exist_ok=True)
+    steps = StepProgress(on_progress, 2 + 4 * (len(questions) + 1))
+    start = time.perf_counter()
+    with steps.step("compressing the chapter"):
+        memory = compress_text(
+            decoder, tokenizer, chapter, CONFIG, name=memory_path.stem, chat=chat, on_progress=steps.repeat
+        ).memory
+        memory.save(memory_path)
+    seconds = time.perf_counter() - start
+    prompts = [encode_question(tokenizer, memory, question.text) for question in questions]
+    device = decoder.token_embedding.weight.device
+    document = torch.tensor([ids], device=device)
+    reader = DocumentReader(decoder, lambda done: steps.repeat("", done, 0))
+    conditions = build_conditions(reader, tokenizer, document, prefix, memory, memory_path)
+    with torch.no_grad():
+        with steps.step("choosing passages to repeat"):
+            full = reader.read(document)
+            probes = build_loss_probes(decoder, full, document, build_repeat_prompt(tokenizer), prefix)
+        results = [
+            run_condition(decoder, tokenizer, condition, list(zip(questions, prompts, strict=True)), probes, steps)
+            for condition in conditions
+        ]
+    return ReadingComparison(tuple(questions), tuple(results), len(ids), seconds, memory.M)
+
+
+class StepProgress:
+    """Counts steps and reports progress within them; no time left is estimated, since steps differ too much."""
+
+    def __init__(self, on_progress: ProgressFn, total: int) -> None:
+        self.on_progress, self.total, self.done, self.name = on_progress, total, 0, ""
+
+    def repeat(self, name: str = "", done: int = 0, total: int = 0) -> None:
+        """Report the current step again, with the positions that it has read if their total is known."""
+        positions = f", {done:,} of {total:,} positions" if total else ""
+        self.on_progress(f"step {self.done + 1} of {self.total}: {self.name}{positions}", 0, 0)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Report a step at its beginning, and count it at its end."""
+        self.name = name
+        self.repeat()
+        yield
+        self.done += 1
+
+
+def check_context(decoder: Decoder, num_tokens: int) -> None:
+    """Raise `UsageError` (2) if a chapter, a question and its answer do not fit the model's context."""
+    context, needed = decoder.config.max_position_embeddings, num_tokens + 64 + MAX_ANSWER_TOKENS
+    if needed > context:
+        raise UsageError(
+            f"the chapter has {num_tokens:,} tokens, with a question and an answer {needed:,}; this model has a "
+            f"context of {context:,}; choose another --model"
+        )
+
+
+def encode_question(tokenizer: Tokenizer, memory: KVMemory, question: str) -> list[int]:
+    """Return the ids of a question that follows the chapter."""
+    chat = memory.metadata is not None and memory.metadata.chat
+    return encode_prompt(tokenizer, memory, (CHAT_QUESTION if chat else PLAIN_QUESTION).format(question))
+
+
+def build_conditions(
+    reader: DocumentReader,
+    tokenizer: Tokenizer,
+    document: Int[Tensor, "1 N"],
+    prefix: int,
+    memory: KVMemory,
+    memory_path: Path,
+) -> list[Condition]:
+    """Return the conditions; `prefix` tokens of a document open the user message, and every condition has them."""
+    N, decoder = document.shape[1], reader.decoder
+    opening = max(1, prefix)  # a model without a chat template begins with the first token
+    recent = max(1, CONFIG.num_slots(N) - opening)
+    last = torch.cat([document[:, :opening], document[:, N - recent :]], 1)
+    (L, G, E), itemsize = memory.to_cache().shape_summary, memory.keys[0].element_size()
+    slot_bytes = 2 * L * G * E * itemsize
+
+    def load_memory() -> KVCache:
+        return load_kv_memories([memory_path], decoder, tokenizer).to_cache()
+
+    def text(name: str, ids: Int[Tensor, "1 n"]) -> Condition:
+        return Condition(name, lambda: reader.read(ids), ids.shape[1], ids.shape[1] * slot_bytes)
+
+    stored = Condition("memory of an eighth", load_memory, float(memory.num_slots[0]), memory_path.stat().st_size)
+    none, last_part = text("no text", document[:, :opening]), text("last eighth of the text", last)
+    return [none, text("full text", document), stored, last_part]
+
+
+def run_condition(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    condition: Condition,
+    questions: Sequence[tuple[ChapterQuestion, list[int]]],
+    probes: LossProbes,
+    steps: StepProgress,
+) -> ReadingResult:
+    """Answer every question, each from a cache that is read or loaded again, and measure the loss."""
+    answers, seconds = list[str](), list[float]()
+    for index, (_, prompt) in enumerate(questions, 1):
+        with steps.step(f"{condition.name}, question {index}"):
+            times = list[float]()
+
+            def record_time(row: int, token: int, text: str, logprob: float, times: list[float] = times) -> None:
+                times.append(time.perf_counter())
+                steps.repeat()
+
+            config = GenerationConfig(max_tokens=MAX_ANSWER_TOKENS, return_state=False, on_token=record_time)
+            start = time.perf_counter()
+            reply = generate(decoder, tokenizer, input_ids=[prompt], state=condition.read(), config=config)[0]
+            seconds.append(times[0] - start if times else time.perf_counter() - start)
+            answers.append(" ".join((reply.text or "").split()))
+    with steps.step(f"{condition.name}, loss"):
+        loss = measure_document_loss(decoder, condition.read(), probes).repeat
+    return ReadingResult(
+        condition.name,
+        tuple(answers),
+        tuple(question.is_right(answer) for (question, _), answer in zip(questions, answers, strict=True)),
+        condition.positions,
+        condition.num_bytes,
+        tuple(seconds),
+        loss,
+    )
