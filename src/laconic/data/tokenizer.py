@@ -189,14 +189,14 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     """
     root = find_checkpoint(model)
     config = read_optional_json(root, "tokenizer_config.json")
-    special_tokens = read_special_tokens(root, config)
     files = find_vocabulary_files(root)
     try:
         if len(files) == 1:
             backend = tokenizers.Tokenizer.from_file(str(files[0]))
+            special_tokens = read_special_tokens(root, config, backend)
             add_missing_tokens(backend, read_added_tokens(root, config, special_tokens))
         else:
-            special_tokens = {**CLASS_SPECIAL_TOKENS["GPT2Tokenizer"], **special_tokens}
+            special_tokens = {**CLASS_SPECIAL_TOKENS["GPT2Tokenizer"], **read_special_tokens(root, config)}
             added_tokens = read_added_tokens(root, config, special_tokens)
             backend = build_byte_level_bpe(files[0], files[1], added_tokens, special_tokens, config)
     except Exception as error:  # tokenizers raises bare exceptions

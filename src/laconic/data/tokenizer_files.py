@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from tokenizers import AddedToken
 
 from laconic.errors import InputError
@@ -35,12 +36,20 @@ def read_named_tokens(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **read_optional_json(root, "special_tokens_map.json")}
 
 
-def read_special_tokens(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by role. A role that is null in the files has no token."""
+def read_special_tokens(
+    root: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer | None = None
+) -> dict[str, str]:
+    """Return the special tokens by role. A role that is null in the files has no token.
+
+    Defaults of a class that the vocabulary of `backend` does not have are left out.
+    """
     name = config.get("tokenizer_class") or FAMILY_CLASSES.get(
         str(read_optional_json(root, "config.json").get("model_type"))
     )
-    tokens: dict[str, str | None] = dict(CLASS_SPECIAL_TOKENS.get(str(name).removesuffix("Fast"), {}))
+    defaults = CLASS_SPECIAL_TOKENS.get(str(name).removesuffix("Fast"), {})
+    tokens: dict[str, str | None] = {
+        role: text for role, text in defaults.items() if backend is None or backend.token_to_id(text) is not None
+    }
     named = read_named_tokens(root, config)
     tokens |= {role: get_token_text(named[role]) for role in SPECIAL_TOKEN_ROLES if role in named}
     return {role: text for role, text in tokens.items() if text is not None}
