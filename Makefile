@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # Where `make model` writes SmolLM2-135M-Instruct, the model of `make test-real`.
-LACONIC_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/laconic/models
+LACONIC_MODELS ?= $(or $(LACONIC_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/laconic)/models
 MODEL := $(LACONIC_MODELS)/smollm2-135m-instruct/model.safetensors
 export LACONIC_MODELS
 

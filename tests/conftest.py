@@ -25,6 +25,7 @@ install_import_hook(
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("LACONIC_MODELS", str(Path.home() / ".cache/laconic/models"))
 CACHE = tempfile.TemporaryDirectory(prefix="laconic-cache-")  # tests do not see what earlier runs cached
 os.environ["LACONIC_CACHE"] = CACHE.name
 

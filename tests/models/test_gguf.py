@@ -25,7 +25,7 @@ TEXTS = ("the cat in the hat", "a  12\n\n  thin <|user|>x", "Ünïcode 😀", ""
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of laconic, empty."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache" / "laconic"))
     return tmp_path / "cache/laconic"
 
 

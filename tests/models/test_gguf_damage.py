@@ -191,7 +191,7 @@ def test_gguf_mutated_files_convert_or_are_refused(tiny: bytes, tmp_path: Path) 
 def test_generate_reports_a_damaged_file_in_one_line(
     tiny: bytes, tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache" / "laconic"))
     (tmp_path / "cut.gguf").write_bytes(tiny[:5000])
     result = run_cli("generate", tmp_path / "cut.gguf", "x")
     assert (result.code, result.err.count("\n")) == (66, 1)

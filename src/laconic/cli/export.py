@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory as an adapter (cartridge).
+    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory as a cartridge.
 
     Example: laconic export runs/kava --out merged
     """

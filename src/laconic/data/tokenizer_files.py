@@ -1,4 +1,4 @@
-"""Special tokens, added tokens and chat template from the files of a checkpoint's tokenizer, as transformers reads them.
+"""Read special tokens, added tokens and the chat template of a checkpoint's tokenizer as transformers does.
 
 Files: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, chat_template.json.
 """
@@ -56,7 +56,7 @@ def read_special_tokens(
 
 
 def read_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
-    """Return the tokens that the files name beside the vocabulary, in order of their ids; those without one are last."""
+    """Return the tokens that the files name beside the vocabulary, by id; those without an id are last."""
     named = read_named_tokens(root, config)
     others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
     others = list(others.values()) if isinstance(others, dict) else others

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from laconic.batches import DocumentBatch
 from laconic.config.recipe import Recipe
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build_data import ProgressCallback, load_training_rows
@@ -62,7 +63,9 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
     }
     checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
     if recipe.model.name is not None and parts.summary_parameters is not None:
-        input_ids = data.batch([0], 0, 0).to(device).input_ids[:, :NOTE_TOKENS]
+        batch = data.batch([0], 0, 0).to(device)
+        assert isinstance(batch, DocumentBatch)
+        input_ids = batch.input_ids[:, :NOTE_TOKENS]
         config = parts.summary_parameters.config
         notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids))
     return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)

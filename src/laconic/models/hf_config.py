@@ -105,7 +105,8 @@ def unsupported_family(source: JsonObject) -> InputError:
         lacks = "mixture-of-experts layers"
     reason = f"it has {lacks}; " if lacks else ""
     if isinstance(inner, dict):
-        reason = f"it wraps a text model ({abbreviate(cast(JsonObject, inner).get('model_type'))}); save that alone with transformers; "
+        inner_type = abbreviate(cast(JsonObject, inner).get("model_type"))
+        reason = f"it wraps a text model ({inner_type}); save that alone with transformers; "
     if source.get("auto_map"):
         reason += "its own code (auto_map) is not run; "
     return InputError(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from laconic.console import log_message
 from laconic.models.gguf.convert import describe_conversion
-from laconic.storage.cache_folder import cache_folder
+from laconic.storage.cache_dir import cache_dir
 
 PACKAGED = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -23,7 +23,7 @@ class NamedModel(NamedTuple):
 
 def models_folder() -> Path:
     """Return `$LACONIC_MODELS`, the folder that `make model` writes to; by default `models` in laconic's cache."""
-    return Path(os.environ.get("LACONIC_MODELS") or cache_folder() / "models")
+    return Path(os.environ.get("LACONIC_MODELS") or cache_dir() / "models")
 
 
 NAMED_MODELS = {

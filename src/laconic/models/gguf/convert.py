@@ -19,7 +19,7 @@ from laconic.models.gguf.header import GGUFHeader, read_header
 from laconic.models.gguf.tensors import check_quantizations, match_weights, read_tensor, read_weight
 from laconic.models.gguf.tokenizer import build_tokenizer_files
 from laconic.storage.atomic import write_file_atomically, write_folder_atomically
-from laconic.storage.cache_folder import cache_folder
+from laconic.storage.cache_dir import cache_dir
 from laconic.storage.strict_json import read_json
 
 CONVERTER_VERSION = 1  # increase it when a file gives another folder than before
@@ -119,7 +119,7 @@ def find_converted(path: Path) -> Path:
     """
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
-    folder = cache_folder() / "gguf" / f"{find_digest(path)}-{CONVERTER_VERSION}"
+    folder = cache_dir() / "gguf" / f"{find_digest(path)}-{CONVERTER_VERSION}"
     if not (folder / "config.json").is_file():
         log_message(f"laconic: converting {path.name} once, into {folder}")
         with progress("converting") as on_progress, suppress(BusyError):  # another process may have been faster
@@ -132,7 +132,7 @@ def find_digest(path: Path) -> str:
     with translate_os_errors(path):
         status = path.stat()
     identity = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
-    record = cache_folder() / "gguf" / "digests" / hashlib.sha256(identity.encode()).hexdigest()
+    record = cache_dir() / "gguf" / "digests" / hashlib.sha256(identity.encode()).hexdigest()
     if record.is_file():
         return record.read_text(encoding="ascii")
     read_header(path)  # a file that is not GGUF is refused before it is read to its end
