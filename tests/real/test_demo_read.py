@@ -15,7 +15,7 @@ def test_demo_read_smollm2(run_cli: RunCli, smollm2: Path, tmp_path: Path) -> No
     assert result.code == 0, result.err
     report = json.loads(result.out)
     none, full, memory, last = report["rows"]
-    assert all(full["correct"]) and not any(none["correct"])
+    assert sum(full["correct"]) >= 2 > sum(none["correct"])
     assert memory["positions"] == last["positions"] == report["tokens"] // 8
     assert memory["num_bytes"] < full["num_bytes"] / 7
     assert full["loss"] < memory["loss"] < last["loss"] < none["loss"]

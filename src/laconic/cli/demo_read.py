@@ -45,7 +45,7 @@ class DemoReadCommand:
         with status(f"loading {model}"):
             decoder = laconic.Decoder.from_pretrained(model, device=self.device)
             tokenizer = laconic.load_tokenizer(decoder.source_folder or model)
-        chapter = reading_demo.CHAPTER_FILE.read_text(encoding="utf-8")
+        chapter = reading_demo.CHAPTER_FILE.read_text(encoding="utf-8").strip()
         with progress("demo") as show:
             comparison = reading_demo.compare_reading(
                 decoder, tokenizer, chapter, reading_demo.QUESTIONS, self.out / "memory.safetensors", show
