@@ -75,7 +75,7 @@ def test_reading_tables_and_page(comparison: tuple[ReadingComparison, Path]) -> 
     result = comparison[0]
     assert [row[0] for row in build_costs_table(result).rows] == [row.name for row in result.results]
     marks = [row[1] for row in build_answers_table(result, 1).rows]
-    assert marks == ["right" if row.correct[1] else "wrong" for row in result.results]
+    assert marks == ["yes" if row.correct[1] else "no" for row in result.results]
     page = check_page(render_reading_page(result, "A title", CHAPTER, [("model", "stories260k")]))
     for text in ("memory of an eighth", "A title", NAMED.text, "padded to the largest"):
         assert text in " ".join(page.text.split())

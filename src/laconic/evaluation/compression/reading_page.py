@@ -31,7 +31,7 @@ def build_answers_table(comparison: ReadingComparison, index: int) -> Table:
     question = comparison.questions[index]
     columns: list[Column] = [
         Column("chapter", lambda row: row.name, is_text=True),
-        Column("", lambda row: "right" if row.correct[index] else "wrong", is_text=True),
+        Column("right", lambda row: "yes" if row.correct[index] else "no", is_text=True),
         Column("answer", lambda row: quote(row, index), is_text=True),
     ]
     return build_table(columns, comparison.results, f"{question.text} ({question.answer})")
