@@ -27,8 +27,8 @@ def select_with_kvpress(model: Any, ids: list[int], divisor: int) -> dict[str, K
     for name, press in presses.items():
         press.compression_ratio = 1 - 1 / divisor
         pressed = DynamicCache()
-        with press(model):
-            model.model(torch.tensor([ids]), past_key_values=pressed)
+        with press(model):  # kvpress reads cache_position, which transformers 5 no longer passes to its layers
+            model.model(torch.tensor([ids]), past_key_values=pressed, cache_position=torch.arange(len(ids)))
         keys, values = ([getattr(layer, part) for layer in pressed.layers] for part in ("keys", "values"))
         M, N = keys[0].shape[2], len(ids)
         # only the last position matters: the next token follows at N, and keys are stored rotated

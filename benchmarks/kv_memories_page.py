@@ -120,7 +120,7 @@ def plot_measurements(points: Sequence[Measurement], path: Path) -> None:
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.set(title=title, xlabel=x_label, ylabel="share of the full text's gain, %")
         figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, facecolor="white", metadata={"Date": None} if path.suffix == ".svg" else None)
         pyplot.close(figure)
 
 
@@ -151,7 +151,7 @@ def write_page(path: Path, rows: Sequence[Row]) -> None:
     models = ", ".join(sorted({row["model"] for row in rows}))
     caption = f"Model: {models}. Documents of {tokens} tokens. Keys and values in float32."
     parts = [
-        INTRODUCTION,
+        INTRODUCTION.strip(),
         caption,
         f"![Share of the full text's gain against positions and bytes]({plot.name})",
         format_table(points),
