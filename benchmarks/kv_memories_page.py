@@ -20,10 +20,10 @@ is the beginning of a book chapter with four invented facts inserted. Measured o
 **Share**: what a memory gains over no context, as a part of what the full text gains, from the means over documents;
 in brackets the 95 % bootstrap interval over documents (none for a single document). **Right**: questions whose answer
 is the model's greedy choice. **Positions**: kept per layer and KV head, on average. **Kept**: their keys and values.
-**Cache**: keys and values that attention reads, where all heads are padded to the largest one. **Bold**: no other row
-of as many documents has a larger share with a cache of the same size or a smaller one. `last tokens` reads only the end
-of the text; `window` keeps the first 4 and the last positions of the cache of the full text. `fit` is a cartridge. The
-rows `kvpress` are its selections, read by the same decoder.
+**Cache**: keys and values that attention reads, where all heads are padded to the largest one. **Bold**: of the rows
+measured on all documents, none has a larger share with a cache of the same size or a smaller one. `last tokens` reads
+only the end of the text; `window` keeps the first 4 and the last positions of the cache of the full text. `fit` is a
+cartridge. The rows `kvpress` are its selections, read by the same decoder.
 """
 
 
@@ -69,7 +69,9 @@ def summarize_rows(rows: Sequence[Row]) -> list[Measurement]:
 
 
 def is_on_front(point: Measurement, points: Sequence[Measurement], task: str) -> bool:
-    """Return whether no measurement on as many documents is as small and better, or smaller and as good."""
+    """Return whether a measurement on all documents is on the Pareto front of bytes in use and share."""
+    if len(point.rows) < max(len(p.rows) for p in points):
+        return False
     size, share = point.mean("cache_bytes"), point.shares[task][0]
     others = [(p.mean("cache_bytes"), p.shares[task][0]) for p in points if len(p.rows) == len(point.rows)]
     return not any((a < size and b >= share) or (a <= size and b > share) for a, b in others)
@@ -136,8 +138,8 @@ def format_notes(rows: Sequence[Row]) -> str:
         elif row["method"] == "first token":
             notes.append(
                 f"- First token of an answer about a document of {row['tokens']:,} tokens: {row['text']:.2f} s of "
-                f"processor time from the text, {row['memory']:.2f} s from a memory at {row['divisor']}×, "
-                f"{row['text'] / row['memory']:.1f} times sooner."
+                f"processor time from the text, {row['memory']:.2f} s from a memory at {row['divisor']}× "
+                f"with equal heads, {row['text'] / row['memory']:.1f} times sooner (one measurement)."
             )
     return "\n".join(notes)
 
