@@ -26,16 +26,19 @@ CORPUS = Path(__file__).parent / "real_configs"
 SUPPORTED = sorted(folder for folder in (CORPUS / "supported").iterdir())
 UNSUPPORTED = sorted(folder for folder in (CORPUS / "unsupported").iterdir())
 TEXTS = [
-    "", " ", "  ", "   x", "x   ", "Hello world", " Hello", "Hello ", "a  b   c", "\n", "\n\n\n", "\t tab", "\r\n\r\n x",
+    "", " ", "  ", "   x", "x   ", "Hello world", " Hello", "Hello ", "a  b   c", "\n", "\n\n\n",
+    "\t tab", "\r\n\r\n x",
     "1234567890", "3.14159 1,000,000", "1st 2nd 10th", "don't I'll WE'VE they'd", "naïve café", "A\u030a Å",
     "ﬁ ﬀ Ⅷ ½",
     "日本語のテキスト", "中文 和 English 混排", "한국어", "мир и война", "مرحبا بالعالم", "שלום",
     "हिन्दी", "ไทย",
-    "🙂", "🙂🏽👩‍👩‍👧", "a\u200bb", "\ufeffx", "\u0000x", "\x7f", "\ud7ff\ue000", "x" * 70, "aaaa bbbb aaaa", "ĠHello Ċ",
+    "🙂", "🙂🏽👩‍👩‍👧", "a\u200bb", "\ufeffx", "\u0000x", "\x7f", "\ud7ff\ue000", "x" * 70,
+    "aaaa bbbb aaaa", "ĠHello Ċ",
     "def f(x):\n    return x**2\n", "if (a&&b) { c->d(); }", "https://a.b/c?d=e&f", '{"a": [1, 2.5e-3]}',
     "x_1 = y[0] # z",
     "▁x ▁", "<s>hello</s> world", "  <s>  x </s>  y", "<unk> <|endoftext|>x", "<|im_start|>user\nhi<|im_end|>\n",
-    "[INST] hi [/INST] yo", "<|begin_of_text|>a<|eot_id|>", "<think>\nx</think>", "<｜User｜>a<｜Assistant｜>b", "<pad><mask>",
+    "[INST] hi [/INST] yo", "<|begin_of_text|>a<|eot_id|>", "<think>\nx</think>",
+    "<｜User｜>a<｜Assistant｜>b", "<pad><mask>",
     "<tool_call>{}</tool_call>", "<|fim_prefix|>a<|fim_suffix|>", "<repo_name>x", "▁<PRE> a ▁<SUF>", "<0x0A> <0xFF>",
     "the and of to in", "Once upon a time, there was a world.",
 ]  # fmt: skip

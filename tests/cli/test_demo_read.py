@@ -40,7 +40,8 @@ def test_compare_reading_conditions(comparison: tuple[ReadingComparison, Path]) 
     assert (none.positions, full.positions, memory.positions, last.positions) == (1, N, N // 8, N // 8)
     assert full.num_bytes == N * none.num_bytes
     assert memory.num_bytes == comparison[1].stat().st_size < full.num_bytes
-    assert len({row.loss for row in results.values()}) == 4 and min(row.loss for row in results.values()) > 0
+    assert len({row.loss for row in results.values()}) == 4
+    assert min(row.loss for row in results.values()) > 0
     assert all(0 < seconds < 60 for row in results.values() for seconds in row.first_token_seconds)
 
 
@@ -55,15 +56,18 @@ def test_compare_reading_full_text_answers_as_one_prompt(comparison: tuple[Readi
 
 def test_compare_reading_memory_file_loads(comparison: tuple[ReadingComparison, Path]) -> None:
     memory = KVMemory.load(comparison[1])
-    assert memory.metadata is not None and memory.metadata.method == "kvzip"
-    assert memory.M == comparison[0].largest_head
+    assert memory.metadata is not None
+    assert memory.metadata.method == "kvzip"
+    assert comparison[0].largest_head == memory.M
     assert memory.num_tokens.equal(torch.tensor([comparison[0].num_tokens]))
 
 
 def test_question_is_right_by_whole_words() -> None:
     question = ChapterQuestion("Who?", "Ogilvy")
-    assert question.is_right("It was ogilvy.") and question.is_right("Ogilvy")
-    assert not question.is_right("Ogilvyson") and not question.is_right("")
+    assert question.is_right("It was ogilvy.")
+    assert question.is_right("Ogilvy")
+    assert not question.is_right("Ogilvyson")
+    assert not question.is_right("")
 
 
 def test_chapter_contains_the_answers() -> None:
@@ -84,7 +88,8 @@ def test_reading_tables_and_page(comparison: tuple[ReadingComparison, Path]) -> 
 
 def test_demo_read_refuses_a_short_context(run_cli: RunCli, tmp_path: Path) -> None:
     result = run_cli("demo", "read", "--model", "stories260k", "--out", str(tmp_path / "out"))
-    assert result.code == 2 and "a context of 512; choose another --model" in result.err
+    assert result.code == 2
+    assert "a context of 512; choose another --model" in result.err
     assert not (tmp_path / "out").exists()
 
 
@@ -92,11 +97,13 @@ def test_demo_read_without_the_model(run_cli: RunCli, tmp_path: Path, monkeypatc
     monkeypatch.setenv("LACONIC_MODELS", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = run_cli("demo", "read", "--out", str(tmp_path / "out"))
-    assert result.code == 66 and "make model" in result.err
+    assert result.code == 66
+    assert "make model" in result.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("args", [["demo"], ["demo", "--fast"], ["demo", "think", "--fast"]])
 def test_demo_without_a_name_is_think(args: list[str]) -> None:
     command = parse_command(args)
-    assert type(command).__name__ == "DemoCommand" and command.fast == ("--fast" in args)
+    assert type(command).__name__ == "DemoCommand"
+    assert command.fast == ("--fast" in args)

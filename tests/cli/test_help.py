@@ -6,7 +6,8 @@ import sys
 import pytest
 
 COMMANDS = [
-    "demo think", "demo read", "train", "compress", "generate", "inspect", "data list", "data check", "data make", "evaluate", "export",
+    "demo think", "demo read", "train", "compress", "generate", "inspect", "data list", "data check",
+    "data make", "evaluate", "export",
     "report", "tasks", "verify parity", "verify all", "chat",
     "recipes list", "recipes show", "version",
 ]  # fmt: skip
