@@ -212,7 +212,7 @@ def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_ter
     num_tokens = session.num_reused + generation.num_prompt_tokens + len(generation.token_ids)
     if num_tokens >= session.context_size:
         log_message(
-            f"the context of {session.context_size:,} tokens is full; /save FILE keeps the messages, /reset begins anew"
+            f"the context of {session.context_size:,} tokens is full; /save FILE keeps the messages, /reset starts over"
         )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_file import SourceDocument, abbreviate_hash
-from laconic.errors import CorruptArtifactError, NonFiniteError
-from laconic.storage.atomic import check_finite, load_artifact, save_artifact
+from laconic.compression.memory_file import SourceDocument, abbreviate_hash, check_tensors
+from laconic.errors import CorruptArtifactError
+from laconic.storage.atomic import load_artifact, save_artifact
 
 FORMAT_VERSION = 1
 FILE_KIND = "kv-memory"
@@ -154,16 +154,7 @@ def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
     """
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
-    bad = first_bad_tensor(tensors, metadata)
-    if bad is not None:
-        raise CorruptArtifactError(
-            f"memory: {path.name}: {bad} is missing or inconsistent with the other tensors; use another copy"
-        )
-    try:
-        for name, tensor in tensors.items():
-            check_finite(name, tensor)
-    except NonFiniteError as error:
-        raise CorruptArtifactError(f"memory: {path.name}: {error}; compress again") from None
+    check_tensors(path.name, first_bad_tensor(tensors, metadata), tensors)
     return tensors, metadata
 
 

@@ -236,16 +236,28 @@ def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
     """
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
-    bad = first_bad_tensor(tensors, metadata)
+    check_tensors(path.name, first_bad_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})
+    return tensors, metadata
+
+
+def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | None]) -> None:
+    """Raise `CorruptArtifactError` for a tensor that is missing or inconsistent, or for numbers that are not finite.
+
+    Args:
+        file: Name of the file, for the message.
+        bad: Name of a tensor that is missing or inconsistent with the others, if any.
+        tensors: Tensors whose numbers are checked.
+    """
     if bad is not None:
         raise CorruptArtifactError(
-            f"memory: {path.name}: {bad} is missing or inconsistent with the other tensors; use another copy"
+            f"memory: {file}: {bad} is missing or inconsistent with the other tensors; use another copy"
         )
     try:
-        check_finite("vectors", tensors["vectors"])
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                check_finite(name, tensor)
     except NonFiniteError as error:
-        raise CorruptArtifactError(f"memory: {path.name}: {error}; compress again") from None
-    return tensors, metadata
+        raise CorruptArtifactError(f"memory: {file}: {error}; compress again") from None
 
 
 def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> str | None:

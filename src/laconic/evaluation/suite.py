@@ -95,7 +95,7 @@ class EvalRequest:
     latency: int = 0
 
     def load_run(self, folder: Path) -> LoadedRun:
-        """Load a run at the requested checkpoint, or the published checkpoint that a folder stands for."""
+        """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
         with status(f"loading {folder}"):
             if read_prompt(folder):
                 return load_checkpoint_run(folder, self.device)

@@ -18,7 +18,7 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.compressor import current_time
 from laconic.models.decoder import Decoder
 
-MARK = "\uf8ff"  # a private-use character that stands for a document or question while a template is rendered
+MARK = "\uf8ff"  # placeholder (private-use character) of a document or question while a template is rendered
 SEPARATOR = "\n\n"  # between a document and a question in one user message
 
 

@@ -87,7 +87,7 @@ def answer_from_embeddings(
     eos_count: int = 1,
     answer_offset: AnswerOffsetFn = lambda ids: 0,
 ) -> AnswerBatch:
-    """Generate what follows vectors that stand for each question; the other arguments as in `generate_answers`."""
+    """Generate what follows the embeddings of each question; the other arguments as in `generate_answers`."""
     prefix = decoder.embed(questions.question_ids.new_tensor([list(prefix_ids)], dtype=torch.long))
     prefix = prefix.expand(questions.B, -1, -1)
     inputs = torch.cat([inputs_embeds, prefix], 1)
