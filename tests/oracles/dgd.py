@@ -209,7 +209,7 @@ MISREAD = {
         "the joint minimiser": normal,
     },
     "57d": {
-        "errors taken anew": fresh_errors,
+        "errors recomputed": fresh_errors,
         "the whole of eta each time": lambda W, X, D, eta, valid: sequential(W, X, D, eta, valid, mean=False),
         "backwards": lambda W, X, D, eta, valid: sequential(W, X, D, eta, valid, order=-1),
         "padded rows erase": pads_erase(sequential),

@@ -103,15 +103,15 @@ MISREAD = {
         "invalid cached slots counted": lambda mask, past, past_valid: default_positions(
             mask, past, torch.ones_like(past_valid)
         ),
-        "live slots of the state counted": lambda mask, past, past_valid: counted(
+        "valid slots of the state counted": lambda mask, past, past_valid: counted(
             mask, past, past_valid, past_valid.sum(1)
         ),
         "no position counted": lambda mask, past, past_valid: counted(
             mask, past, past_valid, (past_valid & (past < 0)).sum(1) + (past * past_valid).amax(1) + 1
         ),
         "the last slot's position": lambda mask, past, past_valid: counted(mask, past, past_valid, past[:, -1] + 1),
-        "start anew": lambda mask, past, past_valid: default_positions(mask, past[:, :0], past_valid[:, :0]),
-        "dead slots run on": lambda mask, past, past_valid: (
+        "from 0 again": lambda mask, past, past_valid: default_positions(mask, past[:, :0], past_valid[:, :0]),
+        "padding counts on": lambda mask, past, past_valid: (
             default_positions(mask, past, past_valid)[:, :1] + mask.long().cumsum(1) - 1
         ),
     },
