@@ -1,0 +1,78 @@
+"""What the HTTP routes ask of the engine, and the events that the engine answers with."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.state import DecodeState
+from laconic.interfaces import RecurrentState
+from laconic.models.cache import KVCache
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One sequence to generate; a request with `n=3` is three of these.
+
+    Args:
+        token_ids: Prompt ids, with the chat template and special tokens already applied; empty for `question`.
+        question: For runs that think: the question in place of `token_ids`.
+        config: Length, sampling and stop strings. Its callbacks are not called.
+        state: What the prompt continues: the KV cache of a memory or a fast-weight state, with one row.
+        num_top_logprobs: Number of most likely ids reported with each token.
+        with_prompt_logprobs: Whether to report the log probabilities of the prompt's ids too.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    question: str | None = None
+    config: GenerationConfig = GREEDY
+    state: KVCache | DecodeState | RecurrentState | None = None
+    num_top_logprobs: int = 0
+    with_prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """An id with its log probability in nats, and the most likely ids in its place.
+
+    `logprob` is None for the first id of a prompt, which follows nothing.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptEvent:
+    """The prompt has been read. `logprobs` has one entry per prompt id if they were requested, else none."""
+
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A new token. `text` has whole characters only; the texts of all events concatenate to the answer."""
+
+    text: str
+    logprob: TokenLogprob
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The sequence has ended; no event follows. `latent_*` are 0 for models that do not think."""
+
+    reason: Literal["eos", "stop", "length", "cancelled"]
+    num_prompt_tokens: int
+    num_tokens: int
+    latent_passes: int = 0
+    latent_positions: int = 0
+
+
+@dataclass(frozen=True)
+class ErrorEvent:
+    """The sequence has failed, for example because logits were not finite; no event follows."""
+
+    error: Exception
+
+
+EngineEvent = PromptEvent | TokenEvent | FinishEvent | ErrorEvent
