@@ -39,8 +39,8 @@ from benchmarks.measure import (
 )
 from benchmarks.models import Pair, model_pair, random_ids
 from benchmarks.page import Page
+from laconic.models.int8_linear import Int8Linear
 from laconic.models.named_models import NAMED_MODELS
-from laconic.models.quantize import Int8Linear
 
 MODEL = NAMED_MODELS["smollm2"].folder()
 TEXTS = CORPUS / "data" / "text" / "standard-ebooks.jsonl"
@@ -210,7 +210,7 @@ def memory(scale: Scale) -> Table:
     text = (
         f"Loading and then generating {scale.new} tokens in a child process; resident memory, mapped files included, "
         "above that after the imports; best of 2. The last ratio is the peak less the KV cache, over the bytes of the "
-        "float32 weights. int8 is loaded from the float32 file, which is released after quantising."
+        "float32 weights. int8 is loaded from the float32 file, layer by layer."
     )
     head = ("model", "loading, wall / CPU s", "peak of loading, MB", "peak, MB", "peak over weights", "target")
     return Table("Loading and memory", text, head, rows)
@@ -231,8 +231,8 @@ def measure_memory(side: str, folder: str, new: str) -> dict[str, float]:
         if side == "theirs":
             loaded.append(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32))
         else:
-            decoder = laconic.Decoder.from_pretrained(folder, dtype=torch.float32)
-            loaded.append(laconic.quantize_decoder(decoder) if side == "int8" else decoder)
+            quantize = "int8" if side == "int8" else None
+            loaded.append(laconic.Decoder.from_pretrained(folder, dtype=torch.float32, quantize=quantize))
 
     elapsed = timed(load)
     load_peak = read_resident_peak() - before

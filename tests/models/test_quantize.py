@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
 import laconic
@@ -14,7 +15,8 @@ from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
-from laconic.models.quantize import KERNEL_ALIGNMENT, MAX_KERNEL_ROWS, Int8Linear, quantize_decoder, quantize_rows
+from laconic.models.int8_linear import KERNEL_ALIGNMENT, MAX_KERNEL_ROWS, Int8Linear, quantize_rows
+from laconic.models.quantize import quantize_decoder
 from tests.models.fixtures import fresh
 from tests.tolerances import error
 
@@ -53,7 +55,7 @@ def test_int8_linear_rows_are_independent() -> None:
 def test_int8_linear_quantizes_large_weights_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(33, 16)
     whole = Int8Linear.from_float(weight)
-    monkeypatch.setattr("laconic.models.quantize.QUANTIZED_ROWS", 10)
+    monkeypatch.setattr("laconic.models.int8_linear.QUANTIZED_ROWS", 10)
     assert Int8Linear.from_float(weight).dequantize(torch.float32).equal(whole.dequantize(torch.float32))
 
 
@@ -83,6 +85,31 @@ def test_quantized_decoder_static_cache_equals_the_decoder(name: str, monkeypatc
     monkeypatch.setattr(generation_backends, "is_stock_decoder", lambda decoder: False)
     slow = generate(quantized, input_ids=[IDS[0].tolist() + fast.token_ids[:-1]], config=GenerationConfig(max_tokens=1))
     assert error(fast.last_hidden, slow[0].last_hidden) < 4 * BFLOAT16
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_from_pretrained_quantizes_while_reading(name: str, tmp_path: Path) -> None:
+    fresh(name).save_pretrained(tmp_path / "model")
+    expected = quantize_decoder(Decoder.from_pretrained(tmp_path / "model"))
+    quantized = Decoder.from_pretrained(tmp_path / "model", quantize="int8")
+    assert quantized.fingerprint == expected.fingerprint
+    assert quantized.config == expected.config
+    state = quantized.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    assert all(tensor.equal(state[key]) for key, tensor in expected.state_dict().items())
+    assert not any(p.requires_grad for p in quantized.parameters())
+
+
+def test_from_pretrained_quantizes_layers_that_are_missing(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    fresh("llama").save_pretrained(tmp_path / "model")
+    tensors = load_file(tmp_path / "model/model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model/model.safetensors")
+    with pytest.warns(UserWarning, match=r"up_proj.*randomly initialised"):
+        quantized = Decoder.from_pretrained(tmp_path / "model", allow_missing=(name,), quantize="int8")
+    assert not any(isinstance(module, nn.Linear) for module in quantized.modules())
+    assert quantized.state_dict()[name].dtype == torch.int8
 
 
 def test_quantized_decoder_reads_the_cache_of_the_float_decoder() -> None:

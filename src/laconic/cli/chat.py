@@ -94,17 +94,16 @@ class ChatCommand(SamplingFlags):
 
         system = None if self.system is None else to_utf8(self.system)
         dtype = parse_dtype(self.dtype)
-        model = laconic.load(self.model, device=self.device, dtype=dtype, revision=self.revision)
-        if self.quantize and not isinstance(model, laconic.LanguageModel):
-            raise UsageError(f"--quantize: {self.model} is not a plain model; leave it out")
+        model = laconic.load(
+            self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
+        )
         if isinstance(model, laconic.TextCompressor):
             prefix = read_memories(model, self.memory) if self.memory else None
             return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
         if not isinstance(model, laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
         prefix = read_kv_memories(model, self.memory) if self.memory else None
-        decoder = laconic.quantize_decoder(model.decoder) if self.quantize else model.decoder
-        return ChatSession(decoder, model.tokenizer, system=system, prefix=prefix)
+        return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
 
 
 def read_memories(compressor: "TextCompressor", paths: Sequence[Path]) -> "ChatPrefix | None":

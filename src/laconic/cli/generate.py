@@ -207,8 +207,8 @@ class GenerateCommand(SamplingFlags):
             device=self.device,
             revision=self.revision,
             allow_missing=self.allow_missing,
+            quantize=self.quantize,
         )
-        decoder = laconic.quantize_decoder(decoder) if self.quantize else decoder
         return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
 
     def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:

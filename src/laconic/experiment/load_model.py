@@ -1,6 +1,7 @@
 """`laconic.load`: open a checkpoint or a run as the object that its users need."""
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -31,6 +32,7 @@ def load(
     step: int | None = None,
     revision: str | None = None,
     allow_code: bool = False,
+    quantize: Literal["int8"] | None = None,
 ) -> LoadedModel:
     """Load a checkpoint or a trained run.
 
@@ -57,13 +59,14 @@ def load(
         revision: Commit, tag or branch on the hub.
         allow_code: Import the method of a run that was trained with code outside laconic (`method =
             "package.module:Class"`). Set it only for runs that you trust.
+        quantize: "int8" rounds the linear layers of a checkpoint while reading; see :func:`laconic.quantize_decoder`.
 
     Returns:
         The model, ready to use.
 
     Raises:
         InputError: If there is no such model, or the run has no step.
-        UsageError: For a step of a checkpoint, the dtype of a run, or code that is not allowed.
+        UsageError: For a step of a checkpoint, dtype or quantisation of a run, or code that is not allowed.
         CorruptArtifactError: If a file is damaged or belongs to another model.
 
     Example:
@@ -81,11 +84,13 @@ def load(
     if run_dir is not None:
         if dtype is not None:
             raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; leave it out")
+        if quantize is not None:
+            raise UsageError(f"quantize: {path_or_name} is a run; pass a checkpoint, or quantise its decoder")
         return wrap_run(load_run(run_dir.folder, target, run_dir.step, allow_code=allow_code))
     check_is_model(path_or_name)
     if step is not None:
         raise UsageError(f"step {step}: {path_or_name} is a checkpoint, which has no steps; leave it out")
-    return load_checkpoint(path_or_name, target, dtype, revision)
+    return load_checkpoint(path_or_name, target, dtype, revision, quantize)
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:
@@ -100,16 +105,22 @@ def wrap_run(run: LoadedRun) -> LoadedModel:
 
 
 def load_checkpoint(
-    path_or_name: str | Path, device: torch.device, dtype: torch.dtype | str | None, revision: str | None = None
+    path_or_name: str | Path,
+    device: torch.device,
+    dtype: torch.dtype | str | None,
+    revision: str | None = None,
+    quantize: Literal["int8"] | None = None,
 ) -> LoadedModel:
     """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
     folder = weights.find_checkpoint(path_or_name, revision)
     float_dtype = weights.resolve_dtype(dtype, folder)
+    if quantize and (is_nested(folder) or is_published(folder)):
+        raise UsageError(f"quantize: {path_or_name} is not a plain model; leave it out")
     if is_nested(folder):
         return load_nested(folder, device, dtype=float_dtype)
     if is_published(folder):
         return load_compressor(folder, device, dtype=float_dtype)
-    decoder = Decoder.from_pretrained(folder, float_dtype, device)
+    decoder = Decoder.from_pretrained(folder, float_dtype, device, quantize=quantize)
     decoder.name_or_path = str(path_or_name)
     return LanguageModel(decoder, load_tokenizer(decoder.source_folder or folder))
 

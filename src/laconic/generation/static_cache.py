@@ -20,8 +20,9 @@ from laconic.models.block import Block, Namespace, gated_mlp_hidden, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.models.int8_linear import Int8Linear
 from laconic.models.positions import default_position_ids
-from laconic.models.quantize import PLAIN_MODULES, Int8Linear
+from laconic.models.quantize import PLAIN_MODULES
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
 MIN_NEW_SLOTS = (

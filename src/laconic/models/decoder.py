@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
+from laconic.models.int8_linear import Int8Linear, quantize_loaded_layers
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
@@ -89,6 +90,7 @@ class Decoder(nn.Module):
         ignore_tensors: tuple[str, ...] = (),
         revision: str | None = None,
         device_map: str | Mapping[str, Any] | None = None,
+        quantize: Literal["int8"] | None = None,
     ) -> "Decoder":
         """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
 
@@ -102,6 +104,7 @@ class Decoder(nn.Module):
             ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
             revision: Revision on the hub.
             device_map: In place of `device`, as in transformers: "auto", or a single device.
+            quantize: "int8" rounds the linear layers while reading, as `quantize_decoder` does, without a float copy.
 
         Raises:
             InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
@@ -114,9 +117,12 @@ class Decoder(nn.Module):
         config = DecoderConfig.from_folder(folder)
         with torch.device("meta"):
             decoder = cls(config, seed=None)
-        report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, ignore_tensors)
+        on_layer = quantize_loaded_layers if quantize else None
+        report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, ignore_tensors, on_layer)
         warn_randomly_initialized(report.missing)
         decoder.init_parameters(list(report.missing), seed=0)
+        if quantize:
+            config = decoder.quantize_head(config)
         decoder.config = replace(config, dtype=decoder.token_embedding.weight.dtype)
         decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
         decoder._cached_fingerprint = (report.fingerprint, decoder.parameter_version())
@@ -137,6 +143,14 @@ class Decoder(nn.Module):
         decoder.load_state_dict(tensors, assign=True)
         decoder.name_or_path = str(path)
         return decoder.eval()
+
+    def quantize_head(self, config: DecoderConfig) -> DecoderConfig:
+        """Quantise the head; a tied one becomes an int8 copy of the embedding, which the returned config says."""
+        if config.tie_word_embeddings:
+            add_submodule(self, self.weight_names.head, Int8Linear.from_float(self.token_embedding.weight))
+        quantize_loaded_layers(self)  # those that were initialised instead of loaded
+        self.requires_grad_(False)
+        return replace(config, tie_word_embeddings=False)
 
     def save_pretrained(
         self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None

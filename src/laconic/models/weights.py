@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,6 +101,7 @@ def load_weights(
     device: torch.device | str | None = None,
     allow_missing: tuple[str, ...] = (),
     ignore_tensors: tuple[str, ...] = (),
+    on_layer: Callable[[nn.Module], None] | None = None,
 ) -> LoadReport:
     """Assign the weights of a folder to a module on meta, one layer at a time.
 
@@ -112,6 +113,7 @@ def load_weights(
         device: See `Decoder.from_pretrained`.
         allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
         ignore_tensors: Names on disk that do not belong to the module.
+        on_layer: Receives the module whenever a layer has been assigned, as copies that do not hold the file open.
 
     Raises:
         InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
@@ -123,8 +125,11 @@ def load_weights(
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     samples: dict[str, bytes] = {}
     for group in group_by_layer(stored, config):
-        state = {name: tensor.to(target) for name, tensor in _load_group(group, transposed, dtype, samples)}
-        module.load_state_dict(state, strict=False, assign=True)
+        must_copy = on_layer is not None
+        tensors = _load_group(group, transposed, dtype, samples, must_copy)
+        module.load_state_dict({name: x.to(target) for name, x in tensors}, strict=False, assign=True)
+        if on_layer is not None:
+            on_layer(module)
     zeros = {name: torch.zeros(shapes[name], dtype=dtype, device=target) for name in missing}
     module.load_state_dict(zeros, strict=False, assign=True)
     return LoadReport(_combine_samples(samples), missing)
@@ -181,13 +186,17 @@ def resolve_dtype(dtype: torch.dtype | str | None, folder: Path) -> torch.dtype 
 
 
 def _load_group(
-    group: Mapping[str, StoredTensor], transposed: frozenset[str], dtype: torch.dtype, samples: dict[str, bytes]
+    group: Mapping[str, StoredTensor],
+    transposed: frozenset[str],
+    dtype: torch.dtype,
+    samples: dict[str, bytes],
+    must_copy: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Load the tensors of one layer in the module's layout and dtype, checked to be finite.
 
     If one of them must be copied all are, so that the file mapping can be released.
     """
-    must_copy = any(name in transposed or stored.spec.dtype != dtype for name, stored in group.items())
+    must_copy = must_copy or any(name in transposed or stored.spec.dtype != dtype for name, stored in group.items())
     for path in {stored.path for stored in group.values()}:
         names = {name: stored.name for name, stored in group.items() if stored.path == path}
         mapped = atomic.open_tensors(path, names.values())

@@ -1,0 +1,91 @@
+"""Weight-only int8: linear layers that store int8 weights, so that decoding reads a quarter of the bytes.
+
+Symbols: W = diag(s) Q with Q in [-127, 127] and one scale s per output channel; y = diag(s) Q x + b.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+from laconic.models.weights import has_fast_bfloat16
+
+# Private, but torch has no public weight-only kernel for CPUs, and torchao's is slower than float32 unless compiled.
+INT8_MATMUL: Any = torch.ops.aten._weight_int8pack_mm
+MAX_KERNEL_ROWS = 16  # for more rows, a matrix product with dequantised weights is faster
+KERNEL_ALIGNMENT = 16  # torch's kernel reads past the end of rows of other lengths
+QUANTIZED_ROWS = 512  # output channels quantised at once, which bounds temporary memory
+
+
+class Int8Linear(nn.Module):
+    """Linear layer with constant int8 weights. Gradients flow to its input.
+
+    Activations are rounded to bfloat16 wherever no gradient is needed, as torch's int8 kernel requires it. Its
+    relative error of 2^-9 is small beside that of the weights (about 1%).
+    """
+
+    def __init__(self, weight: Int8[Tensor, "N D"], scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.scale: Tensor
+        self.bias: Tensor | None
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def from_float(cls, weight: Float[Tensor, "N D"], bias: Tensor | None = None) -> "Int8Linear":
+        """Quantise a float weight to the nearest int8 value per output channel."""
+        weight = weight.detach()
+        parts = [quantize_rows(weight[i : i + QUANTIZED_ROWS]) for i in range(0, len(weight), QUANTIZED_ROWS)]
+        values, scales = zip(*parts, strict=True)
+        return cls(torch.cat(values), torch.cat(scales), None if bias is None else bias.detach().clone())
+
+    @classmethod
+    def concat(cls, layers: "Sequence[Int8Linear]") -> "Int8Linear":
+        """Return layers of one input as one layer, with a copy of their weights."""
+        biases = [torch.zeros_like(layer.scale) if layer.bias is None else layer.bias for layer in layers]
+        has_bias = any(layer.bias is not None for layer in layers)
+        weight, scale = torch.cat([layer.weight for layer in layers]), torch.cat([layer.scale for layer in layers])
+        return cls(weight, scale, torch.cat(biases) if has_bias else None)
+
+    def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+        """Return the weights as floats."""
+        return self.weight.to(dtype) * self.scale.to(dtype)[:, None]
+
+    def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows N"]:
+        if x.requires_grad and torch.is_grad_enabled():
+            return F.linear(x, self.dequantize(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return self.multiply(x.reshape(-1, x.shape[-1])).to(x.dtype).view(*x.shape[:-1], -1)
+
+    def multiply(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
+        """Return the output without a gradient: in bfloat16 where that is fast, else in x's dtype."""
+        B, D = x.shape
+        if x.device.type == "cpu" and B <= MAX_KERNEL_ROWS and D % KERNEL_ALIGNMENT == 0:
+            y = INT8_MATMUL(x.to(torch.bfloat16), self.weight, self.scale.to(torch.bfloat16))
+        else:
+            dtype = torch.bfloat16 if has_fast_bfloat16(x.device) else x.dtype
+            y = F.linear(x.to(dtype), self.weight.to(dtype)) * self.scale.to(dtype)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Tensor]:
+    """Return int8 values and one scale per row, in bfloat16: the largest absolute value becomes 127."""
+    w = weight.float()
+    scale = (w.abs().amax(1) / 127).clamp_min(torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
+    return (w / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def quantize_loaded_layers(root: nn.Module) -> None:
+    """Replace every linear layer whose tensors are loaded; layers that are still on meta stay."""
+    for name, module in named_modules(root):
+        if type(module) is nn.Linear and not any(p.is_meta for p in module.parameters()):
+            root.set_submodule(name, Int8Linear.from_float(module.weight, module.bias))
+
+
+def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return all modules with their dotted names."""
+    return list(root.named_modules())  # pyright: ignore[reportUnknownArgumentType]
