@@ -111,15 +111,6 @@ def test_load_checkpoint_continues_text_and_saves(tmp_path: Path) -> None:
         laconic.load(tmp_path / "plain", step=3)
 
 
-def test_load_exported_run(run_cli: RunCli, tmp_path: Path) -> None:
-    run = train_tiny_run("kava", tmp_path)
-    assert run_cli("export", run, "--out", tmp_path / "exported").code == 0
-    model, trained = laconic.load(tmp_path / "exported"), laconic.load(run)
-    assert isinstance(model, laconic.LanguageModel)
-    assert model.decoder.fingerprint == trained.decoder.fingerprint
-    assert model.tokenizer.fingerprint == trained.tokenizer.fingerprint
-
-
 def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
     with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):

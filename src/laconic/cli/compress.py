@@ -295,6 +295,6 @@ class CompressCommand:
 def is_plain_model(name: str) -> bool:
     """Return whether a model is neither a run nor a published AutoCompressor."""
     from laconic.experiment.compressor import is_compressor
-    from laconic.experiment.load_run import is_run_dir
+    from laconic.experiment.load_run import find_run
 
-    return not (is_run_dir(name) or is_compressor(name))
+    return find_run(name) is None and not is_compressor(name)

@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalDtype, OptionalPath, parse_dtype, refuse_flags
 from laconic.console import log_message, status
-from laconic.errors import UsageError
-
-if TYPE_CHECKING:
-    from laconic.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
 class ExportCommand:
     """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory as a cartridge.
+
+    For a run, the folder also holds what a plain decoder does not have, such as latent thoughts or summary vectors;
+    laconic opens the folder like the run itself.
 
     Example: laconic export runs/kava --out merged
     """
@@ -35,18 +34,17 @@ class ExportCommand:
     def run(self) -> int:
         """Load the model, merge the adapter and write the folder."""
         from laconic.experiment import build_nested, lora
-        from laconic.experiment.load_run import is_run_dir
+        from laconic.experiment.load_run import find_run
         from laconic.models import weights
 
         if self.model.endswith(".safetensors"):
             return self.export_cartridge()
+        if find_run(self.model) is not None:
+            return self.export_run()
         with status(f"loading {self.model}"):
-            if is_run_dir(self.model):
-                decoder = self.load_run_decoder()
-            else:
-                folder = weights.find_checkpoint(self.model)
-                dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
-                decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
+            folder = weights.find_checkpoint(self.model)
+            dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
+            decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
             if self.adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
         with status(f"writing {self.out}"):
@@ -67,15 +65,22 @@ class ExportCommand:
         log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
         return 0
 
-    def load_run_decoder(self) -> "Decoder":
-        """Return the decoder of a run's latest step, with its adapter merged."""
+    def export_run(self) -> int:
+        """Write a run: its decoder with the adapter merged, and what else it needs to answer."""
         import torch
 
-        from laconic.experiment.load_run import load_run
+        from laconic.experiment.export import export_run
+        from laconic.experiment.load_run import find_run, load_run
 
-        if self.adapter is not None:
-            raise UsageError(f"--adapter: {self.model} is a run, which is exported as trained; leave it out")
-        run = load_run(self.model, torch.device("cpu"))
-        if run.parts.latents is not None:
-            log_message("laconic: the latent-token parameters are not exported; they stay in the run")
-        return run.merged_decoder()
+        run_dir = find_run(self.model)
+        assert run_dir is not None
+        refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
+        with status(f"loading {self.model}"):
+            run = load_run(run_dir.folder, torch.device("cpu"), run_dir.step)
+        with status(f"writing {self.out}"):
+            decoder = export_run(
+                run, self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=float(self.max_shard_bytes)
+            )
+        num_parameters = sum(p.numel() for p in decoder.parameters())
+        log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}, {num_parameters:,} parameters")
+        return 0

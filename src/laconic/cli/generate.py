@@ -100,7 +100,7 @@ class GenerateCommand(SamplingFlags):
         """Generate; the text goes to standard output, the statistics to standard error."""
         self.validate()
         from laconic.experiment.compressor import is_compressor
-        from laconic.experiment.load_run import is_run_dir
+        from laconic.experiment.load_run import read_run_method
         from laconic.experiment.nested_model import is_nested
 
         if is_nested(self.model):
@@ -111,7 +111,7 @@ class GenerateCommand(SamplingFlags):
         refuse_flags({"learn": self.learn, "save_state": self.save_state}, reason)
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts("a run"))
-        if is_run_dir(self.model) and not self.is_language_model_run:
+        if read_run_method(self.model) is not None and not self.is_language_model_run:
             prompts = self.read_plain_prompts("a run")
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
         refuse_flags({"with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
@@ -124,10 +124,9 @@ class GenerateCommand(SamplingFlags):
     @cached_property
     def is_language_model_run(self) -> bool:
         """Whether the model is a run of method lm, which continues texts as a checkpoint does."""
-        from laconic.config.load import load_recipe
-        from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
+        from laconic.experiment.load_run import read_run_method
 
-        return is_run_dir(self.model) and load_recipe(Path(self.model) / RECIPE_FILE)[0].method == "lm"
+        return read_run_method(self.model) == "lm"
 
     def validate(self) -> None:
         """Raise `UsageError` (2) for flags that do not fit one another."""

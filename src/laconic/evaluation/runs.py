@@ -10,7 +10,7 @@ import torch
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import RECIPE_FILE, is_run_dir, latest_step
+from laconic.experiment.load_run import RECIPE_FILE, is_export, is_run_dir, latest_step
 from laconic.storage.run_dir import RunDirectory
 from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
@@ -26,6 +26,8 @@ def seed_runs(path: str | Path) -> list[Path]:
     if is_run_dir(folder):
         return [folder]
     seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
+    if is_export(folder):
+        raise InputError(f"{folder} is an exported run, which has no data; evaluate the run that it was exported from")
     if not seeds:
         raise InputError(
             f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote"

@@ -20,14 +20,13 @@ from laconic.compression.halting.inference import RuleName
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import MemoryMetadata
 from laconic.compression.segment import build_memory_prompt, resolve_position_scheme
-from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_autocompressor import is_published, load_published
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
+from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
 from laconic.experiment.resumable_stream import TokenStream
 from laconic.experiment.text_model import find_stop_token_ids, name_texts
 from laconic.generation.config import GREEDY, GenerationConfig
@@ -271,7 +270,7 @@ def load_compressor(
         UnsafeFileError: If the weights are pickles.
     """
     target = weights.resolve_device(device)
-    if is_run_dir(path) or not is_published(path):
+    if find_run(path) is not None or not is_published(path):
         return as_compressor(load_run(path, target, step))
     if step is not None:
         raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")
@@ -282,9 +281,8 @@ def load_compressor(
 
 def is_compressor(path: str | Path) -> bool:
     """Return whether a folder holds a run of an AutoCompressor or a published one."""
-    if is_run_dir(path):
-        return load_recipe(Path(path) / RECIPE_FILE)[0].method == "autocompressor"
-    return is_published(path)
+    method = read_run_method(path)
+    return is_published(path) if method is None else method == "autocompressor"
 
 
 def compute_writer_fingerprint(method: AutoCompressor) -> str:

@@ -48,7 +48,7 @@ def load(
     run of hope, saved nested model                     :class:`NestedTextModel`     `compress(texts)`, `save`, `load`
     ==================================================  ===========================  ==============================
 
-    All have `generate(prompts)`, `decoder`, `tokenizer` and `recipe`.
+    All have `generate(prompts)`, `decoder`, `tokenizer` and `recipe`. What `laconic export RUN` wrote opens as the run.
 
     Args:
         path_or_name: Run directory, one of its step folders, folder of a checkpoint, or name of a model.

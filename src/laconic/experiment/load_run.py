@@ -1,4 +1,4 @@
-"""Load a run at a committed step, or the decoder that a run starts with."""
+"""Load a run at a committed step or as `laconic export` wrote it, or the decoder that a run starts with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +25,20 @@ from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 
 RECIPE_FILE = "recipe.toml"
+EXPORT_FOLDER = "laconic"  # in an exported run: what a plain decoder does not have
+EXPORT_FILE = "export.json"
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run at one of its steps, with the method in evaluation mode."""
+    """A run at one of its steps, with the method in evaluation mode; `epoch` is that of a method with stages."""
 
     folder: Path
     recipe: Recipe
     step: int
     parts: ModelParts
     method: nn.Module
+    epoch: int | None = None
 
     def merged_decoder(self) -> Decoder:
         """Return the decoder, with the adapter merged into its weights and removed."""
@@ -47,6 +50,17 @@ def is_run_dir(path: str | Path) -> bool:
     return (Path(path) / RECIPE_FILE).is_file()
 
 
+def is_export(path: str | Path) -> bool:
+    """Return whether a path is a folder of `laconic export RUN`."""
+    return (Path(path) / EXPORT_FOLDER / EXPORT_FILE).is_file()
+
+
+def read_run_method(path: str | Path) -> str | None:
+    """Return the method of a run directory or an exported run; None for another path."""
+    folder = Path(path) / EXPORT_FOLDER if is_export(path) else Path(path)
+    return load_recipe(folder / RECIPE_FILE)[0].method if is_run_dir(folder) else None
+
+
 class RunStep(NamedTuple):
     """A run directory and the number of one of its steps; None for the latest."""
 
@@ -55,13 +69,13 @@ class RunStep(NamedTuple):
 
 
 def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
-    """Return the run that a path names, which may also be the folder of one of its steps; None for another path.
+    """Return the run that a path names, which may be exported or the folder of one step; None for another path.
 
     Raises:
         UsageError: For a step folder together with another step.
     """
     folder = Path(path)
-    if is_run_dir(folder):
+    if is_run_dir(folder) or is_export(folder):
         return RunStep(folder, step)
     match, run = STEP_PATTERN.fullmatch(folder.name), folder.parent.parent
     if match is None or not folder.is_dir() or not is_run_dir(run):
@@ -75,9 +89,9 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     """Load a run at its latest valid step, or at another.
 
     Args:
-        path: Run directory.
+        path: Run directory, or folder of an exported run.
         device: Device of the model.
-        step: Number of a step.
+        step: Number of a step; an exported run has only one.
         allow_code: Whether a method outside laconic may be imported; the variable LACONIC_ALLOW_CODE=1 allows it too.
 
     Raises:
@@ -86,6 +100,8 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
         UsageError: If an older version of laconic wrote the run, or its method is code that is not allowed.
     """
     folder = Path(path)
+    if is_export(folder):
+        return load_export(folder, device, step, allow_code=allow_code)
     if not is_run_dir(folder):
         raise InputError(f"{folder} has no {RECIPE_FILE}; give a run directory")
     recipe, _ = load_recipe(folder / RECIPE_FILE)
@@ -102,10 +118,37 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
         checkpoint.load_model(committed.path, files, method)
     elif parts.method_parameters is not None:
         parts.method_parameters.load(committed.path / "method.safetensors", files.fingerprints)
+    epoch = None
     if recipe.coconut is not None:
         progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
-        set_stage(method, progress["epoch"] - (progress["row_offset"] == 0))
-    return LoadedRun(folder, recipe, committed.step, parts, method.eval())
+        epoch = progress["epoch"] - (progress["row_offset"] == 0)
+        set_stage(method, epoch)
+    return LoadedRun(folder, recipe, committed.step, parts, method.eval(), epoch)
+
+
+def load_export(folder: Path, device: torch.device, step: int | None, *, allow_code: bool = False) -> LoadedRun:
+    """Load what `export_run` wrote; arguments and errors are those of `load_run`."""
+    extras = folder / EXPORT_FOLDER
+    recipe, _ = load_recipe(extras / RECIPE_FILE)
+    check_code_allowed(recipe, folder, allow_code)
+    facts = read_json(extras / EXPORT_FILE)
+    if step not in (None, facts["step"]):
+        raise UsageError(f"step {step}: {folder} was exported at step {facts['step']}; leave it out")
+    tokenizer = load_tokenizer(folder)
+    decoder = build_nested.load_decoder(folder, getattr(torch, recipe.model.dtype), device)
+    base = decoder.fingerprint
+    latents = build_model.build_latents(decoder, tokenizer, recipe)
+    summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
+    has_adapter = (extras / lora.ADAPTER_CONFIG_FILE).is_file()
+    adapter = lora.load_adapter(decoder, extras) if has_adapter else None
+    parts = ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
+    method = build_method(parts, recipe, 1).to(device)
+    fingerprints = {"method": recipe.method, "base": base, "tokenizer": tokenizer.fingerprint}
+    for name, module in parts.extra_modules.items():
+        module.load(extras / name, fingerprints)
+    if facts["epoch"] is not None:
+        set_stage(method, facts["epoch"])
+    return LoadedRun(folder, recipe, facts["step"], parts, method.eval(), facts["epoch"])
 
 
 def latest_step(folder: Path) -> StepFolder:

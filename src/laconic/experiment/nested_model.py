@@ -9,14 +9,13 @@ from typing import Any, cast
 import torch
 
 import laconic
-from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.experiment import build_nested
 from laconic.experiment.compressor import current_time
 from laconic.experiment.language_model import describe_decoder
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
+from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
 from laconic.experiment.text_model import find_stop_token_ids, name_texts
@@ -217,9 +216,9 @@ def run_to_end(job: StateReadingJob, groups: Iterable[Sequence[TokenStream]]) ->
 
 def is_nested(path: str | Path) -> bool:
     """Return whether a folder holds a run of method hope, or a saved nested model."""
-    folder = Path(path)
-    if is_run_dir(folder):
-        return load_recipe(folder / RECIPE_FILE)[0].method == NESTED_METHOD
+    folder, method = Path(path), read_run_method(path)
+    if method is not None:
+        return method == NESTED_METHOD
     return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None
 
 
@@ -234,7 +233,7 @@ def load_nested(
         UsageError: For `step` of a checkpoint.
     """
     target = weights.resolve_device(device)
-    if is_run_dir(path):
+    if find_run(path) is not None:
         return as_nested(load_run(path, target, step))
     if step is not None:
         raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")

@@ -1,0 +1,91 @@
+"""Export a run: a Hugging Face folder of its decoder, and beside it everything else that the run needs to answer."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from laconic.config.load import to_toml
+from laconic.config.recipe import PATH_KEYS
+from laconic.experiment import lora
+from laconic.experiment.load_run import EXPORT_FILE, EXPORT_FOLDER, RECIPE_FILE, LoadedRun, load_initial_decoder
+from laconic.experiment.model_checkpoint import write_then_move
+from laconic.models import weights
+from laconic.models.decoder import Decoder
+from laconic.storage import atomic
+
+README_TEXT = """Files of laconic (method {method}, step {step}).
+
+laconic.load(FOLDER) opens the folder above with these files; without them it is the plain decoder.
+"""
+
+
+def export_run(
+    run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: float = 5e9
+) -> Decoder:
+    """Write a run as a folder that `laconic.load` opens anywhere, and transformers as a plain decoder.
+
+    An adapter is merged into the weights. If the method switches it on and off (`compression.adapter_scope =
+    "write"`), it is stored beside the decoder instead.
+
+    Args:
+        run: The run; its decoder is merged in place.
+        folder: Folder to create; it may exist only if it is empty.
+        dtype: Convert the decoder's weights.
+        max_shard_bytes: Size limit of one safetensors file of the decoder.
+
+    Returns:
+        The decoder that was written.
+
+    Raises:
+        BusyError: If the folder is not empty.
+        DiskError: If the disk is full.
+    """
+    has_switched_adapter = run.recipe.compression is not None and run.recipe.compression.adapter_scope == "write"
+    if has_switched_adapter and run.parts.adapter is not None:
+        adapter, decoder = run.parts.adapter, load_initial_decoder(run.recipe, torch.device("cpu"))[0]
+    else:
+        adapter, decoder = None, run.merged_decoder()
+    tensors = weights.checkpoint_tensors(decoder, decoder.config)
+    fingerprints = {
+        "method": run.recipe.method,
+        "base": weights.weights_fingerprint((name, x.to(dtype or x.dtype)) for name, x in tensors),
+        "tokenizer": run.parts.tokenizer.fingerprint,
+    }
+    recipe = tomllib.loads(to_toml(run.recipe))
+    remove_folders(recipe)
+    if dtype is not None:
+        recipe["model"]["dtype"] = str(dtype).removeprefix("torch.")
+
+    def write(new: Path) -> None:
+        write_then_move(
+            new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes)
+        )
+        run.parts.tokenizer.save(new)
+        extras = new / EXPORT_FOLDER
+        if adapter is not None:
+            lora.save_adapter(adapter, extras)
+        extras.mkdir(exist_ok=True)
+        for file_name, module in run.parts.extra_modules.items():
+            module.save(extras / file_name, fingerprints)
+        (extras / RECIPE_FILE).write_text(tomli_w.dumps(recipe), encoding="utf-8")
+        facts = {"schema": 1, "method": run.recipe.method, "step": run.step, "epoch": run.epoch}
+        (extras / EXPORT_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        (extras / "README.txt").write_text(README_TEXT.format(method=run.recipe.method, step=run.step))
+
+    atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
+    return decoder
+
+
+def remove_folders(recipe: dict[str, Any]) -> None:
+    """Replace absolute paths in a recipe, which name folders of this machine, by their last part."""
+    for key in PATH_KEYS:
+        table, name = key.split(".")
+        value = recipe.get(table, {}).get(name)
+        if isinstance(value, str) and Path(value).is_absolute():
+            recipe[table][name] = Path(value).name
+        elif isinstance(value, list):
+            recipe[table][name] = [Path(entry).name if Path(entry).is_absolute() else entry for entry in value]
