@@ -61,9 +61,7 @@ def export_run(
         recipe["model"]["dtype"] = str(dtype).removeprefix("torch.")
 
     def write(new: Path) -> None:
-        write_then_move(
-            new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes)
-        )
+        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
         run.parts.tokenizer.save(new)
         extras = new / EXPORT_FOLDER
         if adapter is not None:
