@@ -18,6 +18,7 @@ class EngineRequest:
         question: For runs that think: the question in place of `token_ids`.
         config: Length, sampling and stop strings. Its callbacks are not called.
         state: What the prompt continues: the KV cache of a memory or a fast-weight state, with one row.
+        first_position: Position of the first prompt id; None: the one after the last cached position.
         num_top_logprobs: Number of most likely ids reported with each token.
         with_prompt_logprobs: Whether to report the log probabilities of the prompt's ids too.
     """
@@ -26,6 +27,7 @@ class EngineRequest:
     question: str | None = None
     config: GenerationConfig = GREEDY
     state: KVCache | DecodeState | RecurrentState | None = None
+    first_position: int | None = None
     num_top_logprobs: int = 0
     with_prompt_logprobs: bool = False
 

@@ -1,0 +1,262 @@
+"""Continuous batching: requests join and leave between decode steps, and long prompts are read in chunks.
+
+One thread runs the model. Every step reads one id of each decoding row and a chunk of the prompts that are being read;
+the chunk is as long as the rows that decode can wait for.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.errors import LaconicError
+from laconic.serving.requests import EngineRequest
+from laconic.serving.scheduler import ChunkSizer, share_positions
+from laconic.serving.sequence import OnEvent, RunningSequence
+from laconic.serving.served_model import ServableModel, ServedModel
+
+Segment = tuple[RunningSequence, Tensor]  # ids [n] or embeddings [n, D] that a sequence reads in a step
+
+
+class QueueFullError(LaconicError):
+    """As many requests wait as the engine accepts."""
+
+
+class EngineClosedError(LaconicError):
+    """The engine is being drained or has been closed."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters of an engine.
+
+    Attributes:
+        num_running: Requests whose prompt is read or whose text is generated.
+        num_waiting: Requests in the queue.
+        batch_size: Rows of the last step.
+        kv_bytes: Size of the keys and values, or fast weights, of all running requests.
+        num_prompt_tokens: Prompt tokens read so far.
+        num_generated_tokens: Tokens generated so far.
+        num_latent_passes: Passes over latent thoughts, counted per request.
+        num_steps: Forward passes over running rows.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    batch_size: int = 0
+    kv_bytes: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_latent_passes: int = 0
+    num_steps: int = 0
+
+
+class Engine:
+    """Generate for many requests at a time with one model.
+
+    Rows do not depend on one another: each request gets the tokens that it would get alone.
+
+    Args:
+        model: What `laconic.load` returned. Its weights are never written, so other threads may read texts with it.
+        max_batch_size: Requests that run at a time.
+        max_queue: Requests that wait for a place.
+        prefill_chunk_size: Largest number of prompt positions per step. It is lowered to what the running requests
+            can wait for.
+
+    Example:
+        >>> import queue, laconic
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> from laconic.serving.engine import Engine
+        >>> from laconic.serving.requests import EngineRequest
+        >>> tokenizer = build_byte_tokenizer()
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> engine, events = Engine(laconic.LanguageModel(decoder, tokenizer)), queue.SimpleQueue()
+        >>> engine.start()
+        >>> request = EngineRequest((72, 105), config=laconic.GenerationConfig(max_tokens=2, eos_token_ids=()))
+        >>> id = engine.submit(request, events.put)
+        >>> [type(events.get(timeout=60)).__name__ for _ in range(4)]
+        ['PromptEvent', 'TokenEvent', 'TokenEvent', 'FinishEvent']
+        >>> engine.close()
+    """
+
+    def __init__(
+        self,
+        model: ServableModel,
+        *,
+        max_batch_size: int = 16,
+        max_queue: int = 64,
+        prefill_chunk_size: int = 512,
+    ) -> None:
+        self.max_batch_size, self.max_queue = max_batch_size, max_queue
+        self.served = ServedModel(model, max_batch_size)
+        self.chunk_sizer = ChunkSizer(prefill_chunk_size)
+        self.changed = threading.Condition()  # guards what follows
+        self.waiting = deque[RunningSequence]()
+        self.cancelled = set[int]()
+        self.is_closed = self.is_draining = False
+        self.last_stats = EngineStats()
+        self.ids = count(1)
+        self.running: list[RunningSequence] = []  # changed by the engine's thread alone
+        self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self.thread.start()
+
+    def submit(self, request: EngineRequest, on_event: OnEvent) -> int:
+        """Queue a request.
+
+        Args:
+            request: What to generate.
+            on_event: Called with each event, on the engine's thread; it must return quickly. A request whose
+                `on_event` raises is dropped.
+
+        Returns:
+            The request's id, for `cancel`.
+
+        Raises:
+            QueueFullError: `max_queue` requests are waiting.
+            EngineClosedError: After `drain` or `close`.
+            UsageError: The request does not fit the model: its length, options or state.
+            InputError: An id is outside the vocabulary.
+        """
+        sequence = RunningSequence(next(self.ids), request, on_event)
+        self.served.prepare(sequence)
+        with self.changed:
+            if self.is_draining or self.is_closed:
+                raise EngineClosedError("the engine accepts no more requests; start another")
+            if len(self.waiting) >= self.max_queue:
+                raise QueueFullError(f"{self.max_queue} requests are waiting; try again later")
+            self.waiting.append(sequence)
+            self.changed.notify_all()
+        return sequence.id
+
+    def cancel(self, id: int) -> None:
+        """End a request before the next step with a `FinishEvent`; unknown and finished ids are ignored."""
+        with self.changed:
+            self.cancelled.add(id)
+            self.changed.notify_all()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Accept no more requests; return whether all have finished within `timeout` seconds."""
+        with self.changed:
+            self.is_draining = True
+            return self.changed.wait_for(lambda: not self.waiting and not self.last_stats.num_running, timeout)
+
+    def close(self) -> None:
+        """Cancel all requests and end the thread."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def stats(self) -> EngineStats:
+        """Return the counters."""
+        with self.changed:
+            return replace(self.last_stats, num_waiting=len(self.waiting))
+
+    def run(self) -> None:
+        """Serve requests until the engine is closed; the body of its thread."""
+        while not self.is_closed:
+            with self.changed:
+                self.changed.wait_for(lambda: self.running or self.waiting or self.cancelled or self.is_closed)
+            self.run_once()
+        with self.changed:
+            self.cancelled.update(s.id for s in (*self.running, *self.waiting))
+            self.take_changes()
+
+    @torch.inference_mode()
+    def run_once(self) -> bool:
+        """Let requests join and leave, and make one step; return whether there was anything to do."""
+        with self.changed:
+            has_work = bool(self.running or self.waiting or self.cancelled)
+            arrivals = self.take_changes()
+        for sequence in arrivals:
+            self.start_sequence(sequence)
+        if self.running:
+            self.step()
+        return has_work
+
+    def take_changes(self) -> list[RunningSequence]:
+        """Remove cancelled requests and return those that begin to run; the caller holds the lock."""
+        for sequence in (*self.running, *self.waiting):
+            if sequence.id in self.cancelled:
+                sequence.finish("cancelled")
+        self.cancelled.clear()
+        self.waiting = deque(s for s in self.waiting if not s.has_ended)
+        self.running = [s for s in self.running if not s.has_ended]
+        num_free = self.max_batch_size - len(self.running)
+        arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
+        self.running += arrivals
+        self.publish_stats(0)
+        return arrivals
+
+    def publish_stats(self, batch_size: int, prompt: int = 0, generated: int = 0) -> None:
+        """Count a step and wake `drain`."""
+        with self.changed:
+            last = self.last_stats
+            self.last_stats = EngineStats(
+                num_running=len(self.running),
+                batch_size=batch_size or (last.batch_size if self.running else 0),
+                kv_bytes=sum(s.row.num_bytes for s in self.running if s.row is not None),
+                num_prompt_tokens=last.num_prompt_tokens + prompt,
+                num_generated_tokens=last.num_generated_tokens + generated,
+                num_latent_passes=last.num_latent_passes,
+                num_steps=last.num_steps + (batch_size > 0),
+            )
+            self.changed.notify_all()
+
+    def start_sequence(self, sequence: RunningSequence) -> None:
+        """Create the row of a sequence."""
+        with sequence.fail_on_error():
+            sequence.row = self.served.create_row(sequence)
+
+    def step(self) -> None:
+        """Read the last ids of decoding rows and chunks of prompts in one pass; choose the next ids."""
+        start = time.perf_counter()
+        active = [s for s in self.running if not s.has_ended]
+        decoding, prefilling = [s for s in active if s.next_id is not None], [s for s in active if s.next_id is None]
+        ids = torch.tensor([s.next_id for s in decoding], dtype=torch.long, device=self.served.device).split(1)
+        segments = list(zip(decoding, ids, strict=False))
+        shares = share_positions([s.num_unread_prompt for s in prefilling], self.chunk_sizer.choose(len(decoding)))
+        segments += [(s, s.take_prompt(n)) for s, n in zip(prefilling, shares, strict=True) if n]
+        outputs = [output for output in map(self.read_segment, segments, self.forward(segments)) if output is not None]
+        if outputs:
+            logits = self.served.executor.logits(torch.cat([hidden for _, hidden in outputs]))
+            for (sequence, _), row_logits in zip(outputs, logits.split(1), strict=True):
+                with sequence.fail_on_error():
+                    sequence.choose_next(row_logits)
+        self.running = [s for s in self.running if not s.has_ended]
+        num_positions = sum(len(inputs) for _, inputs in segments[len(decoding) :])
+        self.chunk_sizer.record(time.perf_counter() - start, len(decoding), num_positions)
+        self.publish_stats(len(segments), num_positions, len(outputs))
+
+    def forward(self, segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
+        """Run the model; an error that cannot be attributed to a row is that of each."""
+        try:
+            rows: list[Any] = [(s.row, inputs) for s, inputs in segments]
+            return self.served.executor.forward(rows)
+        except Exception as error:  # out of memory, for example: the engine goes on with other requests
+            return [error] * len(segments)
+
+    def read_segment(self, segment: Segment, hidden: Tensor | Exception) -> tuple[RunningSequence, Tensor] | None:
+        """Take the hidden states of a segment; return the last one [1, D] if an id is to be chosen from it."""
+        sequence, inputs = segment
+        with sequence.fail_on_error():
+            if isinstance(hidden, Exception):
+                raise hidden
+            if sequence.next_id is None:
+                if sequence.request.with_prompt_logprobs:
+                    sequence.score_prompt(len(inputs), hidden, self.served.executor.logits)
+                if sequence.num_unread_prompt:
+                    return None
+                sequence.end_prompt()
+            return sequence, hidden[-1:]
+        return None

@@ -1,0 +1,212 @@
+"""One forward pass over rows of any lengths: decoding rows read one position, prefilling rows a chunk of their prompt.
+
+The positions of all rows are one matrix for the linear layers; attention runs row by row on each row's own buffer of
+keys and values, so that rows join and leave without copies of others, and no row is padded to the length of another.
+
+Shapes: N new positions of all rows, n of one row, S filled slots, P = S + n, H query heads in G groups, E head size.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from laconic.generation.static_cache import FusedWeights, fuse_weights
+from laconic.models import attention, rope
+from laconic.models.block import gated_mlp_hidden, mlp_hidden
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.models.rope_scaling import ROPE_SCALINGS
+
+MIN_FREE_SLOTS = 256  # a full buffer is replaced by one of twice the size, with at least as many free slots
+
+
+class CacheRow:
+    """Keys and values of one row in a buffer that is filled in place.
+
+    Args:
+        decoder: The model.
+        cache: What the row continues, with one row. Slots that are not valid are left out.
+        first_position: Position of the next id; None: the one after the last cached position.
+        num_tokens: Positions to allocate for now.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache | None, first_position: int | None, num_tokens: int) -> None:
+        config, weight = decoder.config, decoder.token_embedding.weight
+        if cache is None:
+            cache = KVCache.empty(config, 1, weight.dtype, weight.device)
+        slots = cache.valid[0].nonzero()[:, 0]
+        positions = cache.positions[0, slots]
+        self.last_position = int(positions.amax()) if len(slots) else -1
+        self.next_position = self.last_position + 1 if first_position is None else first_position
+        self.num_filled = S = len(slots)
+        shape = (2 * len(cache.keys), config.num_key_value_heads, S + num_tokens, config.head_dim)
+        self.buffer = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
+            self.buffer[2 * i, :, :S], self.buffer[2 * i + 1, :, :S] = k[0, :, slots], v[0, :, slots]
+        # 0 at slots that a KV head attends to, else minus infinity; new slots are seen by every head
+        self.head_bias: tuple[Float[Tensor, "G S"], ...] = tuple(
+            torch.zeros_like(x[0, :, slots, 0], dtype=weight.dtype).masked_fill(~x[0, :, slots, 0], -math.inf)
+            for x in cache.head_valid
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffer."""
+        return self.buffer.nbytes
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for as many new positions."""
+        required, capacity = self.num_filled + num_tokens, self.buffer.shape[2]
+        if required > capacity:
+            free = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS) - self.num_filled
+            self.buffer = F.pad(self.buffer[:, :, : self.num_filled], (0, 0, 0, free))
+
+    def take_positions(self, num_tokens: int) -> list[int]:
+        """Return the positions of the next ids and count them."""
+        first = self.next_position
+        self.last_position = max(self.last_position, first + num_tokens - 1)
+        self.next_position = first + num_tokens
+        return list(range(first, first + num_tokens))
+
+    def end_prompt(self) -> None:
+        """Continue after the largest position so far, as `generate` does; a memory may have larger ones than text."""
+        self.next_position = self.last_position + 1
+
+
+class AttentionSpan(NamedTuple):
+    """A row's columns among the N new positions, its filled slots before them, and masks by sliding window."""
+
+    row: CacheRow
+    columns: slice
+    start: int
+    masks: dict[int | None, Tensor | None]
+
+
+class RaggedDecoder:
+    """A decoder that reads segments of several rows in one pass.
+
+    Args:
+        decoder: A stock decoder (`static_cache.is_stock_decoder`); its weights are not modified.
+        max_rows: Largest number of rows that decode at a time, which decides the layout of copied weights.
+        max_copy_bytes: Weights that may be copied into a faster layout.
+    """
+
+    def __init__(self, decoder: Decoder, max_rows: int, max_copy_bytes: int) -> None:
+        self.decoder, self.config = decoder, decoder.config
+        self.weights: FusedWeights = fuse_weights(decoder, max_copy_bytes, max_rows)
+        self.windows = tuple(dict.fromkeys(self.config.sliding_windows))
+
+    def forward(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[Float[Tensor, "n D"]]:
+        """Read a segment of ids [n] or embeddings [n, D] per row; return the hidden states after the final norm.
+
+        The rows' buffers are filled in place.
+        """
+        config, weights = self.config, self.weights
+        H, G, E = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        lengths = [len(inputs) for _, inputs in segments]
+        x = torch.cat([self.embed(inputs) for _, inputs in segments])
+        positions = [row.take_positions(len(inputs)) for row, inputs in segments]
+        flat = torch.tensor([p for row in positions for p in row], device=x.device)
+        if weights.position_embedding is not None:
+            x = x + F.embedding(flat + config.position_offset, weights.position_embedding)
+        cos = sin = x
+        if config.rope is not None:
+            longest = torch.tensor([1 + row[-1] for row in positions for _ in row], device=x.device)
+            cos, sin = build_rope_tables(config.rope, flat, longest, E, x.dtype)
+        spans = self.start_spans(segments)
+        N = len(x)
+        for i, layer in enumerate(weights.layers):
+            z = layer.qkv(layer.norm1(x)).view(N, H + 2 * G, E).to(x.dtype)  # int8 layers return bfloat16
+            qk = z[:, : H + G]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                qk = torch.cat([layer.q_norm(z[:, :H]), layer.k_norm(z[:, H : H + G])], 1)
+            if config.rope is not None and i not in config.nope_layers:
+                qk = torch.addcmul(qk * cos, qk.roll(E // 2, -1), sin)
+            q, k, v = qk[:, :H], qk[:, H:], z[:, H + G :]
+            c = torch.cat([attend(span, i, q, k, v, layer.scale, layer.window) for span in spans])
+            x = x + layer.o(c)
+            x = x + layer.down(self.mlp_hidden(layer.up(layer.norm2(x))))
+        for span, n in zip(spans, lengths, strict=True):
+            span.row.num_filled += n
+        return list(weights.final_norm(x).split(lengths))
+
+    def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
+        """Return the logits of hidden states."""
+        return self.weights.lm_head(hidden_states).to(hidden_states.dtype)
+
+    def embed(self, inputs: Tensor) -> Float[Tensor, "n D"]:
+        """Return embeddings as they are, and those of ids."""
+        return inputs if inputs.is_floating_point() else F.embedding(inputs, self.weights.token_embedding)
+
+    def start_spans(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[AttentionSpan]:
+        """Make room in the rows' buffers, and build the masks of rows with several new positions."""
+        spans, first = list[AttentionSpan](), 0
+        for row, inputs in segments:
+            n = len(inputs)
+            row.reserve(n)
+            masks = {window: build_mask(row, n, window) for window in self.windows}
+            spans.append(AttentionSpan(row, slice(first, first + n), row.num_filled, masks))
+            first += n
+        return spans
+
+    def mlp_hidden(self, u: Float[Tensor, "N NF"]) -> Float[Tensor, "N F"]:
+        """Apply the activation to gate and up side by side, or to up alone."""
+        if not self.config.gated_mlp:
+            return mlp_hidden(u, self.config.activation)
+        gate, up = u.chunk(2, -1)
+        return gated_mlp_hidden(gate, up, self.config.activation)
+
+
+def build_rope_tables(
+    config: rope.RopeConfig, positions: Int[Tensor, " N"], longest: Int[Tensor, " N"], E: int, dtype: torch.dtype
+) -> tuple[Float[Tensor, "N 1 E"], Float[Tensor, "N 1 E"]]:
+    """Return cos, and sin with the sign of its half; `longest` is the length of each position's row."""
+    omega, a = ROPE_SCALINGS[config.kind](config, E, longest)
+    cos, sin = rope.cos_sin_tables(positions[:, None], omega, a, dtype)
+    return cos.view(-1, 1, E), torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1).view(-1, 1, E)
+
+
+def build_mask(row: CacheRow, n: int, window: int | None) -> Float[Tensor, "n P"] | None:
+    """Return the mask of n new positions, or None if one position sees the end of the row, or if causality is all."""
+    S = row.num_filled
+    if n == 1 or (S == 0 and (window is None or window >= n)):
+        return None
+    valid = torch.ones(1, S + n, dtype=torch.bool, device=row.buffer.device)
+    visible = attention.visibility_mask(valid, S, window)[0]
+    return torch.zeros_like(visible, dtype=row.buffer.dtype).masked_fill(~visible, -math.inf)
+
+
+def attend(
+    span: AttentionSpan,
+    layer: int,
+    q: Float[Tensor, "N H E"],
+    k: Float[Tensor, "N G E"],
+    v: Float[Tensor, "N G E"],
+    scale: float,
+    window: int | None,
+) -> Float[Tensor, "n HE"]:
+    """Write the new keys and values of one row and layer into its buffer, and attend to all of them."""
+    row, columns, S = span.row, span.columns, span.start
+    n, (H, E), G = columns.stop - columns.start, q.shape[1:], k.shape[1]
+    pair = row.buffer[2 * layer : 2 * layer + 2]
+    pair[0, :, S : S + n], pair[1, :, S : S + n] = k[columns].transpose(0, 1), v[columns].transpose(0, 1)
+    first = max(0, S + 1 - window) if n == 1 and window is not None else 0
+    keys, values = pair[:1, :, first : S + n], pair[1:, :, first : S + n]
+    bias = None
+    if row.head_bias:
+        bias = F.pad(row.head_bias[layer], (0, S + n - row.head_bias[layer].shape[1]))[None, :, None, first:]
+    if n == 1:  # the query heads of a group stand in for positions, so that keys need not be repeated
+        grouped = q[columns].view(1, G, H // G, E)
+        return F.scaled_dot_product_attention(grouped, keys, values, bias, scale=scale).reshape(1, H * E)
+    mask = span.masks[window]
+    if bias is not None:
+        causal = torch.ones(n, S + n, dtype=torch.bool, device=q.device).tril(S)
+        mask = torch.zeros_like(causal, dtype=q.dtype).masked_fill(~causal, -math.inf) if mask is None else mask
+        mask = mask + attention.repeat_heads(bias, H)
+    settings = attention.AttentionMask(mask is None, mask, None, None)
+    return attention.sdpa_attention(q[columns].transpose(0, 1)[None], keys, values, scale, settings, 0.0)[0]

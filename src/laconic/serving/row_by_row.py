@@ -1,0 +1,80 @@
+"""Read segments of several rows one after the other: models with fast weights, and decoders with replaced modules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.generation.backends import as_recurrent
+from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+
+@dataclass
+class StateRow:
+    """Immutable state of one row, replaced by every segment.
+
+    Attributes:
+        state: KV cache or fast weights; None for an empty cache.
+        next_position: Position of the next prompt id of a decoder, if it does not follow the last cached one.
+        update_weights: Whether what is read updates fast weights.
+        update_on_output: The same for what is read after the prompt.
+    """
+
+    state: KVCache | RecurrentState | None
+    next_position: int | None = None
+    update_weights: bool = False
+    update_on_output: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the state's tensors."""
+        return 0 if self.state is None else sum(x.nbytes for x in self.state.tensors().values())
+
+    def end_prompt(self) -> None:
+        """Continue with the model's own output."""
+        self.update_weights, self.next_position = self.update_on_output, None
+
+
+class RowByRowModel:
+    """A model that reads one row per pass. A row that fails does not touch the others."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def forward(self, segments: Sequence[tuple[StateRow, Tensor]]) -> list[Float[Tensor, "n D"] | Exception]:
+        """Read all segments; return the hidden states after the final norm of each, or its error."""
+        results = list[Tensor | Exception]()
+        for row, inputs in segments:
+            try:
+                results.append(self.read(row, inputs))
+            except Exception as error:  # this row's
+                results.append(error)
+        return results
+
+    def read(self, row: StateRow, inputs: Tensor) -> Float[Tensor, "n D"]:
+        """Read one segment."""
+        model: Any = self.decoder
+        if isinstance(model, StatefulLM):
+            state = model.initial_state(1) if row.state is None else row.state
+            output = model.read_tokens(inputs[None], state, update_weights=row.update_weights)
+            row.state = as_recurrent(output.cache)
+            if row.update_weights and isinstance(model, ChecksFiniteState):
+                model.check_finite_state(row.state)
+            return output.hidden_states[0]
+        embeds = inputs if inputs.is_floating_point() else self.decoder.embed(inputs[None])[0]
+        positions = None
+        if row.next_position is not None:
+            positions = torch.arange(row.next_position, row.next_position + len(embeds), device=embeds.device)[None]
+            row.next_position += len(embeds)
+        output = self.decoder(embeds[None], row.state, position_ids=positions)
+        row.state = output.cache
+        return output.hidden_states[0]
+
+    def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
+        """Return the logits of hidden states."""
+        return self.decoder.logits(hidden_states)

@@ -1,0 +1,50 @@
+"""How much of the waiting prompts a step reads: no more than the decoding rows can wait for."""
+
+from collections.abc import Sequence
+
+STEP_SECONDS = 0.12  # target of a step with decoding rows; leaves a margin to the 200 ms that a token may take
+PREFILL_SECONDS = 0.5  # the same for a step without, after which requests that arrive or are cancelled are looked at
+MIN_CHUNK, FIRST_CHUNK = 4, 16
+WEIGHT = 0.5  # of the last step in the moving averages
+MAX_GROWTH = 2  # of the chunk from one step to the next
+
+
+class ChunkSizer:
+    """Choose the number of prompt positions of the next step from the measured time of the last ones.
+
+    Args:
+        max_size: Largest number of positions.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size, self.last_size = max_size, FIRST_CHUNK
+        self.decode_seconds = 0.0  # of a step without prompts
+        self.position_seconds = 0.0  # of a prompt position; 0: not measured yet
+
+    def choose(self, num_decoding: int) -> int:
+        """Return the number of prompt positions to read beside as many decoding rows."""
+        if not self.position_seconds:
+            return min(self.max_size, FIRST_CHUNK)
+        seconds = STEP_SECONDS - self.decode_seconds if num_decoding else PREFILL_SECONDS
+        size = min(int(seconds / self.position_seconds), MAX_GROWTH * self.last_size, self.max_size)
+        return max(size, min(MIN_CHUNK, self.max_size))
+
+    def record(self, seconds: float, num_decoding: int, num_positions: int) -> None:
+        """Take account of the time of a step."""
+        if not num_positions:
+            self.decode_seconds += WEIGHT * (seconds - self.decode_seconds) if self.decode_seconds else seconds
+            return
+        prompt_seconds = seconds - (self.decode_seconds if num_decoding else 0)
+        per_position = max(prompt_seconds, 0.1 * seconds) / num_positions
+        before = self.position_seconds or per_position
+        self.position_seconds, self.last_size = before + WEIGHT * (per_position - before), num_positions
+
+
+def share_positions(remaining: Sequence[int], size: int) -> list[int]:
+    """Share `size` positions out to prompts with so many remaining ones, evenly but for what short prompts leave."""
+    shares, left = [0] * len(remaining), size
+    order = sorted(range(len(remaining)), key=lambda i: remaining[i])
+    for rank, i in enumerate(order):
+        shares[i] = min(remaining[i], -(-left // (len(order) - rank)))
+        left -= shares[i]
+    return shares

@@ -1,0 +1,167 @@
+"""One request in the engine: its prompt, its sampler, and the events of its tokens."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import SequenceState
+from laconic.generation.sampling import Sampler
+from laconic.generation.text_stream import IncrementalDetokenizer
+from laconic.serving.ragged import CacheRow
+from laconic.serving.requests import (
+    EngineEvent,
+    EngineRequest,
+    ErrorEvent,
+    FinishEvent,
+    PromptEvent,
+    TokenEvent,
+    TokenLogprob,
+)
+from laconic.serving.row_by_row import StateRow
+
+LOGPROB_ROWS = 64  # prompt positions whose logits are computed at once
+OnEvent = Callable[[EngineEvent], None]
+
+
+@dataclass
+class RunningSequence:
+    """A request from its submission to its last event.
+
+    Attributes:
+        id: Number of the request.
+        request: As submitted.
+        on_event: Receives its events, on the engine's thread.
+        prompt: Ids [T] or embeddings [T, D] to read; None until a question has been thought about.
+        num_unread: How many of the first prompt ids belong to the state that is continued.
+        num_prompt_tokens: Tokens of the prompt as they are counted for the user.
+        row: State of the sequence in the model, once it runs.
+        num_read: Prompt positions read so far.
+        next_id: The id chosen last, which the next step reads; None while the prompt is read.
+    """
+
+    id: int
+    request: EngineRequest
+    on_event: OnEvent
+    prompt: Tensor | None = None
+    num_unread: int = 0
+    num_prompt_tokens: int = 0
+    row: CacheRow | StateRow | None = None
+    num_read: int = 0
+    next_id: int | None = None
+    latent_passes: int = 0
+    latent_positions: int = 0
+    has_ended: bool = False
+    update_flags: tuple[bool, bool] = (False, False)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    top: tuple[tuple[int, float], ...] = ()
+
+    def start_decoding(
+        self,
+        config: GenerationConfig,
+        sampler: Sampler,
+        eos_token_ids: tuple[int, ...],
+        decode: Callable[[list[int]], str],
+        prompt_ids: list[int],
+    ) -> None:
+        """Set how ids are chosen and become text."""
+        config = replace(config, on_token=self.emit_token, on_prefill=None, on_finish=None)
+        detokenizer = IncrementalDetokenizer(decode, prompt_ids, config.stop_list)
+        self.config, self.sampler = config, sampler
+        self.output = SequenceState(0, detokenizer, eos_token_ids, config)
+
+    @property
+    def num_unread_prompt(self) -> int:
+        """Prompt positions still to be read."""
+        return 0 if self.prompt is None else len(self.prompt) - self.num_read
+
+    def take_prompt(self, num_tokens: int) -> Tensor:
+        """Return the next chunk of the prompt."""
+        assert self.prompt is not None
+        chunk = self.prompt[self.num_read : self.num_read + num_tokens]
+        self.num_read += len(chunk)
+        return chunk
+
+    def choose_next(self, logits: Float[Tensor, "1 V"]) -> None:
+        """Choose an id from the logits of the last position, and send its event, and the last one if it ends.
+
+        Raises:
+            NonFiniteError: The logits are not finite.
+        """
+        count = self.request.num_top_logprobs
+        self.top = find_top_logprobs(logits, count)[0] if count else ()
+        ids, logprobs = self.sampler(logits, block_eos=len(self.output.token_ids) < self.config.min_tokens)
+        self.next_id = int(ids[0])
+        reason = self.output.append(self.next_id, float(logprobs[0]))
+        if reason is not None:
+            self.finish(reason)
+
+    def emit_token(self, row: int, token: int, text: str, logprob: float) -> bool:
+        """Send the event of a new token."""
+        self.send(TokenEvent(text, TokenLogprob(token, logprob, self.top)))
+        return False
+
+    def score_prompt(
+        self, num_tokens: int, hidden_states: Float[Tensor, "n D"], logits: Callable[[Tensor], Float[Tensor, "n V"]]
+    ) -> None:
+        """Add the log probabilities of the prompt ids that follow the positions of the chunk just read."""
+        assert self.prompt is not None
+        start = self.num_read - num_tokens
+        if start == 0 and self.num_unread == 0:
+            self.prompt_logprobs.append(TokenLogprob(int(self.prompt[0]), None))
+        following = self.prompt[start + 1 : start + 1 + len(hidden_states)]
+        skipped = max(0, self.num_unread - 1 - start)  # ids of the state, which the user has not sent
+        for i in range(skipped, len(following), LOGPROB_ROWS):
+            ids = following[i : i + LOGPROB_ROWS]
+            scores = logits(hidden_states[i : i + len(ids)])
+            logprobs = scores.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
+            tops = find_top_logprobs(scores, self.request.num_top_logprobs)
+            entries = zip(ids.tolist(), logprobs, tops, strict=True)
+            self.prompt_logprobs += [TokenLogprob(int(token), logprob, top) for token, logprob, top in entries]
+
+    def end_prompt(self) -> None:
+        """Go on from reading the prompt to generating."""
+        assert self.row is not None
+        self.row.end_prompt()
+        self.send(PromptEvent(tuple(self.prompt_logprobs)))
+
+    def finish(self, reason: Literal["eos", "stop", "length", "cancelled"]) -> None:
+        """Send the last event."""
+        self.has_ended = True
+        num_tokens = len(self.output.token_ids)
+        counts = (self.num_prompt_tokens, num_tokens, self.latent_passes, self.latent_positions)
+        self.send(FinishEvent(reason, *counts))
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        self.has_ended = True
+        self.send(ErrorEvent(error))
+
+    @contextmanager
+    def fail_on_error(self) -> Generator[None]:
+        """End with the error that the body raises, so that other requests go on."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+
+    def send(self, event: EngineEvent) -> None:
+        """Call `on_event`; a receiver that fails, such as a closed event loop, has no use for further events."""
+        try:
+            self.on_event(event)
+        except Exception:
+            self.has_ended = True
+
+
+@torch.no_grad()
+def find_top_logprobs(logits: Float[Tensor, "N V"], count: int) -> list[tuple[tuple[int, float], ...]]:
+    """Return the most likely ids of each row with their log probabilities in nats, most likely first."""
+    if not count:
+        return [()] * len(logits)
+    values, ids = logits.float().log_softmax(-1).topk(min(count, logits.shape[1]))
+    return [tuple(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]

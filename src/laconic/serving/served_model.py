@@ -1,0 +1,159 @@
+"""What the engine runs for each kind of loaded model, and how a request becomes a sequence for it."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from laconic.errors import UsageError
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.read_into_state import fit_attention_window
+from laconic.experiment.reasoner import Reasoner
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import build_sampler, check_max_length, resolve_eos, resolve_update_flags
+from laconic.generation.prompt import Prompt, build_prompt
+from laconic.generation.state import DecodeState
+from laconic.generation.static_cache import is_stock_decoder
+from laconic.interfaces import StatefulLM
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.nested.state import FastWeightState
+from laconic.serving.ragged import CacheRow, RaggedDecoder
+from laconic.serving.requests import EngineRequest
+from laconic.serving.row_by_row import RowByRowModel, StateRow
+from laconic.serving.sequence import RunningSequence
+
+ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
+MAX_COPY_BYTES = 2**30  # weights copied into a layout that is faster for several rows
+
+
+class ServedModel:
+    """A loaded model as the engine runs it.
+
+    Args:
+        model: What `laconic.load` returned.
+        max_batch_size: Largest number of rows that decode at a time.
+    """
+
+    def __init__(self, model: ServableModel, max_batch_size: int) -> None:
+        self.model, self.tokenizer = model, model.tokenizer
+        self.decoder = build_reading_decoder(model)
+        is_ragged = not isinstance(self.decoder, StatefulLM) and is_stock_decoder(self.decoder)
+        with torch.inference_mode():
+            self.executor = (
+                RaggedDecoder(self.decoder, max_batch_size, MAX_COPY_BYTES)
+                if is_ragged
+                else RowByRowModel(self.decoder)
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model's embeddings."""
+        return self.decoder.token_embedding.weight.device
+
+    @torch.inference_mode()
+    def prepare(self, sequence: RunningSequence) -> None:
+        """Check a request of token ids and set its prompt and sampler.
+
+        Raises:
+            UsageError: The request does not fit the model: its length, options or state.
+            InputError: An id is outside the vocabulary.
+        """
+        request = sequence.request
+        config, state = self.resolve_config(request), request.state
+        if request.question is not None:
+            raise UsageError("question: this model continues texts; send a prompt")
+        if not isinstance(config.seed, int):
+            raise UsageError("seed: a request has one row; give one number")
+        try:
+            prompt = build_prompt(self.decoder, None, None, [list(request.token_ids)], None, None, state)
+            if request.first_position is not None:
+                prompt = prompt._replace(first_positions=prompt.attention_mask.sum(1) * 0 + request.first_position)
+            cache = state.cache if isinstance(state, DecodeState) else state
+            prompt = prompt._replace(
+                update_flags=resolve_update_flags(self.decoder, cache, prompt.first_positions, config)
+            )
+            self.check_length(prompt, cache, config)
+            sampler = build_sampler(self.decoder, prompt, config)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        assert prompt.input_ids is not None
+        sequence.prompt = prompt.input_ids[0]
+        sequence.num_unread = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
+        sequence.num_prompt_tokens = len(request.token_ids)
+        sequence.update_flags = prompt.update_flags
+        eos = resolve_eos(self.decoder, config)
+        sequence.start_decoding(config, sampler, eos, self.tokenizer.decode, prompt.token_ids[0])
+
+    def resolve_config(self, request: EngineRequest) -> GenerationConfig:
+        """Return a request's options with the defaults of the model, as its `generate` has them."""
+        config, model = request.config, self.model
+        if isinstance(model, TextCompressor | NestedTextModel) and config.eos_token_ids is None:
+            config = replace(config, eos_token_ids=model.stop_token_ids)
+        if isinstance(model, NestedTextModel) and not model.update_weights:
+            config = replace(config, update_on_prompt=False, update_on_output=False)
+        return config
+
+    def check_length(self, prompt: Prompt, cache: Any, config: GenerationConfig) -> None:
+        """Raise UsageError if prompt and new tokens exceed the positions that the model was trained on."""
+        if isinstance(self.model, NestedTextModel):
+            model = self.model
+            if model.has_attention and cache is not None:
+                length = len(prompt.token_ids[0]) + config.max_tokens
+                cache = fit_attention_window(model.model, cache, length, model.attention_window)
+            limit = model.attention_window if model.has_attention else None
+        else:
+            limit = self.decoder.config.max_position_embeddings
+        first = check_max_length(self.decoder, prompt, cache, config.max_tokens)
+        if limit is not None and first + config.max_tokens > limit:
+            excess = first + config.max_tokens - limit
+            raise UsageError(
+                f"prompt of {first:,} positions + max_tokens={config.max_tokens:,} exceeds the context of {limit:,}; "
+                f"shorten by {excess:,}"
+            )
+
+    def create_row(self, sequence: RunningSequence) -> CacheRow | StateRow:
+        """Return the state that a sequence starts from."""
+        assert sequence.prompt is not None
+        request, config = sequence.request, sequence.config
+        state = request.state.cache if isinstance(request.state, DecodeState) else request.state
+        if isinstance(self.executor, RaggedDecoder):
+            assert state is None or isinstance(state, KVCache)
+            return CacheRow(self.decoder, state, request.first_position, len(sequence.prompt))
+        if isinstance(self.model, NestedTextModel) and isinstance(state, FastWeightState):
+            length = len(sequence.prompt) + config.max_tokens
+            state = fit_attention_window(self.model.model, state, length, self.model.attention_window)
+        return StateRow(state, request.first_position, *sequence.update_flags)
+
+
+def build_reading_decoder(model: ServableModel) -> Decoder:
+    """Return the decoder that answers, without adapter layers where they can be merged.
+
+    Memories may be written at the same time on another thread, which switches adapters on and off. So this decoder has
+    modules of its own; weights that no adapter changes are shared.
+    """
+    decoder = model.decoder
+    if isinstance(decoder, StatefulLM) or is_stock_decoder(decoder):
+        return decoder
+    try:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+    except ImportError:
+        return decoder
+    adapted = {name for name, module in decoder.named_modules() if isinstance(module, BaseTunerLayer)}
+    shared = {
+        id(p): p for name, p in decoder.named_parameters() if not any(name.startswith(f"{layer}.") for layer in adapted)
+    }
+    if isinstance(model, TextCompressor):
+        with model.reading_mode():
+            decoder = copy.deepcopy(decoder, dict[int, Any](shared))
+    else:
+        decoder = copy.deepcopy(decoder, dict[int, Any](shared))
+    for name in sorted(adapted):
+        layer: Any = decoder.get_submodule(name)
+        if not layer.disable_adapters:
+            layer.merge()
+        decoder.set_submodule(name, layer.get_base_layer())
+    return decoder.requires_grad_(False)
