@@ -38,8 +38,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[setup 2/3] torch (the longest download)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@echo "[setup 3/3] laconic with dev, hf, report, gguf, serve, eval"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report,gguf,serve,eval]"
+	@echo "[setup 3/3] laconic with the packages of its tests"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report,gguf,serve,eval,track,wandb,tensorboard]"
 	@touch $@
 
 demo: $(READY)

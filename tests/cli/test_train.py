@@ -136,15 +136,23 @@ def test_train_locked_directory_and_full_disk(run: RunCli, tmp_path: Path, monke
 
 def test_train_track_copies_metrics(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    code, _, err = run("train", "tiny.toml", "--track", "mine")
+    code, _, err = run("train", "tiny.toml", "--track", "trackio")
     assert (code, err) == (2, "laconic: trackio is not installed; pip install 'laconic[track]'\n")
     assert not Path("runs").exists()
     report = list[Any]()
-    trackio = SimpleNamespace(init=lambda **named: report.append(named), log=report.append, finish=lambda: None)
+    trackio = SimpleNamespace(
+        init=lambda **named: report.append(named),
+        log=lambda metrics, step: report.append((step, sorted(metrics))),
+        finish=lambda: report.append("finish"),
+    )
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    assert run("train", "tiny.toml", "--track", "mine", "train.steps=1")[0] == 0
-    assert report[0] == {"project": "mine", "name": "tiny"}
-    assert report[1]["step"] == 1
+    flags = ("--track", "trackio", "--track-project", "mine", "train.steps=1")
+    assert run("train", "tiny.toml", *flags)[0] == 0
+    assert (report[0]["project"], report[0]["name"]) == ("mine", "tiny")
+    assert report[0]["config"]["method"] == "kava"
+    assert report[1][0] == 1
+    assert "loss" in report[1][1]
+    assert report[-1] == "finish"
 
 
 def test_train_num_seeds_and_json(run: RunCli) -> None:

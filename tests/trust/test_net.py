@@ -17,6 +17,7 @@ from laconic.training import checkpoint, step
 from laconic.training import run as training_run
 from laconic.training.metrics import MetricsWriter
 from laconic.training.step import Updater
+from laconic.training.trackers import Tracker
 from tests.trust import steps, test_resume
 from tests.trust.nonfinite_cases import check_run_stops
 
@@ -76,8 +77,8 @@ def prune_unverified(self: RunDirectory, keep: Any) -> None:
 def keep_metrics(patch: Patch) -> None:
     start = MetricsWriter.__init__
 
-    def init(self: MetricsWriter, path: Path, start_: int = 0, tracker_project: str | None = None) -> None:
-        start(self, path, path.stat().st_size if path.exists() else 0, tracker_project)
+    def init(self: MetricsWriter, path: Path, start_: int = 0, tracker: Tracker | None = None) -> None:
+        start(self, path, path.stat().st_size if path.exists() else 0, tracker)
 
     patch.setattr(training_run, "MetricsWriter", type("KeepsMetrics", (MetricsWriter,), {"__init__": init}))
 

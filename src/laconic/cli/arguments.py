@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from laconic.errors import UsageError
+from laconic.training.trackers import TrackerName
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
 OutputFormat = Literal["human", "json"]
@@ -15,6 +16,7 @@ OutputFormat = Literal["human", "json"]
 OptionalInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 OptionalFloat = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 OptionalStr = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
+OptionalTracker = Annotated[TrackerName | None, arg(metavar="{trackio,wandb,tensorboard}", help_behavior_hint="")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 OptionalDtype = Annotated[DtypeName | None, arg(metavar="{float32,float64,bfloat16,float16}", help_behavior_hint="")]
 

@@ -47,6 +47,7 @@ EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
     **dict.fromkeys(("matplotlib", "scipy"), "report"),
     "trackio": "track",
+    **{name: name for name in ("wandb", "tensorboard")},
     "gguf": "gguf",
 }
 

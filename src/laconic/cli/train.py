@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import platform
@@ -17,13 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, to_utf8
+from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OptionalTracker, OutputFormat, to_utf8
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
+from laconic.training.trackers import import_tracker, start_tracker
 
 if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.training.loop import TrainingResult
+    from laconic.training.trackers import Tracker
 
 VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
 VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
@@ -55,8 +56,10 @@ class TrainCommand:
     """print the JSON Schema of recipes"""
     replay: OptionalPath = None
     """re-run the update saved in RUN/incidents/step-N for debugging"""
-    track: OptionalStr = None
-    """trackio project to copy the metrics to"""
+    track: OptionalTracker = None
+    """also send the metrics to this tracker: trackio, wandb or tensorboard; metrics.jsonl is always written"""
+    track_project: str = "laconic"
+    """project of trackio or wandb"""
     device: OptionalStr = None
     """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
     format: OutputFormat = "human"
@@ -76,7 +79,7 @@ class TrainCommand:
         if self.recipe is None:
             raise UsageError("no recipe given; laconic train RECIPE, or --schema for the keys of a recipe")
         if self.track is not None:
-            importlib.import_module("trackio")  # on every rank, before training starts
+            import_tracker(self.track)  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
         for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_note(text)
@@ -132,6 +135,7 @@ class TrainCommand:
             for text in built.notes if is_main else ():
                 log_note(text)
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
+                tracker = self.start_tracker(out, recipe) if is_main else None
                 outcome = train(
                     built.method,
                     built.training_data,
@@ -146,11 +150,17 @@ class TrainCommand:
                     device=device,
                     build_optimizer=build_optimizer,
                     resume=resume,
-                    tracker_project=self.track,
+                    tracker=tracker,
                 )
         if is_main:
             self.print_outcome(out, outcome)
         return {"out": str(out), **outcome_to_json(outcome)}
+
+    def start_tracker(self, run: Path, recipe: "Recipe") -> "Tracker | None":
+        """Start the tracker of --track."""
+        if self.track is None:
+            return None
+        return start_tracker(self.track, run, self.track_project, recipe.model_dump(mode="json", exclude_none=True))
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
         """Log the last step, its first metrics, and the validation."""

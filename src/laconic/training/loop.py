@@ -19,6 +19,7 @@ from laconic.training.row_order import compute_update_index
 from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
 from laconic.training.signals import handle_signals
 from laconic.training.step import OptimizerBuilder, get_random_state
+from laconic.training.trackers import Tracker
 
 
 def train(
@@ -36,7 +37,7 @@ def train(
     device: torch.device | str = "cpu",
     build_optimizer: OptimizerBuilder = build_adamw,
     resume: Resume = "auto",
-    tracker_project: str | None = None,
+    tracker: Tracker | None = None,
 ) -> TrainingResult:
     """Train until all steps are done or `config.early_stop` is reached.
 
@@ -57,7 +58,7 @@ def train(
         device: Device to train on.
         build_optimizer: Builds the optimizer of the trainable parameters.
         resume: "auto" continues from the latest valid step, "never" refuses a run that has steps, a number names one.
-        tracker_project: trackio project to log to.
+        tracker: Receives a copy of the metrics of a run.
 
     Raises:
         BusyError: If `resume` is "never" and the run has steps.
@@ -76,7 +77,7 @@ def train(
         training = TrainingRun(
             method, data, config, run, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
         )
-        training.open_metrics(tracker_project)
+        training.open_metrics(tracker)
         try:
             training.run_to_end(stop, validate, report_progress)
         finally:

@@ -1,15 +1,15 @@
 """Write metrics.jsonl, one JSON object per line; an experiment tracker only receives copies."""
 
-import importlib
 import math
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from laconic.errors import translate_os_errors
 from laconic.storage.strict_json import to_canonical_json
+from laconic.training.trackers import Tracker
 
 
 class MetricsWriter:
@@ -18,18 +18,17 @@ class MetricsWriter:
     Args:
         path: The file.
         start: Bytes to keep; what follows belongs to steps that were not committed.
-        tracker_project: Project to log to with trackio, or None.
+        tracker: Receives copies of the numbers.
     """
 
-    def __init__(self, path: Path, start: int = 0, tracker_project: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, start: int = 0, tracker: Tracker | None = None) -> None:
+        self.path, self.tracker = path, tracker
         with translate_os_errors(path):
             self.file = path.open("ab")
             length = self.file.tell()
             self.file.truncate(min(start, length))
         if length < start:
             warnings.warn(f"{path} has {length:,} bytes, but the step was saved with {start:,}; some lines are lost")
-        self.tracker = _start_tracker(tracker_project, path.parent.name) if tracker_project else None
 
     def write(self, values: Mapping[str, object]) -> None:
         """Append a line; NaN and infinity become null."""
@@ -37,7 +36,7 @@ class MetricsWriter:
             self.file.write((to_canonical_json(_replace_nonfinite(values)) + "\n").encode())
             self.file.flush()
         if self.tracker:
-            self.tracker.log({name: value for name, value in values.items() if isinstance(value, int | float)})
+            self.tracker.log(flatten_numbers(values), int(cast(int, values["step"])))
 
     def flush_to_disk(self) -> int:
         """Sync the file to disk and return its length."""
@@ -59,8 +58,12 @@ def _replace_nonfinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _start_tracker(project: str, name: str) -> Any:
-    """Start a trackio run and return the module."""
-    trackio = importlib.import_module("trackio")
-    trackio.init(project=project, name=name)
-    return trackio
+def flatten_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the finite numbers but the step; those of an inner table are named "TABLE/NAME"."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            numbers |= flatten_numbers(cast(Mapping[str, Any], value), f"{prefix}{name}/")
+        elif isinstance(value, int | float) and math.isfinite(value) and prefix + name != "step":
+            numbers[prefix + name] = value
+    return numbers

@@ -27,6 +27,7 @@ from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
 from laconic.training.signals import SignalInterruptError, StopSignal
 from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
+from laconic.training.trackers import Tracker
 
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 6  # on the progress line; metrics.jsonl has all
@@ -96,11 +97,11 @@ class TrainingRun:
         if start:
             self.restore(start)
 
-    def open_metrics(self, tracker_project: str | None = None) -> None:
+    def open_metrics(self, tracker: Tracker | None = None) -> None:
         """Open metrics.jsonl, without the lines after the step resumed from."""
         if self.run_directory is not None and self.ranks.rank == 0:
             path = self.run_directory.path / "metrics.jsonl"
-            self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker_project)
+            self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker)
 
     def check_fingerprints(self, start: StepFolder) -> None:
         """Raise `CorruptArtifactError` for a step of other data, base weights or recipe."""

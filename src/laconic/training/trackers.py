@@ -1,0 +1,86 @@
+"""Copy the metrics of a run to an experiment tracker: trackio, Weights & Biases or TensorBoard."""
+
+import contextlib
+import hashlib
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+TrackerName = Literal["trackio", "wandb", "tensorboard"]
+TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+class Tracker(Protocol):
+    """What `laconic.training.loop.train` sends metrics to; an object of one's own will do."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Receive the metrics of an update; those of a validation are named "validation/NAME"."""
+        ...
+
+    def finish(self) -> None:
+        """Send what is left; called once, also when training fails or is interrupted."""
+        ...
+
+
+class TensorBoardTracker:
+    """Writes the metrics as scalars into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write scalars."""
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        """Write what is buffered and close the file."""
+        self.writer.close()
+
+
+class ClientTracker:
+    """Sends the metrics with the client of trackio or wandb, whose messages go to standard error."""
+
+    def __init__(self, package: Any, options: Mapping[str, Any]) -> None:
+        self.package = package
+        with contextlib.redirect_stdout(sys.stderr):
+            package.init(**options)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send metrics."""
+        self.package.log(dict(metrics), step=step)
+
+    def finish(self) -> None:
+        """Send what is left."""
+        with contextlib.redirect_stdout(sys.stderr):
+            self.package.finish()
+
+
+def import_tracker(name: TrackerName) -> Any:
+    """Import a tracker's package, so that a missing one is reported before training."""
+    return importlib.import_module(name)
+
+
+def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[str, Any]) -> Tracker:
+    """Start tracking a run under the name of its directory; a resumed run continues its old record.
+
+    Args:
+        name: The tracker. It takes its account, server or mode from its own environment variables.
+        run: Run directory. TensorBoard's files and those of wandb are written inside.
+        project: Project of trackio or wandb.
+        config: The recipe.
+
+    Raises:
+        ImportError: If the package is not installed.
+    """
+    package = import_tracker(name)
+    if name == "tensorboard":
+        return TensorBoardTracker(run / TENSORBOARD_FOLDER)
+    options: dict[str, Any] = {"project": project, "name": run.name, "config": dict(config), "resume": "allow"}
+    if name == "wandb":
+        path_hash = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:8]
+        options |= {"id": f"{run.name}-{path_hash}", "dir": str(run)}
+    return ClientTracker(package, options)
