@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ProgressFn = Callable[[str, int, int], None]
-FIRST_LINE_AFTER = 4.0  # seconds without a terminal; nothing is silent for more than five
+FIRST_LINE_AFTER = 2.0  # seconds without a terminal
 LOG_INTERVAL = 5  # seconds between later lines
 
 
@@ -44,7 +44,7 @@ def status(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[ProgressFn]:
-    """Show progress with the time left: a bar on a terminal, elsewhere a line after four seconds, then every five.
+    """Show progress with the time left: a bar on a terminal, elsewhere a line after two seconds, then every five.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """

@@ -1,5 +1,6 @@
 """Law of state: continuing from the state of a result equals continuing from its text."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,15 +124,16 @@ def test_generate_reports_chunks_and_rows_as_they_end() -> None:
     assert calls == [(0, 10), (4, 10), (8, 10), (10, 10), (1, "cancelled", 3), (0, "length", 10)]
 
 
-def test_generate_reads_more_at_once_on_an_empty_cache() -> None:
+def test_generate_reads_more_at_once_on_an_empty_cache_unless_followed() -> None:
     calls: list[Any] = []
     decoder, prompt = decoder_of("llama"), [1 + i % 90 for i in range(29)]
-    config = GenerationConfig(
-        max_tokens=9, eos_token_ids=(), prefill_chunk_size=3, on_prefill=lambda *args: calls.append(args)
-    )
+    config = GenerationConfig(max_tokens=9, eos_token_ids=(), prefill_chunk_size=3)
     (generation,) = generate(decoder, input_ids=[prompt], config=config)
-    assert calls == [(0, 29), (24, 29), (27, 29), (29, 29)]
     assert generation.passes.prompt == 3
+    config = replace(config, on_prefill=lambda *args: calls.append(args))
+    (followed,) = generate(decoder, input_ids=[prompt], config=config)
+    assert calls == [(done, 29) for done in (*range(0, 29, 3), 29)]
+    assert generation.token_ids == followed.token_ids
     (whole,) = generate(decoder, input_ids=[prompt], config=GenerationConfig(max_tokens=9, eos_token_ids=()))
     assert generation.token_ids == whole.token_ids
     assert whole.passes.prompt == 1

@@ -19,7 +19,7 @@ from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.models.input_checks import check_inputs_embeds, dtype_name
 from laconic.models.positions import last_valid
 
-FIRST_PASS_CHUNKS = 8  # read at once on an empty cache, where attention needs no mask and is a quarter faster
+FIRST_PASS_CHUNKS = 8  # read at once on an empty cache, where attention needs no mask: a tenth faster on 2,048 tokens
 InputIds = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
 
 
@@ -209,11 +209,15 @@ def prefill(
     chunk_size: int,
     on_prefill: OnPrefill | None = None,
 ) -> PrefillResult:
-    """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only."""
+    """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only.
+
+    A first pass on an empty cache reads more, unless `on_prefill` is to follow the progress.
+    """
     last_hidden: Tensor | None = None
     all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
     needs_no_mask = all_valid and state is None and not isinstance(decoder, StatefulLM)
-    chunks = split_prompt(T, chunk_size, FIRST_PASS_CHUNKS * chunk_size if needs_no_mask else chunk_size)
+    first_chunks = FIRST_PASS_CHUNKS if needs_no_mask and on_prefill is None else 1
+    chunks = split_prompt(T, chunk_size, first_chunks * chunk_size)
     read_chunk = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
     if on_prefill is not None:
         on_prefill(0, T)
