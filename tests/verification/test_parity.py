@@ -328,9 +328,15 @@ def test_report_table_and_json(monkeypatch: pytest.MonkeyPatch):
     assert "Usual suspects: orientation" in report.summary()
     assert report.to_table().row_count == len(report.stage_order)
     data = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert data["schema"] == 2
+    assert data["schema"] == 3
     assert data["first_divergence"]["error"] == "inf"
-    assert {"results", "inputs", "versions", "backend", "command", "summary"} <= data.keys()
+    assert {"stages", "inputs", "versions", "backend", "command", "summary"} <= data.keys()
+    assert "results" not in data
+    assert [stage["stage"] for stage in data["stages"]] == list(report.stage_order)
+    assert sum(stage["comparisons"] for stage in data["stages"]) == len(report.results)
+    k = next(stage for stage in data["stages"] if stage["stage"] == "k")
+    assert (k["verdict"], k["worst"]["local"]["case"], k["worst"]["local"]["error"]) == ("fail", "I8", "inf")
+    assert len(report.to_json(all_results=True)["results"]) == len(report.results)
 
 
 def test_report_counts_results_equal_to_the_bit():

@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 from laconic.cli.arguments import OptionalPath, OptionalStr
 from laconic.cli.files import write_file
 from laconic.console import progress
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class VerifyParityCommand:
     layers: str = "all"
     """layers to compare: all, or a comma-separated list such as 0,5,last"""
     json: OptionalPath = None
-    """file to write all results to as JSON"""
+    """file for a summary of each stage as JSON"""
+    all_results: bool = False
+    """with --json: also write every comparison, some megabytes"""
     write_golden: OptionalPath = None
     """folder for a new bundle with the activations of transformers"""
 
@@ -43,6 +45,8 @@ class VerifyParityCommand:
 
         from laconic.verification.run import run_parity
 
+        if self.all_results and not self.json:
+            raise UsageError("--all-results: needs --json FILE")
         if self.json and not self.json.absolute().parent.is_dir():
             raise InputError(f"{self.json}: folder {self.json.parent} does not exist; create it first")
         with progress("comparing") as show:
@@ -59,7 +63,7 @@ class VerifyParityCommand:
         Console().print(report.to_table())
         print(report.summary())
         if self.json:
-            write_file(self.json, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
+            write_file(self.json, json.dumps(report.to_json(all_results=self.all_results), indent=1, allow_nan=False) + "\n")
         return 0 if report.is_ok else 1
 
 

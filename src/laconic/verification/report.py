@@ -14,7 +14,7 @@ from laconic.models.decoder import Decoder
 from laconic.verification.inputs import REQUIRED_INPUTS
 from laconic.verification.parity import StageResult, first_divergence, usual_suspects
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,12 @@ class ParityReport:
             rows.append((stage, *cells, error, worst_verdict(results)))
         return rows
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON; NaN becomes null, infinity the text "inf"."""
+    def to_json(self, *, all_results: bool = False) -> dict[str, Any]:
+        """Return the report as JSON; NaN becomes null, infinity the text "inf".
+
+        Args:
+            all_results: Add every comparison, thousands for a model of 30 layers, to the summary of each stage.
+        """
         first = self.first_divergence
         names = ("model", "family", "fingerprint", "dtype", "backend", "command")
         return {
@@ -167,8 +171,22 @@ class ParityReport:
             "problems": self.problems,
             "first_divergence": None if first is None else result_to_json(first),
             "summary": self.summary(),
-            "results": [result_to_json(result) for result in self.results],
+            "stages": [stage for name in self.stage_order if (stage := self.stage_to_json(name))],
+            **({"results": [result_to_json(result) for result in self.results]} if all_results else {}),
         }
+
+    def stage_to_json(self, stage: str) -> dict[str, Any]:
+        """Return the number of comparisons of a stage, how many are equal to the bit, and the worst of each kind."""
+        results = [r for r in self.results if r.stage == stage]
+        if not results:
+            return {}
+        worst = {
+            kind: result_to_json(max((r for r in results if r.kind == kind), key=severity))
+            for kind in dict.fromkeys(r.kind for r in results)
+        }
+        equal = sum(r.bitwise for r in results)
+        counts = {"comparisons": len(results), "equal_to_the_bit": equal}
+        return {"stage": stage, "verdict": worst_verdict(results), **counts, "worst": worst}
 
 
 def is_low_precision(results: list[StageResult]) -> bool:
