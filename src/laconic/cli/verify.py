@@ -63,7 +63,9 @@ class VerifyParityCommand:
         Console().print(report.to_table())
         print(report.summary())
         if self.json:
-            write_file(self.json, json.dumps(report.to_json(all_results=self.all_results), indent=1, allow_nan=False) + "\n")
+            write_file(
+                self.json, json.dumps(report.to_json(all_results=self.all_results), indent=1, allow_nan=False) + "\n"
+            )
         return 0 if report.is_ok else 1
 
 
