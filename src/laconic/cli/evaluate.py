@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -19,11 +19,15 @@ from laconic.cli.arguments import (
 )
 from laconic.errors import UsageError
 
-QUESTIONS = "runs that answer questions"
+if TYPE_CHECKING:
+    from laconic.evaluation.suite import MemoryOptions
+
+QUESTIONS, MEMORIES = "runs that answer questions", "the task memories"
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
     **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
     "data_dir": QUESTIONS,
     "query_aware": "compression runs",
+    **dict.fromkeys(("documents", "questions", "methods", "keep", "tokens", "fit"), MEMORIES),
 }
 CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 
@@ -74,6 +78,20 @@ class EvaluateCommand:
     """measure latency on this many questions, one at a time, and throughput in batches of 64"""
     query_aware: bool = False
     """context QA: put the question in front of the context before compressing it"""
+    documents: OptionalStr = None
+    """memories: file of texts; rows of one book form a text (default: the contexts of --questions)"""
+    questions: OptionalStr = None
+    """memories: JSONL with document (name of a book) or context (a text), question, answer, and optionally
+    answer_prefix"""
+    methods: OptionalStr = None
+    """memories: scores that choose keys and values, comma-separated (default: kvzip, kvzip-equal, with equal heads, and
+    all others)"""
+    keep: OptionalStr = None
+    """memories: shares of the tokens to keep, comma-separated (default: 0.125)"""
+    tokens: OptionalInt = None
+    """memories: length to which documents are cut (default: 1024)"""
+    fit: OptionalInt = None
+    """memories: also train a cartridge for this many steps; slow"""
     device: OptionalStr = None
     """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
     format: OutputFormat = "human"
@@ -115,6 +133,7 @@ class EvaluateCommand:
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
                 baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
                 latency=self.latency,
+                memories=self.memory_options(),
             )
             report = suite.report(request, evaluate_runs(suite, request))
             if ranks.rank == 0:
@@ -128,7 +147,8 @@ class EvaluateCommand:
         """Raise `UsageError` (2) for invalid flags."""
         if not self.runs:
             raise UsageError("no run given; laconic evaluate RUN")
-        for name, minimum in (("limit", 1), ("shots", 1), ("batch_size", 1), ("latency", 0)):
+        minima = {"limit": 1, "shots": 1, "batch_size": 1, "latency": 0, "tokens": 1, "fit": 1}
+        for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {minimum}")
@@ -139,17 +159,45 @@ class EvaluateCommand:
             raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         parse_tolerance(self.tolerance, self.protocol)
+        if self.keep is not None:
+            parse_shares("--keep", self.keep)
+
+    def memory_options(self) -> "MemoryOptions":
+        """Return the options of the task memories."""
+        from laconic.evaluation.memories.contexts import KV_METHODS
+        from laconic.evaluation.suite import MemoryOptions
+
+        return MemoryOptions(
+            documents=self.documents,
+            questions=self.questions,
+            methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
+            keep=parse_shares("--keep", self.keep or "0.125"),
+            tokens=self.tokens or 1024,
+            fit=self.fit,
+        )
 
     def resolve(self, run: str) -> str:
         """Return a run as it is, and for a model the folder of its results."""
         from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint
 
         if is_checkpoint(run):
-            return str(prepare_checkpoint(run, self.prompt, self.shots or 0, self.shots_from))
+            style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
+            return str(prepare_checkpoint(run, style, self.shots or 0, self.shots_from))
         refuse_flags({"prompt": self.prompt, "shots_from": self.shots_from}, f"only for models, and {run} is a run")
         if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
             raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
         return run
+
+
+def parse_shares(flag: str, text: str) -> tuple[float, ...]:
+    """Parse comma-separated shares. Raises `UsageError` (2) unless they are above 0 and at most 1."""
+    try:
+        shares = tuple(map(float, split_commas(text)))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise UsageError(f"{flag} {text}: expected shares above 0 and at most 1, for example 0.125,0.25")
+    return tuple(sorted(set(shares)))
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:

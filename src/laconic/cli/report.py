@@ -16,10 +16,12 @@ class ReportCommand:
     """Write an HTML report from stored evaluation results (no model is loaded).
 
     Example: laconic report runs/stop runs/fixed --out report.html
+    Example: laconic report smollm2 --out memories.html
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
-    """run of laconic train, or a directory of runs seed-0, seed-1, …; evaluate them with laconic evaluate first"""
+    """run of laconic train, directory of runs seed-0, seed-1, …, or model (folder, .gguf, name); evaluate them with
+    laconic evaluate first"""
     out: Path = Path("report.html")
     """HTML file to write"""
 
@@ -27,8 +29,13 @@ class ReportCommand:
         """Write the page. Raises `InputError` (66) if there are no results."""
         if not self.runs:
             raise UsageError("no run given; laconic report RUN")
+        from laconic.evaluation.checkpoints import find_results, is_checkpoint
         from laconic.evaluation.report.build import build_report
 
-        paths = list(dict.fromkeys(map(to_utf8, self.runs)))
-        write_file(self.out, build_report(paths))
+        paths = [
+            path
+            for run in map(to_utf8, self.runs)
+            for path in (map(str, find_results(run)) if is_checkpoint(run) else (run,))
+        ]
+        write_file(self.out, build_report(list(dict.fromkeys(paths))))
         return 0

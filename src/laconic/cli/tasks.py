@@ -16,6 +16,7 @@ class TaskInfo(NamedTuple):
 
 
 ANY, LATENT, COMPRESSION, NESTED = "any", "latent", "compression", "nested"  # kinds of runs
+MEMORIES = "models, compression"
 TASKS = (
     TaskInfo("test, valid", ANY, "the recipe's own test or validation rows"),
     TaskInfo("FILE.jsonl", LATENT, "rows (question, answer); also .parquet"),
@@ -25,6 +26,11 @@ TASKS = (
         "FILE.jsonl",
         COMPRESSION,
         "context QA (context, question, answer) or in-context classification (text, label)",
+    ),
+    TaskInfo(
+        "memories",
+        MEMORIES,
+        "compressed memories and plain baselines on continuation, copied passages, needles and questions",
     ),
     TaskInfo("mqar", NESTED, "multi-query associative recall"),
     TaskInfo("copying", NESTED, "selective copying"),

@@ -87,6 +87,20 @@ def prepare_checkpoint(
     return results
 
 
+def find_results(path_or_name: str) -> list[Path]:
+    """Return the folders in which the results of a checkpoint are stored, in order of their names.
+
+    Raises:
+        InputError: There is no such model, or nothing was evaluated.
+    """
+    model = str(find_checkpoint(path_or_name).resolve())
+    recipes = sorted((cache_dir() / "evaluations").glob(f"*/*/{RECIPE_FILE}"), key=lambda file: file.parent.name)
+    folders = [file.parent for file in recipes if load_recipe(file)[0].model.name == model]
+    if not folders:
+        raise InputError(f"{path_or_name}: no stored results; run laconic evaluate on it first")
+    return folders
+
+
 def read_prompt(folder: Path) -> CheckpointPrompt | None:
     """Return how the checkpoint of a results folder is asked; None for a run."""
     path = folder / MARKER_FILE

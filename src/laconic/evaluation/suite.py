@@ -53,6 +53,27 @@ RESUME_HINT = "finished items are stored; run the same command again to resume"
 
 
 @dataclass(frozen=True)
+class MemoryOptions:
+    """Options of the task `memories`.
+
+    Attributes:
+        documents: File of texts; None for the contexts of the questions.
+        questions: File of questions about the documents.
+        methods: Names of `laconic.evaluation.memories.contexts.KV_METHODS`.
+        keep: Shares of the documents' tokens to keep.
+        tokens: Length to which documents are cut.
+        fit: Optimizer steps of a cartridge; None for no cartridge.
+    """
+
+    documents: str | None = None
+    questions: str | None = None
+    methods: Sequence[str] = ()
+    keep: Sequence[float] = ()
+    tokens: int = 1024
+    fit: int | None = None
+
+
+@dataclass(frozen=True)
 class EvalRequest:
     """What `laconic evaluate` asks for; each suite uses the options that concern it.
 
@@ -74,6 +95,7 @@ class EvalRequest:
         jacobi_iterations: Also evaluate with these numbers of Jacobi iterations.
         baseline: A run that the others are compared with.
         latency: Number of questions to time; 0 for none.
+        memories: Options of the task `memories`.
     """
 
     runs: Sequence[str]
@@ -93,6 +115,7 @@ class EvalRequest:
     jacobi_iterations: Sequence[int] = ()
     baseline: str | None = None
     latency: int = 0
+    memories: MemoryOptions = MemoryOptions()
 
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.errors import UsageError
 from laconic.evaluation.compression.suite import CompressionSuite
+from laconic.evaluation.memories.suite import MemorySuite
 from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.runs import load_recipes
 from laconic.evaluation.streams.suite import StreamSuite
 from laconic.evaluation.suite import EvalSuite
 
-SUITES: tuple[EvalSuite, ...] = (StreamSuite(), CompressionSuite(), ReasoningSuite())
+SUITES: tuple[EvalSuite, ...] = (MemorySuite(), StreamSuite(), CompressionSuite(), ReasoningSuite())
 
 
 def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:

@@ -1,8 +1,10 @@
 """The report of `laconic report`: every stored result of some runs, grouped by task, on one page."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from laconic.errors import InputError
+from laconic.evaluation.checkpoints import NO_FILE
 from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_facts, render_list, render_page
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.run_names import short_run_names
@@ -32,6 +34,9 @@ def build_report(paths: Sequence[str]) -> str:
     facts: list[tuple[str, str]] = []
     for title, recipes in runs:
         first, seeds = recipes[0], ", ".join(str(recipe.seed) for recipe in recipes)
+        if Path(str(first.data.path)).name == NO_FILE:
+            facts.append((title, f"published model {Path(str(first.model.name)).name}"))
+            continue
         row = f", {first.paper_table}, {first.table_row}" if first.table_row else ""
         facts.append((title, f"method {first.method}, data {first.data.source}{row}, seeds {seeds}"))
     end = [

@@ -1,0 +1,171 @@
+"""Contexts that precede the probes of a document: nothing, text, a KV memory, a cartridge, or summary vectors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.cartridge import CartridgeConfig, fit_cartridge
+from laconic.compression.kv_compress import KVCompressionConfig, compress_document
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_selection import DocumentReader, KVMethod
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import UsageError
+from laconic.experiment.cartridge import build_requests
+from laconic.experiment.kv_compressor import build_repeat_prompt
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+KV_METHODS: dict[str, tuple[KVMethod, bool]] = {  # name -> score, and whether all heads keep as many
+    "kvzip": ("kvzip", False),
+    "kvzip-equal": ("kvzip", True),
+    **{name: (name, True) for name in ("snapkv", "rkv", "h2o", "expected", "knorm", "window", "random")},
+}
+NO_CONTEXT, FULL_TEXT, LAST_TOKENS, FIT, SUMMARY = "no context", "full text", "last tokens", "fit", "summary vectors"
+INDEX_BYTES = 8  # of a slot in a memory's file: its position and its rank
+HiddenStates = Callable[[Int[Tensor, "R T"], Bool[Tensor, "R T"]], Float[Tensor, "R T D"]]
+
+
+class ProbeContext(NamedTuple):
+    """What precedes the probes.
+
+    Attributes:
+        name: Method, and the share of the document's tokens that is kept, where it is chosen.
+        hidden_states: Reads ids, with their mask, after the context.
+        positions: Positions per layer and KV head, on average.
+        file_bytes: Bytes of the tensors in a file.
+        used_bytes: Bytes of the KV cache that attention reads.
+    """
+
+    name: str
+    hidden_states: HiddenStates
+    positions: float
+    file_bytes: int
+    used_bytes: int
+
+
+def name_context(method: str, keep: float) -> str:
+    """Return the name of a method at one size."""
+    return f"{method} {keep:g}"
+
+
+def read_after_cache(
+    decoder: Decoder, cache: KVCache | None, ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]
+) -> Float[Tensor, "R T D"]:
+    """Read ids after a cache of one row."""
+    state = None if cache is None else cache.repeat_rows(len(ids))
+    return decoder(decoder.embed(ids), state, attention_mask=mask).hidden_states
+
+
+def slot_bytes(decoder: Decoder) -> int:
+    """Return the bytes of a key and its value."""
+    return 2 * decoder.config.head_dim * decoder.token_embedding.weight.element_size()
+
+
+def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
+    """Return the bytes of the keys and values of a KV cache."""
+    return num_positions * decoder.config.num_hidden_layers * decoder.config.num_key_value_heads * slot_bytes(decoder)
+
+
+def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:
+    """Return the context of a KV memory of one document."""
+    cache, num_slots = memory.to_cache(), int(memory.valid.sum())
+    used = sum(x.numel() * x.element_size() for x in (*cache.keys, *cache.values))
+    file_bytes = num_slots * (slot_bytes(decoder) + INDEX_BYTES)
+    return ProbeContext(name, partial(read_after_cache, decoder, cache), float(memory.num_slots[0]), file_bytes, used)
+
+
+def iter_text_contexts(
+    read: Callable[[str, Sequence[int]], ProbeContext], ids: Sequence[int], num_special: int, keeps: Sequence[float]
+) -> Iterator[ProbeContext]:
+    """Yield the plain baselines: no context, the whole text, and as many of its last tokens as a memory keeps.
+
+    Args:
+        read: Returns the context of a name and ids.
+        ids: Document.
+        num_special: Special tokens at its beginning, which precede the last tokens too.
+        keeps: Shares of the tokens.
+    """
+    special = ids[:num_special]
+    yield read(NO_CONTEXT, special)
+    yield read(FULL_TEXT, ids)
+    for keep in keeps:
+        num_tokens = KVCompressionConfig(keep=keep).num_slots(len(ids)) - num_special
+        yield read(name_context(LAST_TOKENS, keep), [*special, *(ids[-num_tokens:] if num_tokens > 0 else ())])
+
+
+def read_text(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
+    """Read ids into a KV cache."""
+    device = decoder.token_embedding.weight.device
+    if not ids:
+        return ProbeContext(name, partial(read_after_cache, decoder, None), 0.0, 0, 0)
+    cache = DocumentReader(decoder).read(torch.tensor([list(ids)], device=device))
+    return build_kv_context(decoder, name, KVMemory.from_cache(cache))
+
+
+def iter_kv_contexts(
+    decoder: Decoder, tokenizer: Tokenizer, ids: Sequence[int], method: str, keeps: Sequence[float], steps: int | None
+) -> Iterator[ProbeContext]:
+    """Yield the contexts of a method at several sizes; the document is read and ranked once.
+
+    Args:
+        decoder: Model.
+        tokenizer: Its tokenizer.
+        ids: Document.
+        method: One of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip-equal.
+        keeps: Shares of the tokens.
+        steps: Optimizer steps of a cartridge.
+    """
+    score, equal_heads = KV_METHODS["kvzip-equal" if method == FIT else method]
+    config = KVCompressionConfig(score, keep=1.0, equal_heads=equal_heads)
+    ranked = compress_document(decoder, ids, config, build_repeat_prompt(tokenizer)).memory
+    for keep in keeps:
+        memory = ranked.keep_top_slots(replace(config, keep=keep).num_slots(len(ids)))
+        if method == FIT:
+            requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=steps or 1)
+            with torch.enable_grad():
+                memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
+        yield build_kv_context(decoder, name_context(method, keep), memory)
+
+
+def read_text_with_compressor(method: AutoCompressor, name: str, document: Sequence[int]) -> ProbeContext:
+    """Return the context of a text that a compressor reads together with every probe."""
+    prefix = torch.tensor([list(document)], dtype=torch.long, device=method.decoder.token_embedding.weight.device)
+
+    def hidden_states(ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]) -> Float[Tensor, "R T D"]:
+        before = prefix.expand(len(ids), -1)
+        whole_mask = torch.cat([torch.ones_like(before, dtype=torch.bool), mask], 1)
+        return method.read_text(torch.cat([before, ids], 1), whole_mask)[:, before.shape[1] :]
+
+    size = count_cache_bytes(method.decoder, len(document))
+    return ProbeContext(name, hidden_states, float(len(document)), size, size)
+
+
+def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment_tokens: int) -> ProbeContext:
+    """Compress a document, segment by segment, into summary vectors.
+
+    Raises:
+        UsageError: The document has more segments than the memory holds.
+    """
+    device = method.decoder.token_embedding.weight.device
+    segments = torch.tensor([list(document)], dtype=torch.long, device=device).split(segment_tokens, 1)
+    most = method.max_segments(segment_tokens)
+    if most is not None and len(segments) > most:
+        raise UsageError(
+            f"--tokens {len(document)}: {len(segments)} segments of {segment_tokens} tokens, and the memory holds at "
+            f"most {most}; give --tokens {most * segment_tokens} or less"
+        )
+    memory = method.compress(segments[0])
+    for segment in segments[1:]:
+        memory = method.compress(segment, None, memory)
+    M = int(memory.num_vectors[0])
+
+    def hidden_states(ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]) -> Float[Tensor, "R T D"]:
+        return method.read_text(ids, mask, memory.select_rows([0] * len(ids)))
+
+    return ProbeContext(SUMMARY, hidden_states, float(M), memory.num_bytes, count_cache_bytes(method.decoder, M))

@@ -1,0 +1,170 @@
+"""Documents that are compressed, and what is scored after them: continuation, copied passages, needles, questions."""
+
+import random
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from laconic.config.data import TextConfig
+from laconic.data.documents.load import read_documents
+from laconic.data.strict_jsonl import read_rows, require_text
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import InputError
+from laconic.evaluation.compression.context_qa_data import parse_answer_prefix
+
+CONTINUATION_TOKENS = 64  # scored after the document
+PASSAGE_TOKENS, NUM_PASSAGES = 48, 2  # scored of each copied passage
+LEAD_TOKENS = 8  # of the continuation, and of a passage, that precede a copied passage
+CHARACTERS_PER_TOKEN = 16  # of a text that is tokenized, so that books are not tokenized to their end
+NEEDLES = (
+    ("The captain's dog is called {}.", "What is the captain's dog called?", "Bruno Jasper Misty Rufus Daisy Oscar"),
+    ("The key is hidden under the {}.", "What is the key hidden under?", "carpet mirror piano stove statue ladder"),
+    ("Doctor Marlow was born in {}.", "Where was Doctor Marlow born?", "Lisbon Vienna Dublin Geneva Prague Oslo"),
+    ("The new carriage is painted {}.", "What color is the new carriage?", "purple yellow orange silver green white"),
+)
+QUESTION_ROW = (
+    "a row has document (name of a document) or context (a text), question and answer, and optionally answer_prefix"
+)
+
+
+class Probe(NamedTuple):
+    """Ids to read after a document; the last `num_scored` are scored."""
+
+    ids: list[int]
+    num_scored: int
+
+
+class ProbedDocument(NamedTuple):
+    """Ids of a document, and the probes of each task."""
+
+    name: str
+    ids: list[int]
+    probes: dict[str, list[Probe]]
+
+
+class DocumentQuestion(NamedTuple):
+    """A question about a document, which is named, or whose text the row has.
+
+    `answer_prefix` begins the answer as a sentence, so that only the words that count are scored.
+    """
+
+    document: str
+    has_text: bool
+    question: str
+    answer_prefix: str
+    answer: str
+
+
+def parse_question_row(row: dict[str, Any], text: str, name: str) -> DocumentQuestion:
+    """Parse a row of a question file. Raises `RowError`."""
+    has_text = "document" not in row
+    source, question, answer = (
+        require_text(row, field, text, QUESTION_ROW)
+        for field in ("context" if has_text else "document", "question", "answer")
+    )
+    return DocumentQuestion(source, has_text, question, parse_answer_prefix(row, text), answer)
+
+
+def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> dict[str, str]:
+    """Return texts by name: of a file whose rows of one book form a text, and the contexts of questions.
+
+    Raises:
+        InputError: A question names no document of the file.
+    """
+    loaded = [] if documents is None else read_documents(documents, TextConfig(document_field=None))[0]
+    texts = {document.name: document.text for document in loaded}
+    missing = next((q.document for q in questions if not q.has_text and q.document not in texts), None)
+    if missing is not None:
+        known = ", ".join(islice(texts, 3)) or "none, without --documents"
+        raise InputError(f"question about document {missing}: there is no such document; there are {known}")
+    return texts | {q.document: q.document for q in questions if q.has_text}
+
+
+def load_probed_documents(
+    tokenizer: Tokenizer, documents: str | None, questions: str | None, num_tokens: int, limit: int | None
+) -> tuple[list[ProbedDocument], int]:
+    """Load the documents of `laconic evaluate --tasks memories`.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        documents: File of texts; None for the contexts of the questions.
+        questions: File of questions.
+        num_tokens: Documents are cut to this length.
+        limit: Number of documents.
+
+    Returns:
+        The documents, and the number of questions that are left out because their answer stands after the cut.
+
+    Raises:
+        InputError: A file is invalid, or a text is too short.
+    """
+    rows = [] if questions is None else read_rows(Path(questions), parse_question_row)[0]
+    texts = dict(islice(load_texts(documents, rows).items(), limit))
+    result = [
+        probe_text(tokenizer, f"text {i + 1}" if name == text else name, text, num_tokens, [
+            row for row in rows if row.document == name
+        ])
+        for i, (name, text) in enumerate(texts.items())
+    ]  # fmt: skip
+    num_questions = sum(row.document in texts for row in rows)
+    return result, num_questions - sum(len(document.probes.get("questions", ())) for document in result)
+
+
+def probe_text(
+    tokenizer: Tokenizer, name: str, text: str, num_tokens: int, questions: Sequence[DocumentQuestion]
+) -> ProbedDocument:
+    """Return the document that begins a text, with needles inserted after sentences that are spread over it.
+
+    Raises:
+        InputError: The text is too short.
+    """
+    ids = tokenizer.encode(text[: (num_tokens + CONTINUATION_TOKENS) * CHARACTERS_PER_TOKEN])
+    source = random.Random(name)
+    needles = [(fact, question, source.choice(values.split())) for fact, question, values in NEEDLES]
+    source.shuffle(needles)
+    inserts = [encode(tokenizer, f" {fact.format(value)}") for fact, _, value in needles]
+    end = min(num_tokens, len(ids) - CONTINUATION_TOKENS + sum(map(len, inserts))) - sum(map(len, inserts))
+    if end < 2 * PASSAGE_TOKENS:
+        least = 2 * PASSAGE_TOKENS + CONTINUATION_TOKENS
+        raise InputError(f"{name}: a document needs {least} tokens or more, and --tokens; this has {len(ids):,}")
+    continuation = ids[end : end + CONTINUATION_TOKENS]
+    document = insert_ids(tokenizer, ids[:end], inserts)
+    starts = [(2 * i + 1) * (len(document) - PASSAGE_TOKENS) // (2 * NUM_PASSAGES) for i in range(NUM_PASSAGES)]
+    lead = continuation[:LEAD_TOKENS]  # a passage does not continue the document
+    answerable = tokenizer.decode(document)
+    probes = {
+        "continuation": [Probe(continuation, len(continuation) - 1)],
+        "passages": [Probe([*lead, *document[s - LEAD_TOKENS : s + PASSAGE_TOKENS]], PASSAGE_TOKENS) for s in starts],
+        "needles": [
+            ask_question(tokenizer, question, fact.partition(" {")[0], value) for fact, question, value in needles
+        ],
+        "questions": [
+            ask_question(tokenizer, q.question, q.answer_prefix, q.answer) for q in questions if q.answer in answerable
+        ],
+    }
+    return ProbedDocument(name, document, {task: some for task, some in probes.items() if some})
+
+
+def insert_ids(tokenizer: Tokenizer, ids: Sequence[int], inserts: Sequence[Sequence[int]]) -> list[int]:
+    """Insert ids after sentences that are spread evenly over a text."""
+    document, start = list[int](), 0
+    for i, insert in enumerate(inserts):
+        stop = (i + 1) * len(ids) // (len(inserts) + 1)
+        stop = next((n for n in range(stop, len(ids)) if tokenizer.decode([ids[n - 1]]).endswith(".")), stop)
+        document, start = [*document, *ids[start:stop], *insert], stop
+    return [*document, *ids[start:]]
+
+
+def ask_question(tokenizer: Tokenizer, question: str, answer_prefix: str, answer: str) -> Probe:
+    """Return a question whose answer is scored after its prefix."""
+    prefix = f" {answer_prefix.strip()}" if answer_prefix.strip() else ""
+    prompt = f"\n\nQuestion: {question}\nAnswer:{prefix}"
+    before, whole = (encode(tokenizer, text) for text in (prompt, f"{prompt} {answer.strip()}"))
+    common = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+    return Probe(whole, len(whole) - common)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text within another."""
+    return tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,151 @@
+"""Score the probes of a document after a context, and build the evaluations of a run."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.errors import UsageError
+from laconic.evaluation.memories.contexts import (
+    FIT,
+    SUMMARY,
+    ProbeContext,
+    compress_to_vectors,
+    iter_kv_contexts,
+    iter_text_contexts,
+    read_text,
+    read_text_with_compressor,
+)
+from laconic.evaluation.memories.documents import (
+    CONTINUATION_TOKENS,
+    PASSAGE_TOKENS,
+    Probe,
+    ProbedDocument,
+    load_probed_documents,
+)
+from laconic.evaluation.results_store import EvalItem, EvalJob
+from laconic.evaluation.suite import EvalRequest, describe_evaluation
+from laconic.evaluation.token_scores import score_targets
+from laconic.experiment.load_run import LoadedRun
+from laconic.storage.strict_json import to_canonical_json
+
+TASK = "memories"
+BASELINES = "baselines"
+ContextBuilder = Callable[[ProbedDocument], Iterable[ProbeContext]]
+
+
+def score_probes(
+    context: ProbeContext,
+    compute_logits: Callable[[Float[Tensor, "N D"]], Float[Tensor, "N V"]],
+    probes: Sequence[Probe],
+    device: torch.device,
+) -> tuple[list[float], list[bool]]:
+    """Return each probe's nats per scored id, and whether greedy decoding gives all of its scored ids."""
+    width = max(len(probe.ids) for probe in probes)
+    rows = torch.tensor([[*probe.ids, *[0] * (width - len(probe.ids))] for probe in probes], device=device)
+    lengths = torch.tensor([[len(probe.ids)] for probe in probes], device=device)
+    hidden_states = context.hidden_states(rows, torch.arange(width, device=device) < lengths)
+    nats, is_right = list[float](), list[bool]()
+    for states, probe in zip(hidden_states, probes, strict=True):
+        n, targets = len(probe.ids), torch.tensor(probe.ids[-probe.num_scored :], device=device)
+        nll, is_correct = score_targets(compute_logits, states[n - probe.num_scored - 1 : n - 1], targets)
+        nats.append(float(nll.mean()))
+        is_right.append(bool(is_correct.all()))
+    return nats, is_right
+
+
+@torch.no_grad()
+def evaluate_document(run: LoadedRun, document: ProbedDocument, contexts: Iterable[ProbeContext]) -> EvalItem:
+    """Return the sizes of each context, and per task the mean nats per token and the share of right answers."""
+    decoder = run.parts.decoder
+    device, conditions = decoder.token_embedding.weight.device, dict[str, dict[str, Any]]()
+    for context in contexts:
+        sizes = ("positions", "file_bytes", "used_bytes")
+        metrics = conditions[context.name] = {name: getattr(context, name) for name in sizes}
+        for task, probes in document.probes.items():
+            nats, is_right = score_probes(context, decoder.logits, probes, device)
+            metrics[task] = {"nats": sum(nats) / len(nats), "right": sum(is_right) / len(is_right)}
+    return EvalItem(document.name, conditions)
+
+
+def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]:
+    """Yield one evaluation for the plain baselines, and one for each method; each has all sizes.
+
+    Raises:
+        UsageError: The documents do not fit the context of the model.
+    """
+    decoder, options = run.parts.decoder, request.memories
+    context, needed = decoder.config.max_position_embeddings, options.tokens + CONTINUATION_TOKENS + PASSAGE_TOKENS
+    if needed > context:
+        raise UsageError(
+            f"--tokens {options.tokens}: the documents and what follows them need {needed:,} positions, and the model "
+            f"has {context:,}; lower it"
+        )
+    documents, num_left_out = load_probed_documents(
+        run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
+    )
+    notes = (
+        (f"{num_left_out} questions are left out: their answer is not in the first {options.tokens:,} tokens",)
+        if num_left_out else ()
+    )  # fmt: skip
+    content = to_canonical_json([[d.name, d.ids, d.probes] for d in documents])
+    builders = list_builders(request, run)
+    for method, builder in builders.items():
+        sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
+        variant = {"method": method, "data": name_data(request), "tokens": f"{options.tokens}", **sizes}
+        if method == FIT:
+            variant["fit"] = f"{options.fit}"
+        metadata = describe_evaluation(
+            run,
+            "memories",
+            TASK,
+            limit=request.limit,
+            variant=variant,
+            key={"data": sha256(content.encode()).hexdigest()},
+        )
+
+        def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
+            return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
+
+        yield EvalJob(metadata, len(documents), evaluate, notes=notes if method == BASELINES else ())
+
+
+def name_data(request: EvalRequest) -> str:
+    """Return the names of the files of documents and questions."""
+    options = request.memories
+    return " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
+
+
+def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
+    """Return what builds the contexts of a document, by method."""
+    decoder, tokenizer, options = run.parts.decoder, run.parts.tokenizer, request.memories
+    num_special = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))
+    if isinstance(run.method, AutoCompressor):
+        compressor = run.method
+        segment_tokens = run.recipe.data.text.mean_segment_tokens
+
+        def build_text(name: str, ids: Sequence[int]) -> ProbeContext:
+            return read_text_with_compressor(compressor, name, ids)
+
+        def build_vectors(document: ProbedDocument) -> Iterable[ProbeContext]:
+            yield compress_to_vectors(compressor, document.ids, segment_tokens)
+
+        methods: dict[str, ContextBuilder] = {SUMMARY: build_vectors}
+    else:
+
+        def build_text(name: str, ids: Sequence[int]) -> ProbeContext:
+            return read_text(decoder, name, ids)
+
+        def build_memories(method: str) -> ContextBuilder:
+            return lambda document: iter_kv_contexts(
+                decoder, tokenizer, document.ids, method, options.keep, options.fit
+            )
+
+        names = [*options.methods, *([FIT] if options.fit is not None else [])]
+        methods = {name: build_memories(name) for name in names}
+    return {BASELINES: lambda d: iter_text_contexts(build_text, d.ids, num_special, options.keep), **methods}

@@ -1,0 +1,258 @@
+"""The comparison of compressed memories: share of the full text's gain, sizes, and the Pareto front."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
+from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_table
+from laconic.evaluation.report.plots import has_matplotlib, render_plot
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.statistics import NUM_RESAMPLES, percentile_interval, resample_weights
+from laconic.evaluation.suite import RunResult
+from laconic.evaluation.tables import Column, Table, build_table
+
+TASK_TITLES = {
+    "continuation": "continuation",
+    "passages": "copied passages",
+    "needles": "needles",
+    "questions": "questions",
+}
+ANSWER_TASKS = ("needles", "questions")  # whose right answers are counted
+LEGEND = (
+    "Of each task: nats per token, and the share: what a context gains over no context as a part of what the full "
+    "text gains, from means over documents, with the 95 % bootstrap interval over documents. Right: answers that "
+    "greedy decoding gives word for word. Positions: per layer and KV head, on average. File: keys and values with "
+    "their positions and ranks, or summary vectors. In use: the KV cache that attention reads. *: of the contexts "
+    "measured on all documents, none has a larger share with a cache in use of the same size or a smaller one."
+)
+PLOT_SIZE = (13.0, 7.0)
+LOWEST_SHARE = -30  # in percent, that is plotted
+
+
+class Share(NamedTuple):
+    """A part of the full text's gain, with the ends of its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class MemoryPoint(NamedTuple):
+    """A context on the documents that it was evaluated on.
+
+    Attributes:
+        run: Title of the run.
+        name: Name of the context.
+        method: The name without the size.
+        metrics: Metrics of each document.
+        shares: By task, where the full text gains something.
+    """
+
+    run: str
+    name: str
+    method: str
+    metrics: Sequence[Mapping[str, Any]]
+    shares: Mapping[str, Share]
+
+    def mean_size(self, field: str) -> float:
+        """Return the mean of a size over documents."""
+        return float(np.mean([metrics[field] for metrics in self.metrics]))
+
+    def has_task(self, task: str) -> bool:
+        """Return whether some document has the task."""
+        return any(task in metrics for metrics in self.metrics)
+
+    def mean_score(self, task: str, field: str) -> float:
+        """Return the mean of a task's metric over the documents that have the task."""
+        return float(np.mean([metrics[task][field] for metrics in self.metrics if task in metrics]))
+
+
+class Comparison(NamedTuple):
+    """Contexts of one model or several, on the same documents."""
+
+    title: str
+    points: Sequence[MemoryPoint]
+    tasks: Sequence[str]
+
+
+def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequence[float]) -> Share | None:
+    """Return the gain of a context over no context as a part of the full text's; documents are resampled.
+
+    Returns None where the full text gains nothing.
+    """
+    gains, whole = np.array(none) - np.array(memory), np.array(none) - np.array(full)
+    if whole.sum() <= 0:
+        return None
+    share = float(gains.sum() / whole.sum())
+    if len(gains) == 1:
+        return Share(share, share, share)
+    counts = 1.0 + resample_weights(len(gains), NUM_RESAMPLES, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        draws = (counts @ gains) / (counts @ whole)
+    return Share(share, *percentile_interval(draws))
+
+
+def compare_results(results: Sequence[RunResult]) -> list[Comparison]:
+    """Group results by their documents; the results of a run's methods are put together."""
+    groups: dict[tuple[str, ...], dict[str, dict[str, dict[str, Mapping[str, Any]]]]] = {}
+    for result in results:
+        key = (result.variant["data"], result.variant["tokens"], str(result.limit or "all"))
+        for items in result.items_by_seed:
+            by_context = groups.setdefault(key, {}).setdefault(result.run, {})
+            collect_metrics(by_context, items)
+    return [
+        Comparison(
+            f"Compressed memories: {data}, documents of up to {int(tokens):,} tokens",
+            points := [point for run, contexts in runs.items() for point in build_points(run, contexts)],
+            [task for task in TASK_TITLES if any(point.has_task(task) for point in points)],
+        )
+        for (data, tokens, _), runs in groups.items()
+    ]
+
+
+def collect_metrics(by_context: dict[str, dict[str, Mapping[str, Any]]], items: Sequence[EvalItem]) -> None:
+    """Add the metrics of items, by context and document."""
+    for item in items:
+        for name, metrics in item.conditions.items():
+            by_context.setdefault(name, {})[item.id] = metrics
+
+
+def build_points(run: str, contexts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[MemoryPoint]:
+    """Return the points of a run: the baselines first, then methods by name and size."""
+    none, full = contexts[NO_CONTEXT], contexts[FULL_TEXT]
+    order = {NO_CONTEXT: 0, FULL_TEXT: 1, LAST_TOKENS: 2}
+    points = list[MemoryPoint]()
+    for name, by_document in contexts.items():
+        method = name.rstrip("0123456789.").rstrip()
+        shares = dict[str, Share]()
+        for task in TASK_TITLES:
+            documents = [d for d, metrics in by_document.items() if task in metrics]
+            if documents:
+                nats = ([group[d][task]["nats"] for d in documents] for group in (none, by_document, full))
+                share = estimate_share(*nats)
+                shares |= {} if share is None else {task: share}
+        points.append(MemoryPoint(run, name, method, list(by_document.values()), shares))
+    return sorted(points, key=lambda point: (order.get(point.method, 3), point.method, point.mean_size("positions")))
+
+
+def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], task: str) -> bool:
+    """Return whether a context on all documents is on the Pareto front of bytes in use and share."""
+    if len(point.metrics) < max(len(p.metrics) for p in points):
+        return False
+    size, share = point.mean_size("used_bytes"), point.shares[task].mean
+    others = [(p.mean_size("used_bytes"), p.shares[task].mean) for p in points if len(p.metrics) == len(point.metrics)]
+    return not any((a < size and b >= share) or (a <= size and b > share) for a, b in others)
+
+
+def build_comparison_table(comparison: Comparison) -> Table:
+    """Return one row per context: sizes, and per task nats, share, interval and right answers."""
+    points, runs = comparison.points, {point.run for point in comparison.points}
+
+    def format_task(point: MemoryPoint, task: str) -> str:
+        if not point.has_task(task):
+            return "–"
+        nats = f"{point.mean_score(task, 'nats'):.2f}"
+        if task not in point.shares:
+            return nats
+        share, low, high = (f"{100 * x:.0f}" for x in point.shares[task])
+        interval = f" [{low}, {high}]" if low != high else ""
+        return f"{'*' if is_on_front(point, points, task) else ''}{nats} · {share} %{interval}"
+
+    columns = [
+        *([Column("model", lambda p: p.run, is_text=True)] if len(runs) > 1 else []),
+        Column("memory", lambda p: p.name, is_text=True),
+        Column("documents", lambda p: str(len(p.metrics))),
+        Column("positions", lambda p: f"{p.mean_size('positions'):.0f}"),
+        Column("file, MB", lambda p: f"{p.mean_size('file_bytes') / 1e6:.2f}"),
+        Column("in use, MB", lambda p: f"{p.mean_size('used_bytes') / 1e6:.2f}"),
+    ]
+    for task in comparison.tasks:
+        columns.append(Column(TASK_TITLES[task], lambda p, task=task: format_task(p, task)))
+        if task in ANSWER_TASKS:
+            columns.append(Column("right, %", lambda p, task=task: format_right(p, task)))
+    return build_table(columns, points)
+
+
+def format_right(point: MemoryPoint, task: str) -> str:
+    """Format the share of right answers in percent; a dash where no document has the task."""
+    return f"{100 * point.mean_score(task, 'right'):.0f}" if point.has_task(task) else "–"
+
+
+def draw_comparison(figure: Any, comparison: Comparison) -> None:
+    """Plot shares against positions and against bytes in use, a panel for each task."""
+    tasks = list_shared_tasks(comparison)
+    panels = figure.subplots(2, len(tasks), sharey="col", squeeze=False)
+    methods = list(
+        dict.fromkeys((p.run, p.method) for p in comparison.points if p.method not in (NO_CONTEXT, FULL_TEXT))
+    )
+    runs, markers = {run for run, _ in methods}, "osD^vP"
+    sizes = (("positions", 1, "positions per head"), ("used_bytes", 1e6, "cache in use, MB"))
+    for line, (field, scale, x_label) in zip(panels, sizes, strict=True):
+        for axes, task in zip(line, tasks, strict=True):
+            for i, (run, method) in enumerate(methods):
+                same = [p for p in comparison.points if (p.run, p.method) == (run, method) and task in p.shares]
+                x = [p.mean_size(field) / scale for p in same]
+                shares = 100 * np.array([p.shares[task] for p in same]).reshape(-1, 3)
+                label = method if len(runs) == 1 else f"{run}: {method}"
+                axes.plot(x, shares[:, 0], marker=markers[i // 8 % len(markers)], color=f"C{i % 8}", label=label)
+                axes.vlines(x, shares[:, 1], shares[:, 2], color=f"C{i % 8}", alpha=0.35, linewidth=1.2)
+            axes.axhline(100, color="gray", linestyle=":", linewidth=1)
+            axes.set_ylim(bottom=max(LOWEST_SHARE, axes.get_ylim()[0]))
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.set(title=TASK_TITLES[task], xlabel=x_label)
+        line[0].set_ylabel("share of the full text's gain, %")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+
+
+def build_sections(results: Sequence[RunResult]) -> list[PageSection]:
+    """Return one section for each set of documents: a plot and a table."""
+    return [
+        PageSection(
+            comparison.title, [LEGEND, plot_comparison(comparison), render_table(build_comparison_table(comparison))]
+        )
+        for comparison in compare_results(results)
+    ]
+
+
+def list_shared_tasks(comparison: Comparison) -> list[str]:
+    """Return the tasks on which the full text gains something."""
+    return [task for task in comparison.tasks if any(task in point.shares for point in comparison.points)]
+
+
+def plot_comparison(comparison: Comparison) -> str | Markup:
+    """Return the plot, or why there is none."""
+    if not has_matplotlib():
+        return NO_PLOTS
+    if not list_shared_tasks(comparison):
+        return "The full text gains nothing over no context, so that there are no shares to plot."
+    alt_text = "Share of the full text's gain against positions and against bytes of the cache in use"
+    return render_plot(lambda figure: draw_comparison(figure, comparison), alt_text, PLOT_SIZE)
+
+
+def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the figures of a comparison as a JSON object."""
+    return {
+        "title": comparison.title,
+        "contexts": [
+            {
+                "run": point.run,
+                "name": point.name,
+                "documents": len(point.metrics),
+                **{field: point.mean_size(field) for field in ("positions", "file_bytes", "used_bytes")},
+                "tasks": {
+                    task: {
+                        "nats": point.mean_score(task, "nats"),
+                        "right": point.mean_score(task, "right"),
+                        "share": point.shares[task]._asdict() if task in point.shares else None,
+                    }
+                    for task in comparison.tasks
+                    if point.has_task(task)
+                },
+            }
+            for point in comparison.points
+        ],
+    }

@@ -1,0 +1,74 @@
+"""The task `memories`: plain checkpoints and AutoCompressors, and the plain baselines, on the same documents."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laconic.config.recipe import Recipe
+from laconic.errors import UsageError
+from laconic.evaluation.checkpoints import read_prompt
+from laconic.evaluation.compression.run import describe_recipe
+from laconic.evaluation.memories.contexts import KV_METHODS
+from laconic.evaluation.memories.evaluate import TASK, build_memory_jobs
+from laconic.evaluation.memories.report import (
+    LEGEND,
+    build_comparison_table,
+    build_sections,
+    compare_results,
+    comparison_to_json,
+)
+from laconic.evaluation.report.page import PageSection
+from laconic.evaluation.results_store import EvalJob, EvalKind
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results
+from laconic.evaluation.tables import Table
+from laconic.experiment.load_run import LoadedRun
+
+
+class MemorySuite:
+    """Memories of documents: what they keep of the full text's gain, and how large they are."""
+
+    kinds: Sequence[EvalKind] = ("memories",)
+    options = ("documents", "questions", "methods", "keep", "tokens", "fit")
+
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
+        """Return whether the task is `memories`."""
+        return TASK in tasks
+
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
+        """Raise `UsageError` for other tasks, for runs without memories, or without documents."""
+        options = request.memories
+        if len(request.tasks) > 1:
+            raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
+        if options.documents is None and options.questions is None:
+            raise UsageError(f"--tasks {TASK}: give --documents FILE.jsonl, --questions FILE.jsonl, or both")
+        for folder, recipe in recipes.items():
+            prompt = read_prompt(folder)
+            if prompt is None and recipe.method != "autocompressor":
+                raise UsageError(
+                    f"{folder}: method {recipe.method} writes no memory; give a model or an autocompressor"
+                )
+            if prompt is not None and prompt.style != "plain":
+                raise UsageError(f"{folder}: {TASK} are asked as plain text; give --prompt plain")
+        unknown = next((name for name in options.methods if name not in KV_METHODS), None)
+        if unknown is not None:
+            raise UsageError(f"--methods {unknown}: choose from {', '.join(KV_METHODS)}")
+
+    def describe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the settings of a run that its figures depend on."""
+        return describe_recipe(recipe)
+
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+        """Yield the evaluations of the baselines and of each method."""
+        yield from build_memory_jobs(request, run)
+
+    def report(self, request: EvalRequest, results: Results) -> EvalReport:
+        """Return one table for each set of documents."""
+        comparisons = compare_results(results["memories"])
+        notes = dict.fromkeys(note for result in results["memories"] for note in result.notes)
+        blocks: list[Table | str] = [build_comparison_table(comparison) for comparison in comparisons]
+        data = {"schema": 1, "comparisons": list(map(comparison_to_json, comparisons)), "notes": list(notes)}
+        return EvalReport([*blocks, LEGEND, *notes], data)
+
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
+        """Return a section for each set of documents."""
+        return build_sections(results["memories"])

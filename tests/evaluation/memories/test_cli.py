@@ -1,0 +1,181 @@
+"""`laconic evaluate --tasks memories` and `laconic report` of a model and an AutoCompressor, as a user calls them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from laconic import Decoder, DecoderConfig, LanguageModel
+from laconic.cli.train import TrainCommand
+from laconic.compression.kv_compress import KVCompressionConfig
+from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
+from laconic.evaluation.memories import evaluate
+from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
+from laconic.evaluation.memories.documents import load_probed_documents
+from laconic.experiment.kv_compressor import compress_text
+from tests.conftest import RunCli, needs
+
+COMPRESSOR = """method = "autocompressor"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 1024
+[compression]
+length_policy = "fixed"
+max_vectors = 4
+summary_init = "normal"
+[data]
+source = "text"
+path = "books.jsonl"
+[data.text]
+row_tokens = 128
+segment_tokens = 64
+segment_lengths = "fixed"
+segments_per_window = 2
+segment_overlap = 0
+held_out_fraction = 0.3
+[train]
+steps = 1
+batch_size = 2
+"""
+FLAGS = ("--tasks", "memories", "--documents", "books.jsonl", "--questions", "questions.jsonl", "--tokens", 300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, documents, questions, and a run of an AutoCompressor."""
+    folder = tmp_path_factory.mktemp("memories")
+    tokenizer = build_byte_tokenizer()
+    config = DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size, max_position_embeddings=512)
+    torch.manual_seed(0)
+    LanguageModel(Decoder(config).eval(), tokenizer).save(folder / "tiny")
+    books = [{"book": name, "text": " ".join(f"{i * n * n}." for n in range(200))} for i, name in enumerate("abcd", 1)]
+    (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
+    questions = [
+        {"document": "a", "question": "What is 4?", "answer": "16."},
+        {"document": "b", "question": "?", "answer": "-"},
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    (folder / "compressor.toml").write_text(COMPRESSOR)
+    assert TrainCommand(str(folder / "compressor.toml"), out=folder / "compressor", device="cpu").run() == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache in which the results of models are stored; commands run in the folder."""
+    monkeypatch.setenv("LACONIC_CACHE", str(folder / "cache"))
+    monkeypatch.chdir(folder)
+    return folder / "cache"
+
+
+def evaluate_json(run_cli: RunCli, *args: object) -> dict[str, Any]:
+    result = run_cli("evaluate", *args, "--device", "cpu", "--format", "json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_evaluate_memories_compares_all_methods_with_the_baselines(
+    run_cli: RunCli, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (*FLAGS, "--limit", 2, "--keep", "0.25,0.1")
+    data = evaluate_json(run_cli, "tiny", *flags)
+    assert data["notes"] == ["1 questions are left out: their answer is not in the first 300 tokens"]
+    (comparison,) = data["comparisons"]
+    points = {point["name"]: point for point in comparison["contexts"]}
+    sized = {f"{name} {keep}" for name in ("last tokens", *KV_METHODS) for keep in (0.1, 0.25)}
+    assert points.keys() == {"no context", "full text", *sized}
+    full = points["full text"]
+    assert {p["positions"] for name, p in points.items() if name.endswith("0.25")} == {75}
+    assert points["window 0.25"]["used_bytes"] == full["used_bytes"] / 4 == 75 * 2 * 2 * 2 * 16 * 4
+    assert points["kvzip 0.25"]["used_bytes"] >= points["kvzip-equal 0.25"]["used_bytes"]
+    assert points["kvzip 0.25"]["file_bytes"] == points["kvzip-equal 0.25"]["file_bytes"]
+    assert full["tasks"].keys() == {"continuation", "passages", "needles", "questions"}
+    assert full["tasks"]["passages"]["nats"] == pytest.approx(score_passages(results.parent), abs=1e-4)
+    monkeypatch.setattr(evaluate, "score_probes", None)  # evaluating again would fail
+    assert evaluate_json(run_cli, "tiny", *flags) == data
+    assert run_cli("report", "tiny", "--out", "page.html").code == 0
+    page = Path("page.html").read_text()
+    assert "Compressed memories: books questions, documents of up to 300 tokens" in page
+    assert "kvzip-equal 0.1" in page
+    assert "published model tiny" in page
+
+
+def load_tiny(folder: Path) -> LanguageModel:
+    """Return the model with its tokenizer."""
+    return LanguageModel(Decoder.from_pretrained(folder / "tiny"), load_tokenizer(folder / "tiny"))
+
+
+def score_passages(folder: Path) -> float:
+    """Return the nats per token of the passages after the whole document, read as one text."""
+    model = load_tiny(folder)
+    documents, _ = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 300, 2)
+    nats = list[float]()
+    for document in documents:
+        assert len(document.ids) == 300
+        for probe in document.probes["passages"]:
+            ids = torch.tensor([[*document.ids, *probe.ids]])
+            logits = model.decoder.logits(model.decoder(model.decoder.embed(ids)).hidden_states)[0]
+            n = probe.num_scored
+            nats.append(float(F.cross_entropy(logits[-n - 1 : -1], ids[0, -n:])))
+    return sum(nats) / len(nats)
+
+
+def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:
+    flags = ("--limit", 1, "--methods", "window", "--keep", 0.1, "--fit", 1)
+    points = evaluate_json(run_cli, "tiny", *FLAGS, *flags)["comparisons"][0]["contexts"]
+    names = ["no context", "full text", "last tokens 0.1", "fit 0.1", "window 0.1"]
+    assert [point["name"] for point in points] == names
+    assert points[3]["used_bytes"] == points[4]["used_bytes"]
+
+
+def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:
+    needs("matplotlib")
+    (comparison,) = evaluate_json(run_cli, "compressor", *FLAGS, "--limit", 2, "--keep", 0.1)["comparisons"]
+    points = {point["name"]: point for point in comparison["contexts"]}
+    assert list(points) == ["no context", "full text", "last tokens 0.1", "summary vectors"]
+    vectors = points["summary vectors"]
+    assert (vectors["positions"], vectors["file_bytes"]) == (20, 20 * 16 * 4)  # five segments of 64 tokens
+    assert vectors["used_bytes"] == 20 * 2 * 1 * 16 * 4  # keys and values of one layer
+    assert vectors["documents"] == 2
+    assert run_cli("report", "compressor", "--out", "compressor.html").code == 0
+    assert "summary vectors" in Path("compressor.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tasks", "memories"), "give --documents FILE.jsonl, --questions FILE.jsonl, or both"),
+        ((*FLAGS, "--methods", "magic"), "--methods magic: choose from kvzip, kvzip-equal"),
+        ((*FLAGS, "--keep", "2"), "--keep 2: expected shares above 0 and at most 1"),
+        ((*FLAGS, "--tokens", "500"), "need 612 positions, and the model has 512"),
+        ((*FLAGS, "--protocol", "codi"), "--protocol: only for runs that answer questions"),
+        ((*FLAGS[:2], *FLAGS[4:]), "about document a: there is no such document"),
+        ((*FLAGS, "--prompt", "chat"), "has no chat template"),
+        (("--tasks", "test", "--keep", "0.5"), "--keep: only for the task memories"),
+    ],
+)
+def test_evaluate_memories_refuses(run_cli: RunCli, flags: tuple[object, ...], message: str) -> None:
+    result = run_cli("evaluate", "tiny", *flags, "--device", "cpu")
+    assert result.code in (2, 66)
+    assert message in result.err
+
+
+def test_report_of_a_model_without_results(run_cli: RunCli) -> None:
+    result = run_cli("report", "stories260k", "--out", "none.html")
+    assert (result.code, "run laconic evaluate on it first" in result.err) == (66, True)
+
+
+def test_build_kv_context_counts_the_bytes_of_the_file(folder: Path, tmp_path: Path) -> None:
+    model = load_tiny(folder)
+    config = KVCompressionConfig("kvzip", slots=60)
+    memory = compress_text(model.decoder, model.tokenizer, "1, 2, 3, 4. " * 30, config).memory
+    memory.save(tmp_path / "memory.safetensors")
+    size, context = (tmp_path / "memory.safetensors").stat().st_size, build_kv_context(model.decoder, "kvzip", memory)
+    assert 0 < size - context.file_bytes < 4000  # header and metadata

@@ -1,0 +1,49 @@
+"""Shares of the full text's gain, and the Pareto front."""
+
+from typing import Any
+
+import pytest
+
+from laconic.evaluation.memories.report import compare_results, estimate_share, is_on_front
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.suite import RunResult
+
+
+def build_result(method: str, contexts: dict[str, tuple[float, float]], num_documents: int = 2) -> RunResult:
+    """Return a result from nats per token and bytes in use of each context, the same on every document."""
+
+    def build_metrics(nats: float, size: float) -> dict[str, Any]:
+        sizes = {"positions": size, "file_bytes": size, "used_bytes": size}
+        return {**sizes, "needles": {"nats": nats, "right": 0.0}}
+
+    items = [
+        EvalItem(f"{i}", {name: build_metrics(*values) for name, values in contexts.items()})
+        for i in range(num_documents)
+    ]
+    variant = {"method": method, "data": "books", "tokens": "1024", "keep": "0.125"}
+    return RunResult("model", "memories", (0,), [items], variant=variant)
+
+
+def test_estimate_share_is_the_ratio_of_mean_gains() -> None:
+    share = estimate_share([4.0, 6.0], [3.0, 3.0], [2.0, 2.0])
+    assert share is not None
+    assert share.mean == pytest.approx(4 / 6)
+    assert (share.low, share.high) == pytest.approx((1 / 2, 3 / 4))
+    assert estimate_share([4.0], [5.0], [2.0]) == pytest.approx((-0.5, -0.5, -0.5))
+    assert estimate_share([4.0], [5.0], [4.5]) is None, "the full text gains nothing"
+
+
+def test_compare_results_puts_methods_of_the_same_documents_on_one_front() -> None:
+    (comparison,) = compare_results(
+        [
+            build_result("baselines", {"no context": (4.0, 0), "full text": (1.0, 64)}),
+            build_result("a", {"a 0.125": (3.0, 8)}),
+            build_result("b", {"b 0.125": (2.0, 8), "b 0.25": (2.0, 16)}),
+            build_result("fit", {"fit 0.125": (1.0, 8)}, num_documents=1),
+        ]
+    )
+    on_front = {point.name: is_on_front(point, comparison.points, "needles") for point in comparison.points}
+    expected = {"no context": True, "full text": True, "a 0.125": False, "b 0.125": True, "b 0.25": False}
+    assert on_front == {**expected, "fit 0.125": False}, "fit was measured on one document only"
+    assert comparison.points[-1].shares["needles"].mean == 1.0
+    assert comparison.tasks == ["needles"]
