@@ -102,6 +102,18 @@ class AnswersQuestions(Protocol):
 
 
 @runtime_checkable
+class PromptsAnswers(Protocol):
+    """Optional part of a method: what its answers follow, so that a server can decode them beside others.
+
+    Without it, a server answers one question at a time.
+    """
+
+    def prompt_answers(self, questions: ReasoningBatch, decoding: Any, *, with_cot: bool = False) -> Any:
+        """Return a `latent.answering.AnswerPrompt`."""
+        ...
+
+
+@runtime_checkable
 class ThinksInLatents(Protocol):
     """Optional part of a method: compute the latent thoughts that its answers follow."""
 

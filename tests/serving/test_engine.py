@@ -1,9 +1,8 @@
 """The engine gives every request what `laconic.generate` gives it alone, whatever else runs."""
 
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,8 @@ import laconic
 from laconic.experiment.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.engine import Engine
-from laconic.serving.requests import EngineEvent, EngineRequest, FinishEvent, TokenEvent
+from laconic.serving.requests import FinishEvent
+from tests.serving.receiver import Receiver, submit
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 STORIES = Path(laconic.__file__).parent / "checkpoints/stories260k"
@@ -23,46 +23,6 @@ TEXTS = ("Once upon a time", "The dog", "Lily and her mom went to the park. They
 @cache
 def stories() -> LanguageModel:
     return cast(LanguageModel, laconic.load(STORIES))
-
-
-@dataclass
-class Receiver:
-    """Events of one request, and how many steps the engine had made when each came."""
-
-    engine: Engine
-    id: int = 0
-    events: list[EngineEvent] = field(default_factory=list[EngineEvent])
-    steps: list[int] = field(default_factory=list[int])
-
-    def __call__(self, event: EngineEvent) -> None:
-        self.events.append(event)
-        self.steps.append(self.engine.last_stats.num_steps)
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [event.logprob.token_id for event in self.events if isinstance(event, TokenEvent)]
-
-    @property
-    def text(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, TokenEvent))
-
-    @property
-    def last(self) -> EngineEvent:
-        return self.events[-1]
-
-
-def submit(engine: Engine, **request: Any) -> Receiver:
-    receiver = Receiver(engine)
-    receiver.id = engine.submit(EngineRequest(**request), receiver)
-    return receiver
-
-
-def run_steps(engine: Engine, limit: int = 500) -> int:
-    """Run the engine in this thread until nothing is left to do; return the number of steps."""
-    for n in range(limit):
-        if not engine.run_once():
-            return n
-    raise AssertionError(f"{limit} steps did not finish the requests")
 
 
 CONFIGS = [
@@ -99,21 +59,20 @@ def test_engine_gives_each_request_what_generate_gives_it_alone(
         for i, (delay, text, config, lifetime) in enumerate(arrivals):
             if delay == step:
                 ids = tuple(stories().tokenizer.encode(text))
-                receivers[i] = submit(engine, token_ids=ids, config=config)
+                receivers[i] = submit(engine, ids, config=config)
             if lifetime is not None and delay + lifetime == step and i in receivers:
                 engine.cancel(receivers[i].id)
         if not engine.run_once() and step > 6:
             break
     for i, (_, text, config, lifetime) in enumerate(arrivals):
         receiver, alone = receivers[i], generate_alone(text, config)
-        assert isinstance(receiver.last, FinishEvent)
-        if receiver.last.reason == "cancelled":
+        if receiver.finish.reason == "cancelled":
             assert lifetime is not None
             assert receiver.token_ids == alone.token_ids[: len(receiver.token_ids)]
             assert alone.text.startswith(receiver.text)
         else:
             assert (receiver.token_ids, receiver.text) == (alone.token_ids, alone.text)
-            assert receiver.last == FinishEvent(alone.stop_reason, alone.num_prompt_tokens, len(alone.token_ids))
-            logprobs = [e.logprob.logprob for e in receiver.events if isinstance(e, TokenEvent)]
+            assert receiver.finish == FinishEvent(alone.stop_reason, alone.num_prompt_tokens, len(alone.token_ids))
+            logprobs = [event.logprob.logprob for event in receiver.tokens]
             assert logprobs == pytest.approx(alone.logprobs, abs=1e-3)
     assert engine.stats().num_running == engine.stats().kv_bytes == 0

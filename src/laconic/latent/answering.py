@@ -6,6 +6,7 @@ Shared by all latent methods: batched, padded on the left, greedy by default.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,6 +49,42 @@ class AnswerDecoding:
     tokenizer: TokenizerLike | None = None
 
 
+class AnswerPrompt(NamedTuple):
+    """What the generated ids of answers follow: vectors, and the cache before them.
+
+    Attributes:
+        inputs_embeds: Vectors to read first.
+        attention_mask: True at real vectors.
+        cache: KV cache of questions and latents, if they have been read.
+        passes: Decoder calls that the cache took.
+        num_latents: Latents in the cache.
+        eos_count: A row ends with this many eos tokens.
+        answer_offset: Map from the generated ids to the number of them before the answer.
+    """
+
+    inputs_embeds: Float[Tensor, "B T D"]
+    attention_mask: Bool[Tensor, "B T"]
+    cache: KVCache | None = None
+    passes: PassCounts = PassCounts(0, 0, 0, 0)
+    num_latents: int = 0
+    eos_count: int = 1
+    answer_offset: AnswerOffsetFn = lambda ids: 0
+
+
+def decode_answers(
+    decoder: Decoder, questions: ReasoningBatch, prompt: AnswerPrompt, decoding: AnswerDecoding
+) -> AnswerBatch:
+    """Generate what follows a prompt of `prompt_answers`."""
+    inputs, mask, cache, passes = prompt.inputs_embeds, prompt.attention_mask, prompt.cache, prompt.passes
+    with eval_no_grad(decoder):
+        generations = decode_on_cache(decoder, questions, inputs, mask, cache, decoding, prompt.eos_count)
+    num_positions = mask.sum(1)
+    if cache is not None:  # reading eot and the answer prompt counts as the first pass of the answer
+        passes, num_positions = passes._replace(answer=passes.answer + 1), num_positions + cache.valid.sum(1)
+        generations = [replace(g, passes=g.passes._replace(prompt=0)) for g in generations]
+    return pack_answers(generations, num_positions, passes, prompt.answer_offset, decoding)
+
+
 def generate_answers(
     decoder: Decoder,
     questions: ReasoningBatch,
@@ -67,15 +104,11 @@ def generate_answers(
         eos_count: A row ends with this many eos tokens.
         answer_offset: Map from the generated ids to the number of them before the answer.
     """
-    with eval_no_grad(decoder):
-        inputs, mask = decoder.embed(questions.question_ids), questions.question_mask
-        return answer_from_embeddings(
-            decoder, questions, inputs, mask, decoding,
-            prefix_ids=prefix_ids, eos_count=eos_count, answer_offset=answer_offset,
-        )  # fmt: skip
+    prompt = prompt_with_question(decoder, questions, prefix_ids)
+    prompt = prompt._replace(eos_count=eos_count, answer_offset=answer_offset)
+    return decode_answers(decoder, questions, prompt, decoding)
 
 
-@torch.no_grad()
 def answer_from_embeddings(
     decoder: Decoder,
     questions: ReasoningBatch,
@@ -88,19 +121,36 @@ def answer_from_embeddings(
     answer_offset: AnswerOffsetFn = lambda ids: 0,
 ) -> AnswerBatch:
     """Generate what follows the embeddings of each question; the other arguments as in `generate_answers`."""
-    prefix = decoder.embed(questions.question_ids.new_tensor([list(prefix_ids)], dtype=torch.long))
-    prefix = prefix.expand(questions.B, -1, -1)
-    inputs = torch.cat([inputs_embeds, prefix], 1)
+    prompt = prompt_with_embeddings(decoder, inputs_embeds, attention_mask, prefix_ids)
+    prompt = prompt._replace(eos_count=eos_count, answer_offset=answer_offset)
+    return decode_answers(decoder, questions, prompt, decoding)
+
+
+@torch.no_grad()
+def prompt_with_embeddings(
+    decoder: Decoder,
+    inputs_embeds: Float[Tensor, "B T D"],
+    attention_mask: Bool[Tensor, "B T"],
+    prefix_ids: Sequence[int],
+) -> AnswerPrompt:
+    """Return the prompt of embeddings and the ids after them."""
+    prefix = decoder.embed(torch.tensor([list(prefix_ids)], dtype=torch.long, device=attention_mask.device))
+    prefix = prefix.expand(len(inputs_embeds), -1, -1)
     mask = torch.cat([attention_mask, attention_mask.new_ones(prefix.shape[:2])], 1)
-    with eval_no_grad(decoder):
-        generations = decode_on_cache(decoder, questions, inputs, mask, None, decoding, eos_count)
-    return pack_answers(generations, mask.sum(1), PassCounts(0, 0, 0, 0), answer_offset, decoding)
+    return AnswerPrompt(torch.cat([inputs_embeds, prefix], 1), mask)
 
 
-def generate_with_chain(decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding) -> AnswerBatch:
-    """Generate a chain, the answer prompt and the answer."""
+@torch.no_grad()
+def prompt_with_question(decoder: Decoder, questions: ReasoningBatch, prefix_ids: Sequence[int]) -> AnswerPrompt:
+    """Return the prompt of questions and the ids after them."""
+    return prompt_with_embeddings(decoder, decoder.embed(questions.question_ids), questions.question_mask, prefix_ids)
+
+
+def prompt_with_chain(decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding) -> AnswerPrompt:
+    """Return the prompt of questions that a chain, the answer prompt and the answer follow."""
     offset, eos_count = partial(find_answer_offset, decoding.answer_prompt), count_expected_eos(decoding)
-    return generate_answers(decoder, questions, decoding, eos_count=eos_count, answer_offset=offset)
+    prompt = prompt_with_question(decoder, questions, ())
+    return prompt._replace(eos_count=eos_count, answer_offset=offset)
 
 
 def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
@@ -122,11 +172,21 @@ def answer_from_latents(
     decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, decoding: AnswerDecoding
 ) -> AnswerBatch:
     """Generate what follows the latents of each question; question and placeholders are read in one pass."""
+    return decode_answers(
+        decoder, questions, prompt_with_latents(decoder, latent_thoughts, questions, decoding), decoding
+    )
+
+
+def prompt_with_latents(
+    decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, decoding: AnswerDecoding
+) -> AnswerPrompt:
+    """Think about the questions and return the prompt of the answers."""
     with eval_no_grad(decoder, latent_thoughts):
         rollout = latent_thoughts.think(
             decoder, question=decoder.embed(questions.question_ids), attention_mask=questions.question_mask
         )
-        return answer_from_cache(decoder, questions, rollout.cache, latent_thoughts.end, rollout.passes, decoding)
+        prompt = prompt_with_cache(decoder, rollout.cache, latent_thoughts.end, rollout.passes, decoding.answer_prompt)
+    return prompt._replace(num_latents=rollout.latents.shape[1])
 
 
 def answer_from_cache(
@@ -136,9 +196,6 @@ def answer_from_cache(
     end_vector: Float[Tensor, " D"],
     passes: PassCounts,
     decoding: AnswerDecoding,
-    *,
-    eos_count: int = 1,
-    answer_offset: AnswerOffsetFn = lambda ids: 0,
 ) -> AnswerBatch:
     """Generate what follows eot and the answer prompt.
 
@@ -149,18 +206,20 @@ def answer_from_cache(
         end_vector: eot.
         passes: Decoder calls that the cache took.
         decoding: How to decode.
-        eos_count: A row ends with this many eos tokens.
-        answer_offset: Map from the generated ids to the number of them before the answer.
     """
-    with eval_no_grad(decoder):
-        prompt = decoder.embed(questions.question_ids.new_tensor([decoding.answer_prompt], dtype=torch.long))
-        inputs = torch.cat([end_vector.to(prompt.dtype)[None, None], prompt], 1).expand(questions.B, -1, -1)
-        mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-        generations = decode_on_cache(decoder, questions, inputs, mask, cache, decoding, eos_count)
-    # reading eot and the answer prompt counts as the first pass of the answer
-    passes = passes._replace(answer=passes.answer + 1)
-    generations = [replace(g, passes=g.passes._replace(prompt=0)) for g in generations]
-    return pack_answers(generations, cache.valid.sum(1) + inputs.shape[1], passes, answer_offset, decoding)
+    prompt = prompt_with_cache(decoder, cache, end_vector, passes, decoding.answer_prompt)
+    return decode_answers(decoder, questions, prompt, decoding)
+
+
+@torch.no_grad()
+def prompt_with_cache(
+    decoder: Decoder, cache: KVCache, end_vector: Float[Tensor, " D"], passes: PassCounts, answer_prompt: Sequence[int]
+) -> AnswerPrompt:
+    """Return the prompt of eot and the answer prompt, after the cache of questions and latents."""
+    ids = decoder.embed(torch.tensor([list(answer_prompt)], dtype=torch.long, device=cache.valid.device))
+    inputs = torch.cat([end_vector.to(ids.dtype)[None, None], ids], 1).expand(cache.B, -1, -1)
+    mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    return AnswerPrompt(inputs, mask, cache, passes)
 
 
 def decode_on_cache(
@@ -172,20 +231,8 @@ def decode_on_cache(
     decoding: AnswerDecoding,
     eos_count: int = 1,
 ) -> list[Generation]:
-    """Read vectors in one pass and generate what follows; the padding token is suppressed unless it is an eos."""
-    sampling, pad = decoding.sampling, decoder.config.pad_token_id
-    suppressed = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
-    seeds = hash64(decoding.seed, questions.row_index.cpu().numpy())
-    config = replace(
-        sampling,
-        max_tokens=decoding.max_tokens,
-        eos_token_ids=decoding.eos_token_ids,
-        eos_count=eos_count,
-        suppress_token_ids=suppressed,
-        seed=[int(seed) for seed in seeds],
-        prefill_chunk_size=inputs_embeds.shape[1],
-        return_state=False,
-    )
+    """Read vectors in one pass and generate what follows."""
+    config = build_answer_config(decoder, questions.row_index, decoding, inputs_embeds.shape[1], eos_count)
     return generate(
         decoder,
         decoding.tokenizer,
@@ -193,6 +240,25 @@ def decode_on_cache(
         attention_mask=attention_mask,
         state=cache,
         config=config,
+    )
+
+
+def build_answer_config(
+    decoder: Decoder, row_index: Int[Tensor, " B"], decoding: AnswerDecoding, prompt_length: int, eos_count: int
+) -> GenerationConfig:
+    """Return the options of `generate` for answers; the padding token is suppressed unless it is an eos."""
+    sampling, pad = decoding.sampling, decoder.config.pad_token_id
+    suppressed = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
+    seeds = hash64(decoding.seed, row_index.cpu().numpy())
+    return replace(
+        sampling,
+        max_tokens=decoding.max_tokens,
+        eos_token_ids=decoding.eos_token_ids,
+        eos_count=eos_count,
+        suppress_token_ids=suppressed,
+        seed=[int(seed) for seed in seeds],
+        prefill_chunk_size=prompt_length,
+        return_state=False,
     )
 
 

@@ -5,7 +5,6 @@ Coconut arXiv:2412.06769. Its equation is `rollout.run_sequential_rollout` witho
 Symbols: k steps removed, n latents, c latents per step.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,7 +15,14 @@ from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.config.methods import CoconutConfig
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, answer_from_cache, count_expected_eos, find_answer_offset
+from laconic.latent.answering import (
+    AnswerDecoding,
+    AnswerPrompt,
+    count_expected_eos,
+    decode_answers,
+    find_answer_offset,
+    prompt_with_cache,
+)
 from laconic.latent.cot import check_no_teacher, drop_chain_prefix, make_single_loss_output
 from laconic.latent.rollout import Intervention, LatentRollout, run_sequential_rollout
 from laconic.latent.thoughts import LatentThoughts
@@ -169,21 +175,30 @@ class Coconut(nn.Module):
         Raises:
             UsageError: If `with_cot` is set.
         """
+        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
+        return decode_answers(self.decoder, questions, prompt, decoding)
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    ) -> AnswerPrompt:
+        """Think about the questions and return what the remaining steps follow.
+
+        Raises:
+            UsageError: If `with_cot` is set.
+        """
         check_no_teacher(with_cot, "Coconut")
         rollout = self.think(questions)
-        return self.answer_after_latents(questions, rollout.cache, rollout.passes, decoding)
+        prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
+        return prompt._replace(num_latents=rollout.latents.shape[1])
+
+    def prompt_after_latents(self, cache: KVCache, passes: PassCounts, decoding: AnswerDecoding) -> AnswerPrompt:
+        """Return what the remaining steps follow after the cache of the latents, which took `passes`."""
+        prompt = prompt_with_cache(self.decoder, cache, self.latent_thoughts.end, passes, ())
+        offset = partial(find_answer_offset, decoding.answer_prompt)
+        return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 
     def answer_after_latents(
         self, questions: ReasoningBatch, cache: KVCache, passes: PassCounts, decoding: AnswerDecoding
     ) -> AnswerBatch:
         """Write what follows the cache of the latents, which took `passes`."""
-        return answer_from_cache(
-            self.decoder,
-            questions,
-            cache,
-            self.latent_thoughts.end,
-            passes,
-            replace(decoding, answer_prompt=()),
-            eos_count=count_expected_eos(decoding),
-            answer_offset=partial(find_answer_offset, decoding.answer_prompt),
-        )
+        return decode_answers(self.decoder, questions, self.prompt_after_latents(cache, passes, decoding), decoding)

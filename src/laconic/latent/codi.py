@@ -21,7 +21,13 @@ from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, answer_from_latents, generate_with_chain
+from laconic.latent.answering import (
+    AnswerDecoding,
+    AnswerPrompt,
+    decode_answers,
+    prompt_with_chain,
+    prompt_with_latents,
+)
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
@@ -303,6 +309,13 @@ class Codi(nn.Module):
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """Decode the answers after the latents, or with the same weights after a written chain."""
+        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
+        return decode_answers(self.decoder, questions, prompt, decoding)
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    ) -> AnswerPrompt:
+        """Return what the answers follow: the latents, or questions for a written chain."""
         if with_cot:
-            return generate_with_chain(self.decoder, questions, decoding)
-        return answer_from_latents(self.decoder, self.latent_thoughts, questions, decoding)
+            return prompt_with_chain(self.decoder, questions, decoding)
+        return prompt_with_latents(self.decoder, self.latent_thoughts, questions, decoding)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from laconic.batches import IGNORE_INDEX, AnswerBatch, ReasoningBatch
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, generate_answers, generate_with_chain
+from laconic.latent.answering import (
+    AnswerDecoding,
+    AnswerPrompt,
+    decode_answers,
+    prompt_with_chain,
+    prompt_with_question,
+)
 from laconic.losses import (
     LossAndAccuracy,
     build_student_targets,
@@ -109,7 +115,14 @@ class Cot(nn.Module):
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """Write chain and answer, whether or not `with_cot` is set."""
-        return generate_with_chain(self.decoder, questions, decoding)
+        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
+        return decode_answers(self.decoder, questions, prompt, decoding)
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    ) -> AnswerPrompt:
+        """Return what chain and answer follow."""
+        return prompt_with_chain(self.decoder, questions, decoding)
 
 
 class NoCot(nn.Module):
@@ -156,5 +169,16 @@ class NoCot(nn.Module):
         Raises:
             UsageError: If `with_cot` is set.
         """
+        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
+        return decode_answers(self.decoder, questions, prompt, decoding)
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    ) -> AnswerPrompt:
+        """Return what the answer follows.
+
+        Raises:
+            UsageError: If `with_cot` is set.
+        """
         check_no_teacher(with_cot, "no CoT")
-        return generate_answers(self.decoder, questions, decoding, prefix_ids=decoding.answer_prompt)
+        return prompt_with_question(self.decoder, questions, decoding.answer_prompt)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import ICoTConfig
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, generate_with_chain
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, decode_answers, prompt_with_chain
 from laconic.latent.cot import check_no_teacher, drop_chain_prefix, encode_batch, make_single_loss_output
 from laconic.losses import build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.cache import KVCache
@@ -114,5 +114,16 @@ class Icot(nn.Module):
         Raises:
             UsageError: If `with_cot` is set.
         """
+        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
+        return decode_answers(self.decoder, questions, prompt, decoding)
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    ) -> AnswerPrompt:
+        """Return what the rest of the chain follows.
+
+        Raises:
+            UsageError: If `with_cot` is set.
+        """
         check_no_teacher(with_cot, "iCoT")
-        return generate_with_chain(self.decoder, questions, decoding)
+        return prompt_with_chain(self.decoder, questions, decoding)

@@ -102,6 +102,7 @@ class Engine:
         self.is_closed = self.is_draining = False
         self.last_stats = EngineStats()
         self.ids = count(1)
+        self.num_latent_passes = 0
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 
@@ -178,8 +179,11 @@ class Engine:
         with self.changed:
             has_work = bool(self.running or self.waiting or self.cancelled)
             arrivals = self.take_changes()
-        for sequence in arrivals:
-            self.start_sequence(sequence)
+        if arrivals:
+            self.served.start(arrivals)
+            self.num_latent_passes += sum(s.latent_passes for s in arrivals)
+            self.running = [s for s in self.running if not s.has_ended]
+            self.publish_stats(0)
         if self.running:
             self.step()
         return has_work
@@ -208,15 +212,10 @@ class Engine:
                 kv_bytes=sum(s.row.num_bytes for s in self.running if s.row is not None),
                 num_prompt_tokens=last.num_prompt_tokens + prompt,
                 num_generated_tokens=last.num_generated_tokens + generated,
-                num_latent_passes=last.num_latent_passes,
+                num_latent_passes=self.num_latent_passes,
                 num_steps=last.num_steps + (batch_size > 0),
             )
             self.changed.notify_all()
-
-    def start_sequence(self, sequence: RunningSequence) -> None:
-        """Create the row of a sequence."""
-        with sequence.fail_on_error():
-            sequence.row = self.served.create_row(sequence)
 
     def step(self) -> None:
         """Read the last ids of decoding rows and chunks of prompts in one pass; choose the next ids."""

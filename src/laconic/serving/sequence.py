@@ -13,6 +13,8 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import SequenceState
 from laconic.generation.sampling import Sampler
 from laconic.generation.text_stream import IncrementalDetokenizer
+from laconic.interfaces import RecurrentState
+from laconic.models.cache import KVCache
 from laconic.serving.ragged import CacheRow
 from laconic.serving.requests import (
     EngineEvent,
@@ -40,8 +42,10 @@ class RunningSequence:
         prompt: Ids [T] or embeddings [T, D] to read; None until a question has been thought about.
         num_unread: How many of the first prompt ids belong to the state that is continued.
         num_prompt_tokens: Tokens of the prompt as they are counted for the user.
+        state: What the prompt continues.
         row: State of the sequence in the model, once it runs.
         num_read: Prompt positions read so far.
+        num_tokens: Tokens generated so far.
         next_id: The id chosen last, which the next step reads; None while the prompt is read.
     """
 
@@ -51,8 +55,10 @@ class RunningSequence:
     prompt: Tensor | None = None
     num_unread: int = 0
     num_prompt_tokens: int = 0
+    state: KVCache | RecurrentState | None = None
     row: CacheRow | StateRow | None = None
     num_read: int = 0
+    num_tokens: int = 0
     next_id: int | None = None
     latent_passes: int = 0
     latent_positions: int = 0
@@ -95,7 +101,7 @@ class RunningSequence:
         """
         count = self.request.num_top_logprobs
         self.top = find_top_logprobs(logits, count)[0] if count else ()
-        ids, logprobs = self.sampler(logits, block_eos=len(self.output.token_ids) < self.config.min_tokens)
+        ids, logprobs = self.sampler(logits, block_eos=self.num_tokens < self.config.min_tokens)
         self.next_id = int(ids[0])
         reason = self.output.append(self.next_id, float(logprobs[0]))
         if reason is not None:
@@ -103,6 +109,7 @@ class RunningSequence:
 
     def emit_token(self, row: int, token: int, text: str, logprob: float) -> bool:
         """Send the event of a new token."""
+        self.num_tokens += 1
         self.send(TokenEvent(text, TokenLogprob(token, logprob, self.top)))
         return False
 
@@ -133,8 +140,7 @@ class RunningSequence:
     def finish(self, reason: Literal["eos", "stop", "length", "cancelled"]) -> None:
         """Send the last event."""
         self.has_ended = True
-        num_tokens = len(self.output.token_ids)
-        counts = (self.num_prompt_tokens, num_tokens, self.latent_passes, self.latent_positions)
+        counts = (self.num_prompt_tokens, self.num_tokens, self.latent_passes, self.latent_positions)
         self.send(FinishEvent(reason, *counts))
 
     def fail(self, error: Exception) -> None:

@@ -1,6 +1,7 @@
 """What the engine runs for each kind of loaded model, and how a request becomes a sequence for it."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from laconic.generation.generate import build_sampler, check_max_length, resolve
 from laconic.generation.prompt import Prompt, build_prompt
 from laconic.generation.state import DecodeState
 from laconic.generation.static_cache import is_stock_decoder
-from laconic.interfaces import StatefulLM
+from laconic.interfaces import PromptsAnswers, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.nested.state import FastWeightState
@@ -25,6 +26,7 @@ from laconic.serving.ragged import CacheRow, RaggedDecoder
 from laconic.serving.requests import EngineRequest
 from laconic.serving.row_by_row import RowByRowModel, StateRow
 from laconic.serving.sequence import RunningSequence
+from laconic.serving.thinking import answer_whole, check_question, think
 
 ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 MAX_COPY_BYTES = 2**30  # weights copied into a layout that is faster for several rows
@@ -63,6 +65,8 @@ class ServedModel:
             InputError: An id is outside the vocabulary.
         """
         request = sequence.request
+        if isinstance(self.model, Reasoner):
+            return check_question(self.model, sequence)
         config, state = self.resolve_config(request), request.state
         if request.question is not None:
             raise UsageError("question: this model continues texts; send a prompt")
@@ -81,7 +85,7 @@ class ServedModel:
         except ValueError as error:
             raise UsageError(str(error)) from error
         assert prompt.input_ids is not None
-        sequence.prompt = prompt.input_ids[0]
+        sequence.prompt, sequence.state = prompt.input_ids[0], cache
         sequence.num_unread = state.unread_ids.shape[1] if isinstance(state, DecodeState) else 0
         sequence.num_prompt_tokens = len(request.token_ids)
         sequence.update_flags = prompt.update_flags
@@ -115,11 +119,22 @@ class ServedModel:
                 f"shorten by {excess:,}"
             )
 
+    def start(self, sequences: Sequence[RunningSequence]) -> None:
+        """Create the rows of sequences, after thinking about their questions, if they have any."""
+        if isinstance(self.model, Reasoner) and isinstance(self.model.method, PromptsAnswers):
+            think(self.model, self.decoder, sequences)
+        for sequence in sequences:
+            if not sequence.has_ended:
+                with sequence.fail_on_error():
+                    if isinstance(self.model, Reasoner) and sequence.prompt is None:
+                        answer_whole(self.model, sequence)
+                    else:
+                        sequence.row = self.create_row(sequence)
+
     def create_row(self, sequence: RunningSequence) -> CacheRow | StateRow:
         """Return the state that a sequence starts from."""
         assert sequence.prompt is not None
-        request, config = sequence.request, sequence.config
-        state = request.state.cache if isinstance(request.state, DecodeState) else request.state
+        request, config, state = sequence.request, sequence.config, sequence.state
         if isinstance(self.executor, RaggedDecoder):
             assert state is None or isinstance(state, KVCache)
             return CacheRow(self.decoder, state, request.first_position, len(sequence.prompt))
