@@ -29,6 +29,7 @@ from laconic.cli.import_model import ImportCommand
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.recipes import RecipesListCommand, RecipesShowCommand
 from laconic.cli.report import ReportCommand
+from laconic.cli.serve import ServeCommand
 from laconic.cli.tasks import TasksListCommand
 from laconic.cli.threads import apply_cpu_quota
 from laconic.cli.train import TrainCommand, normalise_args
@@ -46,6 +47,7 @@ EXIT_PIPE_CLOSED = 141
 EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
     **dict.fromkeys(("matplotlib", "scipy"), "report"),
+    **dict.fromkeys(("fastapi", "uvicorn", "sse_starlette", "prometheus_client"), "serve"),
     "trackio": "track",
     **{name: name for name in ("wandb", "tensorboard")},
     "gguf": "gguf",
@@ -65,6 +67,7 @@ COMMANDS: dict[str, Any] = {
     "compress": Annotated[CompressCommand, subcommand("compress")],
     "generate": Annotated[GenerateCommand, subcommand("generate")],
     "chat": Annotated[ChatCommand, subcommand("chat")],
+    "serve": Annotated[ServeCommand, subcommand("serve")],
     "evaluate": Annotated[EvaluateCommand, subcommand("evaluate")],
     "inspect": Annotated[InspectCommand, subcommand("inspect")],
     "report": Annotated[ReportCommand, subcommand("report")],

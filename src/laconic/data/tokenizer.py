@@ -249,12 +249,16 @@ def build_byte_level_bpe(
     return backend
 
 
+def list_byte_characters() -> list[str]:
+    """Return the character with which byte-level BPE writes each byte: printable ones as they are, others from 256."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
 def build_byte_tokenizer() -> Tokenizer:
     """Build a tokenizer whose ids 0 to 255 are the bytes of UTF-8, and 256 is end of sequence."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    # ByteLevel writes printable bytes as themselves and the others as the characters from 256 on.
-    characters = {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
+    characters = list_byte_characters()
     backend = tokenizers.Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,0 +1,115 @@
+"""`laconic serve`: an OpenAI-compatible HTTP server for a checkpoint or a run."""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.cli.arguments import (
+    OptionalDtype,
+    OptionalInt,
+    OptionalPath,
+    OptionalQuantization,
+    OptionalStr,
+    parse_dtype,
+    to_utf8,
+)
+from laconic.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """Serve a model over HTTP, with the API of OpenAI: chat completions, completions, models; memories and sessions.
+
+    Ctrl-C or SIGTERM ends the server once the running requests are answered, after at most 30 seconds.
+
+    Example: laconic serve smollm2
+
+    Example: laconic serve runs/kava --port 8080 --memory-dir memories
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """checkpoint in Hugging Face layout (folder or hub name), or a run of laconic train"""
+    host: str = "127.0.0.1"
+    """address to listen on; others than loopback need --api-key"""
+    port: int = 8000
+    """port; 0 chooses a free one"""
+    api_key: OptionalStr = None
+    """key that requests must have (default: the variable LACONIC_API_KEY, which other users do not see)"""
+    memory: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=FILE: memory written by laconic compress, which requests name as memory: ["NAME"]"""
+    memory_dir: OptionalPath = None
+    """folder that keeps the memories of requests (default: they are lost at the end)"""
+    dtype: OptionalDtype = None
+    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    revision: OptionalStr = None
+    """commit, tag or branch on the hub"""
+    max_batch_size: int = 16
+    """sequences that are decoded together"""
+    max_queue: int = 64
+    """sequences that wait, and the largest number in one request; further requests get status 429"""
+    max_prompt_tokens: OptionalInt = None
+    """tokens of a prompt, else status 400 (default: the model's context)"""
+    max_generated_tokens: int = 4096
+    """largest max_tokens of a request, else status 400"""
+    max_seconds: float = 600.0
+    """seconds of a request: a generation ends with finish_reason "length", anything else with status 408"""
+    max_body_bytes: int = 8 * 2**20
+    """bytes of a JSON body, else status 413"""
+    max_memory_bytes: int = 512 * 2**20
+    """bytes of an uploaded memory, else status 413"""
+    max_memories: int = 256
+    """stored memories, else status 400"""
+    max_sessions: int = 64
+    """sessions of a model that learns, else status 400"""
+
+    def run(self) -> int:
+        """Serve until a signal."""
+        key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
+        if key is not None and not key.strip():
+            raise UsageError("--api-key is empty; give a key, or leave it out")
+        limits = {name: value for name, value in vars(self).items() if name.startswith("max_")}
+        for name, value in limits.items():
+            if value is not None and not value > 0:
+                raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
+        memory_files = dict(map(parse_memory, self.memory))
+        import laconic
+        from laconic.serving.http.api_model import choose_model_name
+        from laconic.serving.http.limits import ServerLimits
+        from laconic.serving.http.server import serve
+
+        model = to_utf8(self.model)
+        load = partial(
+            laconic.load,
+            model,
+            device=self.device,
+            dtype=parse_dtype(self.dtype),
+            revision=self.revision,
+            quantize=self.quantize,
+        )
+        serve(
+            choose_model_name(model),
+            load,
+            host=self.host,
+            port=self.port,
+            limits=ServerLimits(**limits),
+            api_key=key,
+            memory_folder=self.memory_dir,
+            memory_files=memory_files,
+        )
+        return 0
+
+
+def parse_memory(text: str) -> tuple[str, Path]:
+    """Return the name and file of a `--memory`."""
+    name, equals, file = text.partition("=")
+    if not equals or not file:
+        raise UsageError(f"--memory {text}: give NAME=FILE")
+    return name, Path(file)

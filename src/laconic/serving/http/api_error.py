@@ -1,0 +1,128 @@
+"""Errors of the HTTP API, in the shape that OpenAI's clients parse."""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from laconic.console import log_message
+from laconic.errors import InputError, LaconicError, UnsafeFileError, UsageError
+from laconic.serving.engine import EngineClosedError
+from laconic.serving.http.schemas import UNSUPPORTED_PARAMETERS
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+EXPECTED = {  # parameters of several types, for which pydantic has a message each
+    "prompt": "a text, a list of texts, a list of token ids, or a list of lists of token ids, none of them empty",
+    "stop": "a text or a list of texts",
+}
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat 408 and 409, where the same answer would follow
+
+
+class ApiError(HTTPException):
+    """An error of a request.
+
+    Args:
+        status: HTTP status.
+        message: One line: what was given, what is expected, what to do.
+        param: Name of the parameter at fault.
+        code: A code that clients can test.
+        headers: Further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        extra = NO_RETRY if status in (408, 409) else {}
+        super().__init__(status, message, {**extra, **(headers or {})})
+        self.param, self.code = param, code
+
+
+def queue_full_error(message: str) -> ApiError:
+    """Return the 429 of a server that has no place for a request now."""
+    return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+
+
+def to_http_error(error: Exception, request_id: str) -> HTTPException:
+    """Return the HTTP error of any exception: 400 for what a request causes, else 500, with a traceback in the log."""
+    match error:
+        case HTTPException():
+            return error
+        case UsageError() | InputError() | UnsafeFileError():
+            return ApiError(400, str(error))
+        case EngineClosedError():
+            return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "1"})
+        case _:
+            trace = "".join(traceback.format_exception(error))
+            log_message(f"laconic: request {request_id} failed\n{trace.rstrip()}")
+            return ApiError(500, f"internal error; the server's log has it under request {request_id}")
+
+
+def build_error_body(error: HTTPException) -> dict[str, Any]:
+    """Return the JSON body of an error."""
+    status, message = error.status_code, str(error.detail)
+    if message == HTTPStatus(status).phrase:  # the framework's own
+        message = f"{message}: {HTTPStatus(status).description or 'see docs/serving.md'}"
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def build_error_response(error: HTTPException) -> JSONResponse:
+    """Return the response to an error."""
+    return JSONResponse(build_error_body(error), status_code=error.status_code, headers=error.headers)
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Return the 400 that names the first invalid parameter."""
+    first = errors[0]
+    path: Sequence[Any] = first["loc"][1:]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
+    if not path:
+        message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
+        return ApiError(400, message)
+    param = str(path[0])
+    name = param + "".join(f"[{part}]" if isinstance(part, int) else "" for part in path[1:2])
+    match first["type"]:
+        case "extra_forbidden" if len(path) > 1:
+            message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; leave it out", "unknown_parameter"
+        case "extra_forbidden" if param in UNSUPPORTED_PARAMETERS:
+            message, code = f"{param} is not supported; leave it out", "unsupported_parameter"
+        case "extra_forbidden":
+            message, code = f"unknown parameter {param[:80]!r}; leave it out", "unknown_parameter"
+        case "missing":
+            message, code = f"{name}: missing {path[-1]}; give it", "missing_parameter"
+        case _ if param in EXPECTED and not str(first["type"]).startswith(("value", "too_")):
+            message, code = f"{name}: expected {EXPECTED[param]}", "invalid_value"
+        case _:
+            reason = str(first["msg"]).removeprefix("Value error, ")
+            message, code = f"{name}: {reason[:1].lower()}{reason[1:]}", "invalid_value"
+    return ApiError(400, message, param[:80], code)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer all errors in OpenAI's shape."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, RequestValidationError):
+            error = validation_error(error.errors())
+        return build_error_response(to_http_error(error, request.state.id))
+
+    for kind in (HTTPException, RequestValidationError, LaconicError):
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,91 @@
+"""The loaded model as the routes see it: its name, kind, context, sampling defaults, and the memories it reads."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from laconic.compression.kv_memory_file import KVMemoryMetadata
+from laconic.compression.memory_file import MemoryMetadata
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import UsageError
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.kv_compressor import describe_model
+from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.load_model import LoadedModel
+from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.reasoner import Reasoner
+from laconic.generation.published import read_published_sampling
+from laconic.models.decoder import Decoder
+from laconic.serving.http.token_text import TokenTexts
+
+KIND_NAMES = {
+    LanguageModel: "a plain model",
+    Reasoner: "a run that answers questions",
+    TextCompressor: "an AutoCompressor",
+    NestedTextModel: "a model that learns",
+}
+
+
+@dataclass(frozen=True)
+class ApiModel:
+    """A loaded model under the name that requests give.
+
+    Attributes:
+        name: Name in requests.
+        model: What `laconic.load` returned.
+    """
+
+    name: str
+    model: LoadedModel
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder."""
+        return self.model.decoder
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def kind_name(self) -> str:
+        """The kind of model, for messages."""
+        return KIND_NAMES[type(self.model)]
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts of single tokens."""
+        return TokenTexts(self.tokenizer)
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Sampling of requests that give none: as published in generation_config.json, else the most likely token."""
+        published = read_published_sampling(self.decoder.source_folder)
+        return published.options if published.published else {}
+
+    @property
+    def context_size(self) -> int:
+        """Largest number of positions."""
+        return self.decoder.config.max_position_embeddings
+
+    @property
+    def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata:
+        """Metadata of the memories that the model reads.
+
+        Raises:
+            UsageError: If it reads none.
+        """
+        if isinstance(self.model, TextCompressor):
+            return self.model.metadata
+        if isinstance(self.model, LanguageModel):
+            return describe_model(self.decoder, self.tokenizer)
+        hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else ""
+        raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
+
+
+def choose_model_name(path_or_name: str) -> str:
+    """Return the name that requests give: the last part of a path, which says nothing about the machine's folders."""
+    path = Path(path_or_name)
+    return path.resolve().name if path.exists() else path_or_name

@@ -1,0 +1,116 @@
+"""The FastAPI application of the server: routes, error handlers, middleware, and the engine's life."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from laconic.serving.engine import Engine
+from laconic.serving.http import chat, completions, memories, sessions
+from laconic.serving.http.api_error import ApiError, install_error_handlers
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.guard import RequestGuard
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.memory_store import MemoryStore
+from laconic.serving.http.metrics import ServerMetrics
+from laconic.serving.http.schemas import ModelCard
+from laconic.serving.http.services import Services, ServicesDependency
+from laconic.serving.http.session_store import SessionStore
+from laconic.serving.http.worker import Worker
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def check_health(services: ServicesDependency) -> dict[str, str]:
+    """Answer while the engine runs."""
+    if not services.engine.thread.is_alive():
+        raise ApiError(503, "the engine has stopped; restart the server")
+    return {"status": "ok"}
+
+
+@router.get("/metrics")
+def read_metrics(services: ServicesDependency) -> Response:
+    """Return the metrics in Prometheus' format."""
+    return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/models")
+async def list_models(services: ServicesDependency) -> dict[str, Any]:
+    """List the served model."""
+    return {"object": "list", "data": [describe_model(services)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def read_model(name: str, services: ServicesDependency) -> ModelCard:
+    """Return the served model by its name."""
+    services.check_model(name)
+    return describe_model(services)
+
+
+def describe_model(services: Services) -> ModelCard:
+    """Return the served model as the API describes it."""
+    return ModelCard(id=services.served.name, created=services.created, max_model_len=services.served.context_size)
+
+
+def build_app(
+    served: ApiModel,
+    *,
+    limits: ServerLimits | None = None,
+    api_key: str | None = None,
+    memory_folder: Path | None = None,
+    memory_files: Mapping[str, Path] | None = None,
+) -> FastAPI:
+    """Build the application. Its engine runs between start-up and shutdown.
+
+    Args:
+        served: The model.
+        limits: Limits of requests.
+        api_key: Key that requests must have.
+        memory_folder: Folder of the memories; by default they are lost when the server ends.
+        memory_files: Memory files that requests may name, by name.
+
+    Raises:
+        CorruptArtifactError: If a memory file is damaged or belongs to another model.
+        UsageError: If a name of a memory file is invalid, or the model reads no memories.
+
+    Example:
+        >>> import laconic
+        >>> from laconic.serving.http.api_model import ApiModel
+        >>> from laconic.serving.http.app import build_app
+        >>> app = build_app(ApiModel("stories", laconic.load("stories260k")))
+        >>> app.title
+        'laconic'
+    """
+    limits = limits or ServerLimits()
+    engine = Engine(served.model, max_batch_size=limits.max_batch_size, max_queue=limits.max_queue)
+    metrics, worker = ServerMetrics(engine.stats), Worker()
+    temporary = TemporaryDirectory(prefix="laconic-memories-") if memory_folder is None else None
+    folder = Path(temporary.name) if temporary is not None else memory_folder
+    assert folder is not None
+    store = MemoryStore(served, engine.served.decoder, folder, limits.max_memories, memory_files or {})
+
+    @asynccontextmanager
+    async def run_engine(app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        worker.close()
+        engine.close()
+        if temporary is not None:
+            temporary.cleanup()
+
+    app = FastAPI(
+        title="laconic", lifespan=run_engine, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    app.state.services = Services(
+        served, engine, limits, store, SessionStore(served, limits.max_sessions), metrics, worker
+    )
+    install_error_handlers(app)
+    app.add_middleware(RequestGuard, limits=limits, metrics=metrics, api_key=api_key)  # pyright: ignore
+    for routes in (router, chat.router, completions.router, memories.router, sessions.router):
+        app.include_router(routes)
+    return app

@@ -1,0 +1,130 @@
+"""POST /v1/chat/completions: reply to messages, whole or streamed."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.prompts import PromptPrefix, build_config, build_engine_requests, prepare_chat
+from laconic.serving.http.schemas import (
+    ChatChoice,
+    ChatLogprobs,
+    ChatRequest,
+    ChunkChoice,
+    Completion,
+    Delta,
+    FinishReason,
+    ReplyMessage,
+    Usage,
+)
+from laconic.serving.http.sequences import SequenceGroup, SequenceResult, count_usage, to_finish_reason
+from laconic.serving.http.services import GroupDependency, Services, ServicesDependency, run_while_connected
+from laconic.serving.http.streaming import json_response, stream_chunks
+from laconic.serving.requests import EngineRequest, FinishEvent, TokenEvent, TokenLogprob
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(
+    body: ChatRequest, request: Request, services: ServicesDependency, group: GroupDependency
+) -> Any:
+    """Reply to messages."""
+    answer = ChatAnswer(services, body)
+    group.submit(await answer.prepare())
+    if body.stream:
+        return stream_chunks(answer.stream(group), request)
+    return json_response(await run_while_connected(request, answer.collect(group)))
+
+
+class ChatAnswer:
+    """The answer to one request, of `n` replies.
+
+    Args:
+        services: The server's services.
+        body: The request.
+    """
+
+    def __init__(self, services: Services, body: ChatRequest) -> None:
+        self.services, self.body, self.n = services, body, body.n or 1
+        self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self.num_top = body.top_logprobs or 0
+
+    async def prepare(self) -> list[EngineRequest]:
+        """Return the sequences of the request.
+
+        Raises:
+            ApiError: For a request that does not fit the model or the limits.
+        """
+        body, largest = self.body, self.services.limits.max_queue
+        if self.n > largest:
+            raise ApiError(400, f"n: {self.n:,} replies in one request; give at most {largest:,}", "n")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
+        prefix = await self.services.resolve_prefix(body)
+        return await asyncio.to_thread(self.build_requests, prefix)
+
+    def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
+        """Encode the messages; the errors are those of `prepare`."""
+        body, served, limits = self.body, self.services.served, self.services.limits
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        prompt = prepare_chat(served, messages, prefix, limits)
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        config = build_config(served, body, prompt, max_tokens, limits)
+        return build_engine_requests(served, body, prompt, config, num_top_logprobs=self.num_top)
+
+    async def collect(self, group: SequenceGroup) -> Completion:
+        """Wait for the whole answer."""
+        results = await group.collect(self.n)
+        choices = [self.build_choice(index, result) for index, result in enumerate(results)]
+        finishes = [result.finish for result in results if result.finish is not None]
+        return self.build("chat.completion", choices, usage=count_usage(finishes, self.n))
+
+    def build_choice(self, index: int, result: SequenceResult) -> ChatChoice:
+        """Return a whole reply."""
+        assert result.finish is not None
+        return ChatChoice(
+            index=index,
+            message=ReplyMessage(role="assistant", content=result.text, refusal=None),
+            logprobs=self.build_logprobs(result.logprobs),
+            finish_reason=to_finish_reason(result.finish),
+        )
+
+    def build_logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        """Return the log probabilities of tokens, if they were requested."""
+        return self.services.served.token_texts.to_chat(tokens, self.num_top) if self.body.logprobs else None
+
+    async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
+        """Yield the answer in chunks."""
+        for index in range(self.n):
+            yield self.build_chunk(index, Delta(role="assistant", content=""))
+        finishes: dict[int, FinishEvent] = {}
+        async for index, event in group.events():
+            match event:
+                case TokenEvent() if event.text or self.body.logprobs:
+                    yield self.build_chunk(index, Delta(content=event.text), self.build_logprobs([event.logprob]))
+                case FinishEvent():
+                    finishes[index] = event
+                    yield self.build_chunk(index, Delta(), None, to_finish_reason(event))
+                case _:
+                    pass
+        if self.body.should_include_usage:
+            usage = count_usage([finishes[index] for index in sorted(finishes)], self.n)
+            yield self.build("chat.completion.chunk", [], usage=usage)
+
+    def build_chunk(
+        self, index: int, delta: Delta, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None
+    ) -> Completion:
+        """Return a chunk of one reply."""
+        usage: dict[str, Usage | None] = {"usage": None} if self.body.should_include_usage else {}
+        choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
+        return self.build("chat.completion.chunk", [choice], **usage)
+
+    def build(self, kind: str, choices: list[ChatChoice] | list[ChunkChoice], **usage: Usage | None) -> Completion:
+        """Return an answer or a chunk of one."""
+        name = self.services.served.name
+        return Completion(id=self.id, object=kind, created=self.created, model=name, choices=choices, **usage)

@@ -1,0 +1,134 @@
+"""ASGI middleware in front of every route: API key, host, body size, time limit, request ids, counts, and errors."""
+
+import asyncio
+import hmac
+import ipaddress
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from laconic.serving.http.api_error import ApiError, build_error_response, to_http_error
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.metrics import ServerMetrics
+
+OPEN_ROUTES = ("/health",)
+UNKNOWN_ROUTE = "unknown"
+
+
+@dataclass(frozen=True)
+class RequestGuard:
+    """Check requests before the routes see them, and answer what the routes do not catch.
+
+    Args:
+        app: The application behind.
+        limits: Limits of the server.
+        metrics: Counts requests by route and status.
+        api_key: Key that requests must have; None: none is needed, but the Host header must name this machine, so that
+            a web page cannot reach the server under a name of its own (DNS rebinding).
+    """
+
+    app: ASGIApp
+    limits: ServerLimits
+    metrics: ServerMetrics
+    api_key: str | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; connections other than HTTP are passed on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id, status = uuid.uuid4().hex, 0
+        deadline = asyncio.get_running_loop().time() + self.limits.max_seconds
+        scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            self.check_access(scope["path"], headers)
+            body = LimitedBody(receive, self.max_bytes(scope), deadline)
+            body.check_length(headers)
+            await self.app(scope, body.receive, send_with_id)
+        except Exception as error:
+            response = build_error_response(to_http_error(error, request_id))
+            if not status:
+                await response(scope, receive, send_with_id)
+        finally:
+            route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+            self.metrics.requests.labels(route, status).inc()
+
+    def check_access(self, path: str, headers: Headers) -> None:
+        """Raise ApiError: 401 without the key, 403 for a foreign host."""
+        if path in OPEN_ROUTES:
+            return
+        if self.api_key is None:
+            host = headers.get("host", "localhost")
+            if not is_local_host(host):
+                message = f"host {host[:80]!r} is not this machine; start the server with --api-key to allow it"
+                raise ApiError(403, message)
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self.api_key.encode()):
+            message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def max_bytes(self, scope: Scope) -> int:
+        """Return the largest body of a request: only an upload of a memory is not JSON."""
+        is_upload = scope["method"] == "PUT" and scope["path"].startswith("/v1/memories/")
+        return self.limits.max_memory_bytes if is_upload else self.limits.max_body_bytes
+
+
+class LimitedBody:
+    """The body of a request, which must be complete before the deadline and not too large.
+
+    Args:
+        source: ASGI's receive function.
+        max_bytes: Largest size.
+        deadline: Time of the event loop.
+    """
+
+    def __init__(self, source: Receive, max_bytes: int, deadline: float) -> None:
+        self.source, self.max_bytes, self.deadline = source, max_bytes, deadline
+        self.num_bytes, self.is_complete = 0, False
+
+    def check_length(self, headers: Headers) -> None:
+        """Raise ApiError (413) if the header announces a body that is too large."""
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self.max_bytes:
+            raise self.too_large()
+
+    async def receive(self) -> Message:
+        """Return the next message. Raises ApiError: 413 if the body is too large, 408 if it is too slow."""
+        if self.is_complete:
+            return await self.source()
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                message = await self.source()
+        except TimeoutError:
+            raise ApiError(408, "the body did not arrive in time") from None
+        self.is_complete = not message.get("more_body", False)
+        self.num_bytes += len(message.get("body", b""))
+        if self.num_bytes > self.max_bytes:
+            raise self.too_large()
+        return message
+
+    def too_large(self) -> ApiError:
+        """Return the error of a body that is too large."""
+        return ApiError(413, f"the body is larger than {self.max_bytes:,} bytes; send less", code="body_too_large")
+
+
+def is_local_host(host: str) -> bool:
+    """Return whether a Host header names this machine: localhost or a loopback address, with or without a port."""
+    name = host.rpartition(":")[0] if host.count(":") == 1 or "]:" in host else host
+    name = name.strip("[]").lower()
+    with suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost" or name.endswith(".localhost")

@@ -1,0 +1,170 @@
+"""Routes of memories: compress a text, upload a file, list, download, delete."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, get_args
+
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from laconic.compression.kv_compress import KVCompressionConfig
+from laconic.compression.kv_selection import KVMethod
+from laconic.errors import LaconicError, UsageError
+from laconic.experiment.compress import CompressionJob, resolve_length_rule
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.kv_compressor import compress_text
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
+from laconic.serving.http.schemas import MemoryCard, MemoryRequest
+from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
+
+router = APIRouter(prefix="/v1/memories")
+FILE_TYPE = "application/octet-stream"
+CHUNK_BYTES = 2**20
+SELECTION_FIELDS = ("chat", "method", "keep", "slots", "max_loss")
+
+
+@router.post("")
+async def create_memory(body: MemoryRequest, request: Request, services: ServicesDependency) -> MemoryCard:
+    """Compress a text with the loaded run, or with a rule that selects keys and values of a plain model."""
+    check_reads_memories(services.served)
+    store = services.memories
+    store.check_space()
+    write = build_writer(services.served, body)
+
+    def compress(check: Callable[[], None]) -> MemoryCard:
+        path = store.new_path()
+        try:
+            write(path, check)
+            return store.add(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    return await run_while_connected(request, services.worker.run(compress, get_deadline(request)))
+
+
+@router.put("/{id}")
+async def upload_memory(id: str, request: Request, services: ServicesDependency) -> MemoryCard:
+    """Store a file that `laconic compress` wrote, under an id that the client chooses."""
+    check_reads_memories(services.served)
+    if not MEMORY_ID.fullmatch(id):
+        raise ApiError(400, "id: give up to 64 letters, digits, - and _", "id")
+    store = services.memories
+    store.check_space(id)
+    path = store.new_path()
+    try:
+        with path.open("wb") as file:
+            async for chunk in request.stream():
+                await run_in_threadpool(file.write, chunk)
+        return await run_in_threadpool(check_and_add, store, path, id)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@router.get("")
+async def list_memories(services: ServicesDependency) -> dict[str, Any]:
+    """List the metadata of all memories."""
+    return {"object": "list", "data": services.memories.list()}
+
+
+@router.get("/{id}")
+async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
+    """Return the metadata of a memory."""
+    return services.memories.get(id).card
+
+
+@router.get("/{id}/content")
+async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
+    """Return the file of a memory, which `laconic generate --memory` reads."""
+    file, size = services.memories.open(id)
+    return StreamingResponse(read_chunks(file, size), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
+
+
+@router.delete("/{id}")
+async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]:
+    """Delete a memory."""
+    services.memories.delete(id)
+    return {"id": id, "object": "memory", "deleted": True}
+
+
+def check_reads_memories(served: ApiModel) -> None:
+    """Raise ApiError (400) if the model reads no memories."""
+    try:
+        _ = served.memory_metadata
+    except UsageError as error:
+        raise ApiError(400, str(error)) from None
+
+
+def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Callable[[], None]], None]:
+    """Return a function that compresses the text into a file, and calls its second argument often.
+
+    Raises:
+        ApiError: 400 for options that do not fit the model.
+    """
+    name, model = body.name or "text", served.model
+    present = {field: getattr(body, field) for field in SELECTION_FIELDS if getattr(body, field) is not None}
+    if isinstance(model, TextCompressor):
+        if present:
+            field = next(iter(present))
+            raise ApiError(400, f"{field}: {served.name} is trained to compress; leave it out", field)
+        rule = resolve_length_rule(model.method)
+
+        def write_summaries(path: Path, check: Callable[[], None]) -> None:
+            job = CompressionJob(model.method, rule)
+            for _ in job.run([[model.token_stream(name, [body.text])]]):
+                check()
+            model.with_metadata(job).save(path)
+
+        return write_summaries
+    chat = bool(present.pop("chat", False))
+    if body.method is not None and body.method not in get_args(KVMethod):
+        message = f"method: {body.method[:40]!r} is not known; give one of {', '.join(get_args(KVMethod))}"
+        raise ApiError(400, message, "method")
+    try:
+        config = KVCompressionConfig(**present)
+    except UsageError as error:
+        raise ApiError(400, str(error), next(iter(present))) from None
+
+    def write_selection(path: Path, check: Callable[[], None]) -> None:
+        result = compress_text(
+            served.decoder,
+            served.tokenizer,
+            body.text,
+            config,
+            name=name,
+            chat=chat,
+            on_progress=lambda step, done, total: check(),
+        )
+        result.memory.save(path)
+
+    return write_selection
+
+
+def check_and_add(store: MemoryStore, path: Path, id: str) -> MemoryCard:
+    """Add an uploaded file to the store.
+
+    Raises:
+        ApiError: 409 if it was written for another model; 400 if it is not a memory of one text, or damaged.
+    """
+    try:
+        card = store.describe(id, path).card
+        if not card.is_readable:
+            message = f"memory {id} was written for another model than {store.served.name}; compress the text again"
+            raise ApiError(409, message, "id", "memory_of_another_model")
+        store.load_file(path)
+    except LaconicError as error:
+        raise ApiError(400, hide_path(error, path, id), "id") from None
+    return store.add(path, id)
+
+
+def read_chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield the content of a file and close it."""
+    with file:
+        while size > 0:
+            chunk = file.read(min(CHUNK_BYTES, size))
+            size -= len(chunk)
+            if not chunk:
+                return
+            yield chunk

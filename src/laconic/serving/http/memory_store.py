@@ -1,0 +1,286 @@
+"""Memories of the server: one file each in a folder, written atomically, and joined for the prompts that name them."""
+
+import os
+import re
+import secrets
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_memory_file import FILE_KIND as KV_KIND
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
+from laconic.compression.memory_file import MemoryMetadata
+from laconic.compression.segment import build_memory_prompt
+from laconic.errors import CorruptArtifactError, InputError, LaconicError, UnsafeFileError, UsageError
+from laconic.experiment.chat_session import ChatPrefix
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.kv_compressor import MARK, split_template
+from laconic.models.decoder import Decoder
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.schemas import MemoryCard
+from laconic.storage.atomic import read_artifact_header, write_file_atomically
+
+SUFFIX = ".safetensors"
+TEMPORARY_PREFIX = ".tmp-"  # of files that `write_file_atomically` and uploads have not finished
+MEMORY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MAX_PREFIXES = 8  # KV caches of recently used memories that stay in RAM
+
+
+@dataclass(frozen=True)
+class StoredMemory:
+    """A memory file with what requests may know about it.
+
+    Attributes:
+        path: The file.
+        digest: Digest in its header, which changes with its content.
+        card: Its metadata.
+        is_pinned: Whether it was given on the command line, and so cannot be replaced or deleted.
+    """
+
+    path: Path
+    digest: str
+    card: MemoryCard
+    is_pinned: bool = False
+
+
+class MemoryStore:
+    """Memories by id. Every method may be called from any thread.
+
+    Args:
+        served: The model that reads them.
+        decoder: The decoder that reads them, as the engine runs it.
+        folder: Folder of the files; what an interrupted write left there is removed.
+        max_memories: Largest number of files in the folder.
+        pinned: Further files by id, which stay where they are.
+
+    Raises:
+        CorruptArtifactError: If a pinned file is damaged or belongs to another model.
+        UsageError: If a pinned id is invalid, or the model reads no memories.
+    """
+
+    def __init__(
+        self, served: ApiModel, decoder: Decoder, folder: Path, max_memories: int, pinned: Mapping[str, Path]
+    ) -> None:
+        self.served, self.decoder, self.folder, self.max_memories = served, decoder, folder, max_memories
+        self.lock, self.entries = threading.Lock(), dict[str, StoredMemory]()
+        self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
+        for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+            path.unlink()
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            if MEMORY_ID.fullmatch(path.stem):
+                with suppress(CorruptArtifactError, UnsafeFileError):  # not written by laconic, or damaged
+                    self.entries[path.stem] = self.describe(path.stem, path)
+        for id, path in pinned.items():
+            if not MEMORY_ID.fullmatch(id):
+                raise UsageError(f"--memory {id}={path}: a name has up to 64 letters, digits, - and _; choose another")
+            self.load_file(path)
+            self.entries[id] = replace(self.describe(id, path), is_pinned=True)
+
+    def describe(self, id: str, path: Path) -> StoredMemory:
+        """Read the header of a file.
+
+        Raises:
+            CorruptArtifactError: If it is not a memory.
+        """
+        header, data = read_artifact_header(path)
+        kind = data.get("kind")
+        if kind not in (KV_KIND, SUMMARY_KIND):
+            raise CorruptArtifactError(f"{path.name} is not a memory; give a file that laconic compress wrote")
+        try:
+            documents = [document for row in data["documents"] for document in row]
+            if kind == KV_KIND:
+                slots = header.tensors["positions"].shape[0] / max(1, data["layers"] * data["kv_heads"])
+                method, is_readable = str(data["method"]), self.is_reader(KV_KIND, data)
+            else:
+                slots = header.tensors["vectors"].shape[0]
+                method, is_readable = "autocompressor", self.is_reader(SUMMARY_KIND, data)
+            card = MemoryCard(
+                id=id,
+                created=int(datetime.fromisoformat(data["created"]).timestamp()),
+                name=", ".join(str(document["name"]) for document in documents)[:200],
+                kind="kv" if kind == KV_KIND else "summary",
+                method=method,
+                tokens=sum(int(document["tokens"]) for document in documents),
+                slots=round(slots, 1),
+                bytes=path.stat().st_size,
+                is_readable=is_readable,
+            )
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise CorruptArtifactError(f"{path.name} has invalid metadata; use another copy") from None
+        return StoredMemory(path, header.metadata.get("digest", ""), card)
+
+    def is_reader(self, kind: str, data: Mapping[str, Any]) -> bool:
+        """Return whether the served model wrote such a file, or may read it."""
+        try:
+            reader = self.served.memory_metadata
+        except UsageError:
+            return False
+        if isinstance(reader, MemoryMetadata):
+            return kind == SUMMARY_KIND and (data["reader"], data["tokenizer"]) == (reader.reader, reader.tokenizer)
+        return kind == KV_KIND and (data["model"], data["tokenizer"]) == (reader.model, reader.tokenizer)
+
+    def list(self) -> list[MemoryCard]:
+        """Return the metadata of all memories, the oldest first."""
+        with self.lock:
+            return sorted((entry.card for entry in self.entries.values()), key=lambda card: (card.created, card.id))
+
+    def get(self, id: str) -> StoredMemory:
+        """Return a memory.
+
+        Raises:
+            ApiError: 404 if there is none.
+        """
+        with self.lock:
+            entry = self.entries.get(id)
+        if entry is None:
+            raise ApiError(404, f"memory {id[:80]!r} does not exist; GET /v1/memories lists all", "memory", "not_found")
+        return entry
+
+    def open(self, id: str) -> tuple[BinaryIO, int]:
+        """Open the file of a memory, and return its size. The file stays readable if the memory is deleted."""
+        try:
+            file = self.get(id).path.open("rb")
+        except FileNotFoundError:
+            raise ApiError(404, f"memory {id} has been deleted", "memory", "not_found") from None
+        return file, os.fstat(file.fileno()).st_size
+
+    def new_path(self) -> Path:
+        """Return a path in the folder for a file that is not a memory yet; a restart removes it."""
+        return self.folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+
+    def check_space(self, id: str | None = None) -> None:
+        """Raise ApiError (400) if a new memory would be one too many; (409) if the id is one of the command line."""
+        with self.lock:
+            if id is not None and id in self.entries:
+                if self.entries[id].is_pinned:
+                    raise ApiError(409, f"memory {id} was given when the server started; it cannot be changed", "id")
+                return
+            count = sum(not entry.is_pinned for entry in self.entries.values())
+        if count >= self.max_memories:
+            message = f"the server stores {count} memories, its limit; delete one first"
+            raise ApiError(400, message, code="too_many_memories")
+
+    def add(self, source: Path, id: str | None = None) -> MemoryCard:
+        """Move a file into the store, under its id or a new one, replacing a memory of the same id.
+
+        Args:
+            source: A checked file in the store's folder.
+            id: Id of the memory.
+        """
+        id = f"mem_{secrets.token_hex(12)}" if id is None else id
+        path = self.folder / f"{id}{SUFFIX}"
+        with self.lock:
+            write_file_atomically(path, lambda new: os.replace(source, new))
+            entry = self.entries[id] = self.describe(id, path)
+        return entry.card
+
+    def delete(self, id: str) -> None:
+        """Delete a memory and its file.
+
+        Raises:
+            ApiError: 404 if there is none, 409 if it was given on the command line.
+        """
+        self.get(id)
+        self.check_space(id)
+        with self.lock:
+            entry = self.entries.pop(id, None)
+            if entry is not None:
+                entry.path.unlink(missing_ok=True)
+
+    def load_prefix(self, ids: tuple[str, ...]) -> ChatPrefix:
+        """Return the KV cache of memories in order, as a beginning of prompts.
+
+        Raises:
+            ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if they cannot be joined.
+        """
+        entries = [self.get(id) for id in ids]
+        key = tuple(entry.digest for entry in entries)
+        with self.lock:
+            if key in self.prefixes:
+                self.prefixes.move_to_end(key)
+                return self.prefixes[key]
+        with torch.inference_mode():
+            prefix = self.build_prefix(entries)
+        with self.lock:
+            self.prefixes[key] = prefix
+            while len(self.prefixes) > MAX_PREFIXES:
+                self.prefixes.popitem(last=False)
+        return prefix
+
+    def build_prefix(self, entries: Sequence[StoredMemory]) -> ChatPrefix:
+        """Load and join memories; the errors are those of `load_prefix`."""
+        for entry in entries:
+            if not entry.card.is_readable:
+                message = f"memory {entry.card.id} was written for another model; write it again"
+                raise ApiError(409, message, "memory", "memory_of_another_model")
+        memories = [self.load_entry(entry) for entry in entries]
+        try:
+            if isinstance(memories[0], SummaryMemory):
+                return self.read_summaries([m for m in memories if isinstance(m, SummaryMemory)])
+            return self.read_kv([m for m in memories if isinstance(m, KVMemory)])
+        except (UsageError, CorruptArtifactError) as error:
+            raise ApiError(400, f"memory: {error}", "memory") from None
+
+    def load_entry(self, entry: StoredMemory) -> KVMemory | SummaryMemory:
+        """Load the file of a memory. Raises ApiError: 404 if it was deleted meanwhile, 409 if it is damaged."""
+        try:
+            return self.load_file(entry.path)
+        except InputError:
+            raise ApiError(404, f"memory {entry.card.id} has been deleted", "memory", "not_found") from None
+        except LaconicError as error:
+            message = f"memory {entry.card.id}: {hide_path(error, entry.path, entry.card.id)}"
+            raise ApiError(409, message, "memory") from None
+
+    def load_file(self, path: Path) -> KVMemory | SummaryMemory:
+        """Load a memory of one text that the served model reads, on its device.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged or belongs to another model.
+            UsageError: If it holds several texts, or the model reads no memories.
+        """
+        reader, weight = self.served.memory_metadata, self.decoder.token_embedding.weight
+        memory = SummaryMemory.load(path, reader) if isinstance(reader, MemoryMetadata) else KVMemory.load(path, reader)
+        if memory.B != 1:
+            raise UsageError(f"{path.name} holds {memory.B} texts; a prompt continues a memory of one text")
+        return memory.to(weight.device, weight.dtype)
+
+    def read_kv(self, memories: Sequence[KVMemory]) -> ChatPrefix:
+        """Return the cache of KV memories, one document after the other."""
+        is_chat = [memory.metadata is not None and memory.metadata.chat for memory in memories]
+        if len(memories) > 1 and any(is_chat):
+            raise UsageError("a memory of a chat opens a message and cannot be joined with others; name one memory")
+        memory = memories[0] if len(memories) == 1 else KVMemory.concat_documents(self.decoder.config, *memories)
+        opening = split_template(self.served.tokenizer, MARK)[0] if is_chat[0] else ""
+        return ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening)
+
+    def read_summaries(self, memories: Sequence[SummaryMemory]) -> ChatPrefix:
+        """Return the cache of bos and summary vectors."""
+        compressor = self.served.model
+        assert isinstance(compressor, TextCompressor)
+        memory, model = SummaryMemory.concat_segments(*memories), compressor.method.segment_model
+        model.check_fits(memory, 1)
+        one_token = memory.valid.new_ones(1, 1)
+        prompt = compressor.method.build_prompt(memory)
+        if not prompt.inputs_embeds.shape[1]:
+            raise UsageError("the memory has no vectors; compress a longer text")
+        output = self.decoder(
+            prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
+        )
+        positions = build_memory_prompt(self.decoder, model.config, memory, model.bos_token_id, one_token).position_ids
+        return ChatPrefix(output.cache, output.cache.S if positions is None else int(positions[0, -1]))
+
+
+def hide_path(error: Exception, path: Path, id: str) -> str:
+    """Return the message of an error with the id of a memory in place of its file."""
+    return str(error).replace(str(path), id).replace(path.name, id)

@@ -1,0 +1,208 @@
+"""Prompts of requests as the engine reads them: ids, what they continue, and where they end."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from laconic.data.messages import Message
+from laconic.errors import InputError
+from laconic.experiment.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.read_into_state import fit_attention_window
+from laconic.experiment.reasoner import Reasoner
+from laconic.generation.config import GenerationConfig
+from laconic.nested.state import FastWeightState
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.schemas import GenerationRequest
+from laconic.serving.requests import EngineRequest
+
+ANSWER_TOKENS = 128  # of runs that answer questions, if the request does not say
+MAX_SEED = 2**63
+
+
+@dataclass(frozen=True)
+class PromptPrefix:
+    """What a prompt continues: a memory, or the fast weights of a session; or nothing."""
+
+    memory: ChatPrefix | None = None
+    fast_weights: FastWeightState | None = None
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt that fits the model.
+
+    Attributes:
+        token_ids: Its ids; empty for a question.
+        question: For runs that answer questions: the question.
+        num_tokens: Tokens of the prompt itself.
+        room: Tokens that fit after it.
+        eos_token_ids: Ids that end the answer; None: the recipe's.
+        prefix: What it continues.
+    """
+
+    token_ids: tuple[int, ...]
+    question: str | None
+    num_tokens: int
+    room: int
+    eos_token_ids: tuple[int, ...] | None
+    prefix: PromptPrefix
+
+
+def prepare_text(
+    served: ApiModel, prompt: str | Sequence[int], prefix: PromptPrefix, limits: ServerLimits
+) -> PreparedPrompt:
+    """Encode a prompt to continue.
+
+    Raises:
+        ApiError: 400 if it is empty, too long, or has ids outside the vocabulary.
+    """
+    model, tokenizer = served.model, served.tokenizer
+    if isinstance(model, Reasoner):
+        if not isinstance(prompt, str):
+            raise ApiError(400, f"prompt: {served.name} answers questions; give texts, not token ids", "prompt")
+        return prepare_question(served, prompt, limits, "prompt")
+    if not isinstance(prompt, str):
+        ids = list(prompt)
+        V = served.decoder.config.vocab_size
+        bad = next((i for i in ids if not 0 <= i < V), None)
+        if bad is not None:
+            raise ApiError(400, f"prompt: id {bad} is outside the vocabulary of {V:,} ids", "prompt")
+    elif prefix.memory is not None and prefix.memory.opening:  # a memory of a chat is continued as a chat
+        ids = ChatSession(served.decoder, tokenizer, prefix=prefix.memory).encode([{"role": "user", "content": prompt}])
+    else:
+        ids = tokenizer.encode(prompt, add_special_tokens=prefix.memory is None)
+    eos = model.stop_token_ids if isinstance(model, TextCompressor | NestedTextModel) else None
+    return check_prompt(served, ids, prefix, limits, eos or served.decoder.config.eos_token_ids, "prompt")
+
+
+def prepare_chat(
+    served: ApiModel, messages: Sequence[Message], prefix: PromptPrefix, limits: ServerLimits
+) -> PreparedPrompt:
+    """Encode messages with the chat template; for a run that answers questions, the only user message.
+
+    Raises:
+        ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
+    """
+    if isinstance(served.model, Reasoner):
+        if len(messages) != 1 or messages[0]["role"] != "user":
+            message = f"messages: {served.name} answers single questions; give one message with role user"
+            raise ApiError(400, message, "messages")
+        return prepare_question(served, messages[0]["content"], limits, "messages")
+    if served.tokenizer.chat_template is None:
+        message = f"{served.name} has no chat template; use /v1/completions"
+        raise ApiError(400, message, "messages")
+    try:
+        session = ChatSession(served.decoder, served.tokenizer, prefix=prefix.memory)
+        ids = session.encode(messages)
+    except (InputError, StopIteration) as error:
+        raise ApiError(400, f"messages: {error or 'no message has role user'}", "messages") from None
+    return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
+
+
+def prepare_question(served: ApiModel, question: str, limits: ServerLimits, param: str) -> PreparedPrompt:
+    """Check a question for a run that answers questions."""
+    ids = served.tokenizer.encode(question)
+    prompt = check_prompt(served, ids, PromptPrefix(), limits, (), param)
+    return PreparedPrompt((), question, prompt.num_tokens, prompt.room, None, PromptPrefix())
+
+
+def check_prompt(
+    served: ApiModel,
+    ids: Sequence[int],
+    prefix: PromptPrefix,
+    limits: ServerLimits,
+    eos_token_ids: tuple[int, ...],
+    param: str,
+) -> PreparedPrompt:
+    """Return a prompt whose length fits the model and the limits.
+
+    Raises:
+        ApiError: 400 if it is empty or too long.
+    """
+    if not ids:
+        raise ApiError(400, f"{param}: empty; give text", param)
+    used, context = len(ids), served.context_size
+    if prefix.memory is not None:
+        used += prefix.memory.first_position or 0
+    largest = min(context - 1, limits.max_prompt_tokens or context - 1)
+    if used > largest:
+        memory = "" if used == len(ids) else f" with its memory of {used - len(ids):,}"
+        message = f"{param}: {len(ids):,} tokens{memory}, {served.name} takes at most {largest:,}; shorten it"
+        raise ApiError(400, message, param, "context_length_exceeded")
+    return PreparedPrompt(tuple(ids), None, len(ids), context - used, eos_token_ids, prefix)
+
+
+def build_config(
+    served: ApiModel, body: GenerationRequest, prompt: PreparedPrompt, max_tokens: int | None, limits: ServerLimits
+) -> GenerationConfig:
+    """Return the options of generation of a request.
+
+    Args:
+        served: The model, whose published sampling is the default.
+        body: The request.
+        prompt: Its prompt; `max_tokens` is lowered to what fits after it.
+        max_tokens: Largest number of new tokens; None: as many as fit.
+        limits: Limits of the server.
+
+    Raises:
+        ApiError: 400 if `max_tokens` is over the limit, or for stop strings of a run whose recipe ends an answer.
+    """
+    if max_tokens is not None and max_tokens > limits.max_generated_tokens:
+        message = f"max_tokens: {max_tokens:,} given, this server generates at most {limits.max_generated_tokens:,}"
+        raise ApiError(400, message, "max_tokens")
+    if body.stop_strings and prompt.question is not None:
+        raise ApiError(400, f"stop: the recipe of {served.name} says where an answer ends; leave it out", "stop")
+    default = limits.max_generated_tokens if prompt.question is None else ANSWER_TOKENS
+    options = {**served.sampling_defaults}
+    if body.temperature is not None:
+        options["temperature"] = body.temperature
+    if body.top_p is not None:
+        options["top_p"] = body.top_p
+    if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
+        options |= {"temperature": 0.0, "top_p": 1.0}
+    is_frozen = isinstance(served.model, NestedTextModel) and not served.model.update_weights
+    return GenerationConfig(
+        max_tokens=max(1, min(default if max_tokens is None else max_tokens, prompt.room)),
+        stop_strings=body.stop_strings,
+        eos_token_ids=prompt.eos_token_ids,
+        update_on_prompt=False if is_frozen else None,
+        update_on_output=False if is_frozen else None,
+        **options,
+    )
+
+
+def build_engine_requests(
+    served: ApiModel,
+    body: GenerationRequest,
+    prompt: PreparedPrompt,
+    config: GenerationConfig,
+    *,
+    num_top_logprobs: int = 0,
+    with_prompt_logprobs: bool = False,
+) -> list[EngineRequest]:
+    """Return the `n` sequences of a prompt; sequence i samples with `seed` + i, or with a random seed."""
+    seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
+    state = first_position = None
+    if prompt.prefix.memory is not None:
+        state, first_position = prompt.prefix.memory.cache, prompt.prefix.memory.first_position
+    elif prompt.prefix.fast_weights is not None:
+        assert isinstance(served.model, NestedTextModel)
+        num_positions = prompt.num_tokens + config.max_tokens
+        window = served.model.attention_window
+        state = fit_attention_window(served.model.model, prompt.prefix.fast_weights, num_positions, window)
+    return [
+        EngineRequest(
+            token_ids=prompt.token_ids,
+            question=prompt.question,
+            config=replace(config, seed=(seed + index) % MAX_SEED),
+            state=state,
+            first_position=first_position,
+            num_top_logprobs=num_top_logprobs,
+            with_prompt_logprobs=with_prompt_logprobs,
+        )
+        for index in range(body.n or 1)
+    ]

@@ -1,0 +1,335 @@
+"""Bodies of requests and answers: OpenAI's chat completions and completions, and laconic's memories and sessions."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+# Parameters of OpenAI's API that change nothing at these values (and null), which clients send. At others, a 400.
+UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "refusal": (),
+    "tool_calls": ([],),
+}
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 32
+MAX_ROWS = 1024  # prompts, messages or memories of one request
+
+
+def drop_neutral(data: Any, neutral: Mapping[str, tuple[Any, ...]]) -> Any:
+    """Leave out unsupported parameters whose value is null or changes nothing."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        name: value
+        for name, value in data.items()
+        if name not in neutral or not (value is None or any(value == other for other in neutral[name]))
+    }
+
+
+class RequestBody(BaseModel):
+    """A JSON object without unknown fields, conversions between types, NaN or infinity."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class TextPart(RequestBody):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(RequestBody):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_neutral_fields(cls, data: Any) -> Any:
+        """Leave out fields of answers that clients send back."""
+        return drop_neutral(data, NEUTRAL_MESSAGE_FIELDS)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def join_parts(cls, content: Any) -> Any:
+        """Join the texts of a content in parts."""
+        if not isinstance(content, list):
+            return content
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind != "text":
+                raise ValueError(f"a part of type {str(kind)[:40]!r} is not supported; give parts of type 'text'")
+        return "".join(TextPart.model_validate(part).text for part in content)
+
+
+class StreamOptions(RequestBody):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationRequest(RequestBody):
+    """Parameters that chat completions and completions share."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | str | None = None
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | None = None
+    session: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_neutral_parameters(cls, data: Any) -> Any:
+        """Leave out unsupported parameters at values that change nothing."""
+        return drop_neutral(data, UNSUPPORTED_PARAMETERS)
+
+    @field_validator("stop")
+    @classmethod
+    def check_stop(cls, stop: list[str] | str | None) -> list[str] | str | None:
+        """Refuse an empty stop string, at which every text would end."""
+        if stop == "" or (isinstance(stop, list) and "" in stop):
+            raise ValueError("an empty string would end every text at once; leave it out")
+        return stop
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def should_include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts as a list of texts or lists of ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[i for i in self.prompt if isinstance(i, int)]]
+        return [row for row in self.prompt if not isinstance(row, int)]
+
+
+class MemoryRequest(RequestBody):
+    """Body of POST /v1/memories. The fields from `chat` on are for plain models, which select keys and values."""
+
+    text: str
+    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    chat: bool | None = None
+    method: str | None = None
+    keep: float | None = None
+    slots: int | None = None
+    max_loss: float | None = None
+
+
+class LearnRequest(RequestBody):
+    """Body of POST /v1/sessions/{id}/learn."""
+
+    text: str
+
+
+class Usage(BaseModel):
+    """Token counts of an answer; `completion_tokens_details` for models that think."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: dict[str, int] | None = None
+
+
+class TopLogprob(BaseModel):
+    """A token that could have stood in a place, with its log probability in nats."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A generated token with the most likely ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log probabilities of a chat completion."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ReplyMessage(BaseModel):
+    """The message of a reply."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Delta(BaseModel):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class ChatChoice(BaseModel):
+    """One reply."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChunkChoice(BaseModel):
+    """What a chunk adds to one reply."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionLogprobs(BaseModel):
+    """Log probabilities in the format of the older API; None for the first token of a prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One continuation, or a piece of it."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(BaseModel):
+    """Answer of both endpoints, and a chunk of a streamed one; `object` names which."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChunkChoice] | list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(BaseModel):
+    """The served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "laconic"
+    max_model_len: int
+
+
+class MemoryCard(BaseModel):
+    """Metadata of a stored memory.
+
+    Attributes:
+        kind: "kv" for keys and values, "summary" for summary vectors.
+        method: How it was computed, for example kvzip.
+        tokens: Tokens of the text.
+        slots: Summary vectors, or slots per KV head on average.
+        bytes: Size of its file.
+        is_readable: Whether the served model may read it.
+    """
+
+    id: str
+    object: Literal["memory"] = "memory"
+    created: int
+    name: str
+    kind: Literal["kv", "summary"]
+    method: str
+    tokens: int
+    slots: float
+    bytes: int
+    is_readable: bool
+
+
+class SessionCard(BaseModel):
+    """A session of a model that learns, and how many tokens it has read."""
+
+    id: str
+    object: Literal["session"] = "session"
+    created: int
+    tokens: int

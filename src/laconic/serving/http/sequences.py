@@ -1,0 +1,156 @@
+"""Sequences of one request in the engine, and their events in the server's event loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from laconic.serving.engine import Engine, QueueFullError
+from laconic.serving.http.api_error import ApiError, queue_full_error
+from laconic.serving.http.metrics import ServerMetrics
+from laconic.serving.http.schemas import FinishReason, Usage
+from laconic.serving.requests import (
+    EngineEvent,
+    EngineRequest,
+    ErrorEvent,
+    FinishEvent,
+    PromptEvent,
+    TokenEvent,
+    TokenLogprob,
+)
+
+
+@dataclass
+class SequenceResult:
+    """Everything that the events of one sequence report."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishEvent | None = None
+
+    def add(self, event: EngineEvent) -> None:
+        """Add an event."""
+        match event:
+            case PromptEvent():
+                self.prompt_logprobs = event.logprobs
+            case TokenEvent():
+                self.text += event.text
+                self.logprobs.append(event.logprob)
+            case FinishEvent():
+                self.finish = event
+            case ErrorEvent():
+                raise event.error
+
+
+class SequenceGroup:
+    """The sequences of one request. `close` cancels those that still run.
+
+    Args:
+        engine: The engine.
+        metrics: Receives token counts and times.
+        deadline: Time of the event loop at which the sequences are cancelled; they end with reason "length".
+    """
+
+    def __init__(self, engine: Engine, metrics: ServerMetrics, deadline: float) -> None:
+        self.engine, self.metrics, self.deadline = engine, metrics, deadline
+        self.loop, self.start = asyncio.get_running_loop(), time.monotonic()
+        self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
+        self.ids: dict[int, int] = {}  # engine's ids of the sequences that still run
+        self.times: dict[int, float] = {}  # of the last token
+        self.has_tokens = self.is_late = False
+
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Hand sequences to the engine; after an error, `close` cancels those that it has taken.
+
+        Raises:
+            ApiError: 429 if the engine's queue is full.
+            UsageError: If a request does not fit the model.
+        """
+        try:
+            for index, request in enumerate(requests):
+                self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
+        except QueueFullError as error:
+            raise queue_full_error(str(error)) from None
+
+    def on_event(self, index: int, event: EngineEvent) -> None:
+        """Hand an event over to the event loop; the engine calls this on its thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, event))
+
+    async def events(self) -> AsyncIterator[tuple[int, EngineEvent]]:
+        """Yield events with the index of their sequence until all have ended.
+
+        Raises:
+            ApiError: 408 at the deadline, if no sequence has a token yet.
+        """
+        while self.ids:
+            index, event = await self.next_event()
+            self.record(index, event)
+            if isinstance(event, FinishEvent | ErrorEvent):
+                del self.ids[index]
+            if isinstance(event, FinishEvent) and event.reason == "cancelled":
+                if not self.has_tokens:
+                    raise ApiError(408, "the request took too long; shorten it, or raise --max-seconds")
+                event = replace(event, reason="length")
+            yield index, event
+
+    async def next_event(self) -> tuple[int, EngineEvent]:
+        """Wait for an event; at the deadline cancel everything and wait for the engine to report it."""
+        if not self.is_late:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self.deadline):
+                    return await self.queue.get()
+            self.is_late = True
+            self.cancel()
+        return await self.queue.get()
+
+    async def collect(self, num_sequences: int) -> list[SequenceResult]:
+        """Wait for all sequences."""
+        results = [SequenceResult() for _ in range(num_sequences)]
+        async for index, event in self.events():
+            results[index].add(event)
+        return results
+
+    def record(self, index: int, event: EngineEvent) -> None:
+        """Count tokens, passes and times."""
+        if isinstance(event, TokenEvent):
+            now, before = time.monotonic(), self.times.get(index)
+            if before is None:
+                self.metrics.time_to_first_token.observe(now - self.start)
+            else:
+                self.metrics.inter_token.observe(now - before)
+            self.times[index], self.has_tokens = now, True
+            self.metrics.generated_tokens.inc()
+        elif isinstance(event, FinishEvent):
+            self.metrics.prompt_tokens.inc(event.num_prompt_tokens)
+            self.metrics.latent_passes.inc(event.latent_passes)
+
+    def cancel(self) -> None:
+        """Cancel what still runs; the engine reports the end of each sequence."""
+        for sequence in self.ids.values():
+            self.engine.cancel(sequence)
+
+    def close(self) -> None:
+        """Cancel what still runs, without waiting."""
+        self.cancel()
+        self.ids.clear()
+
+
+def to_finish_reason(finish: FinishEvent) -> FinishReason:
+    """Return why a sequence ended, in OpenAI's words."""
+    return "length" if finish.reason == "length" else "stop"
+
+
+def count_usage(finishes: Sequence[FinishEvent], num_choices: int) -> Usage:
+    """Return the token counts of an answer, each prompt counted once; `num_choices` is `n`."""
+    prompt = sum(finish.num_prompt_tokens for finish in finishes[::num_choices])
+    completion = sum(finish.num_tokens for finish in finishes)
+    usage = Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    passes = sum(finish.latent_passes for finish in finishes)
+    positions = sum(finish.latent_positions for finish in finishes)
+    if passes or positions:
+        usage.completion_tokens_details = {"latent_passes": passes, "latent_positions": positions}
+    return usage

@@ -1,0 +1,115 @@
+"""Run the server: bind the address, load the model, serve until a signal, and finish what runs."""
+
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvicorn
+from sse_starlette.sse import AppStatus
+
+from laconic.console import log_message, status
+from laconic.errors import BusyError, LaconicError, UsageError, translate_os_errors
+from laconic.experiment.load_model import LoadedModel
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.app import build_app
+from laconic.serving.http.limits import ServerLimits
+from laconic.storage.lock import lock_folder
+
+DRAIN_SECONDS = 30  # after SIGTERM, for running requests
+KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep idle connections
+
+
+class UnprotectedAddressError(LaconicError):
+    """Refused for safety: the address can be reached from other machines, and there is no API key."""
+
+    exit_code = 77
+
+
+def serve(
+    name: str,
+    load: Callable[[], LoadedModel],
+    *,
+    host: str,
+    port: int,
+    limits: ServerLimits,
+    api_key: str | None = None,
+    memory_folder: Path | None = None,
+    memory_files: Mapping[str, Path] | None = None,
+) -> None:
+    """Serve a model until SIGTERM or SIGINT; then finish what runs, for at most 30 seconds.
+
+    Args:
+        name: Name of the model in requests.
+        load: Returns the model; called once the address is bound.
+        host: Address to listen on.
+        port: Port; 0 chooses a free one.
+        limits: Limits of requests.
+        api_key: Key that requests must have.
+        memory_folder: Folder of the memories; by default they are lost when the server ends.
+        memory_files: Memory files that requests may name, by name.
+
+    Raises:
+        UnprotectedAddressError: Without a key, if `host` is not loopback.
+        BusyError: If the port is in use, or another server has the memory folder.
+        LaconicError: What `load` raises.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # uvicorn raises the signal again at its end
+    AppStatus.disable_automatic_graceful_drain()  # streams end when they are complete, or after DRAIN_SECONDS
+    with ExitStack() as stack:
+        listener = stack.enter_context(bind_socket(host, port, api_key))
+        if memory_folder is not None:
+            with translate_os_errors(memory_folder):
+                memory_folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_folder(memory_folder))
+        with status(f"loading {name}"):
+            served = ApiModel(name, load())
+        app = build_app(served, limits=limits, api_key=api_key, memory_folder=memory_folder, memory_files=memory_files)
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        log_message(f"laconic: serving {served.name} at {format_address(listener)}; Ctrl-C ends")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
+    """Return a listening socket; the errors are those of `serve`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise UsageError(f"--host {host} --port {port}: not an address of this machine: {error}") from None
+    if api_key is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise UnprotectedAddressError(
+            f"--host {host} can be reached from other machines; give --api-key (or LACONIC_API_KEY), or bind 127.0.0.1"
+        )
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        reason = os.strerror(error.errno or 0)
+        raise BusyError(f"--host {host} --port {port}: {reason}; choose another port") from None
+    return listener
+
+
+def format_address(listener: socket.socket) -> str:
+    """Return the URL of the API."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

@@ -1,0 +1,107 @@
+"""What the routes share: model, engine, stores, limits; and helpers that wait for clients."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar, cast
+
+from fastapi import Depends, Request
+
+from laconic.serving.engine import Engine
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.memory_store import MemoryStore
+from laconic.serving.http.metrics import ServerMetrics
+from laconic.serving.http.prompts import PromptPrefix
+from laconic.serving.http.schemas import GenerationRequest
+from laconic.serving.http.sequences import SequenceGroup
+from laconic.serving.http.session_store import SessionStore
+from laconic.serving.http.worker import Worker
+
+T = TypeVar("T")
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it stands in the metrics
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the routes of one server share."""
+
+    served: ApiModel
+    engine: Engine
+    limits: ServerLimits
+    memories: MemoryStore
+    sessions: SessionStore
+    metrics: ServerMetrics
+    worker: Worker
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str) -> None:
+        """Raise ApiError (404) for another name than that of the served model."""
+        if name != self.served.name:
+            message = f"model: {name[:80]!r} is not served; this server has {self.served.name!r}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    async def resolve_prefix(self, body: GenerationRequest) -> PromptPrefix:
+        """Return what a request's prompt continues: its memories or its session.
+
+        Raises:
+            ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if the model has no such thing.
+        """
+        if body.model is not None:
+            self.check_model(body.model)
+        if body.memory and body.session is not None:
+            raise ApiError(400, "memory and session given; give one of them", "session")
+        if body.session is not None:
+            return PromptPrefix(fast_weights=self.sessions.get(body.session).state)
+        if body.memory:
+            return PromptPrefix(memory=await asyncio.to_thread(self.memories.load_prefix, tuple(body.memory)))
+        return PromptPrefix()
+
+
+def get_services(request: Request) -> Services:
+    """Return the services of the server that a request came to."""
+    return cast(Services, request.app.state.services)
+
+
+ServicesDependency = Annotated[Services, Depends(get_services)]
+
+
+def get_deadline(request: Request) -> float:
+    """Return the time of the event loop at which a request ends."""
+    return cast(float, request.state.deadline)
+
+
+async def open_group(request: Request, services: ServicesDependency) -> AsyncIterator[SequenceGroup]:
+    """Yield a group of sequences, and cancel it after the response, however that ended."""
+    group = SequenceGroup(services.engine, services.metrics, get_deadline(request))
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+GroupDependency = Annotated[SequenceGroup, Depends(open_group)]
+
+
+async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for a result, and cancel the work if the client disconnects.
+
+    Raises:
+        ApiError: 499 if it does.
+    """
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client has closed the connection")
+    finally:
+        watcher.cancel()
+        task.cancel()

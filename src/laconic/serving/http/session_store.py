@@ -1,0 +1,122 @@
+"""Sessions: the fast weights of a model that learns, by id. They live as long as the server."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.read_into_state import ReadDocument
+from laconic.nested.state import FastWeightState
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.schemas import SessionCard
+
+
+@dataclass
+class Session:
+    """One session. Its state is immutable, so that a reader keeps the state from before a write.
+
+    Attributes:
+        id: Id in requests.
+        state: Fast weights after all texts; None before the first.
+        documents: The texts.
+        created: Unix time.
+        is_writing: Whether a request changes the session now.
+    """
+
+    id: str
+    state: FastWeightState | None = None
+    documents: tuple[ReadDocument, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_writing: bool = False
+
+    def to_card(self) -> SessionCard:
+        """Return what requests may know about the session."""
+        tokens = sum(document.tokens for document in self.documents)
+        return SessionCard(id=self.id, created=self.created, tokens=tokens)
+
+
+class SessionStore:
+    """Sessions by id; only the server's event loop may call its methods, but for `save`.
+
+    Args:
+        served: The model.
+        max_sessions: Largest number of sessions.
+    """
+
+    def __init__(self, served: ApiModel, max_sessions: int) -> None:
+        self.served, self.max_sessions = served, max_sessions
+        self.sessions: dict[str, Session] = {}
+
+    @property
+    def model(self) -> NestedTextModel:
+        """The model that learns.
+
+        Raises:
+            ApiError: 400 for other models.
+        """
+        if not isinstance(self.served.model, NestedTextModel):
+            message = f"{self.served.name} is {self.served.kind_name}; only models that learn have sessions"
+            raise ApiError(400, message, "session")
+        return self.served.model
+
+    def create(self, source: Session | None = None) -> Session:
+        """Create a session that has learned nothing, or what another one has.
+
+        Raises:
+            ApiError: 400 at the largest number of sessions, or if the model does not learn.
+        """
+        _ = self.model
+        if len(self.sessions) >= self.max_sessions:
+            message = f"the server has {len(self.sessions)} sessions, its limit; delete one first"
+            raise ApiError(400, message, code="too_many_sessions")
+        session = Session(f"ses_{secrets.token_hex(12)}")
+        if source is not None:
+            session.state, session.documents = source.state, source.documents
+        self.sessions[session.id] = session
+        return session
+
+    def get(self, id: str) -> Session:
+        """Return a session.
+
+        Raises:
+            ApiError: 404 if there is none, 400 if the model does not learn.
+        """
+        _ = self.model
+        if id not in self.sessions:
+            message = f"session {id[:80]!r} does not exist; POST /v1/sessions creates one"
+            raise ApiError(404, message, "session", "not_found")
+        return self.sessions[id]
+
+    @contextmanager
+    def write(self, id: str) -> Iterator[Session]:
+        """Hold a session for writing.
+
+        Raises:
+            ApiError: 409 if another request writes it, 404 if there is none.
+        """
+        session = self.get(id)
+        if session.is_writing:
+            raise ApiError(409, f"session {id} learns from another request; wait for it", "session", "session_busy")
+        session.is_writing = True
+        try:
+            yield session
+        finally:
+            session.is_writing = False
+
+    def delete(self, id: str) -> None:
+        """Delete a session. Raises ApiError: 404 if there is none, 409 if a request writes it."""
+        with self.write(id):
+            del self.sessions[id]
+
+    def save(self, state: FastWeightState | None, documents: tuple[ReadDocument, ...]) -> bytes:
+        """Return the file of a state, which `laconic generate --memory` reads."""
+        model = self.model
+        with TemporaryDirectory(prefix="laconic-state-") as folder:
+            path = Path(folder) / "state.safetensors"
+            model.save(model.model.initial_state(1) if state is None else state, path, [documents])
+            return path.read_bytes()

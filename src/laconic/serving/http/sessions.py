@@ -1,0 +1,81 @@
+"""Routes of sessions: create, learn, fork, reset, read the state, delete."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from laconic.experiment.read_into_state import ReadDocument
+from laconic.nested.state import FastWeightState
+from laconic.serving.http.schemas import LearnRequest, SessionCard
+from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
+
+router = APIRouter(prefix="/v1/sessions")
+
+
+@router.post("")
+async def create_session(services: ServicesDependency) -> SessionCard:
+    """Create a session that has learned nothing."""
+    return services.sessions.create().to_card()
+
+
+@router.get("")
+async def list_sessions(services: ServicesDependency) -> dict[str, Any]:
+    """List all sessions."""
+    return {"object": "list", "data": [session.to_card() for session in services.sessions.sessions.values()]}
+
+
+@router.get("/{id}")
+async def read_session(id: str, services: ServicesDependency) -> SessionCard:
+    """Return what is known of a session."""
+    return services.sessions.get(id).to_card()
+
+
+@router.post("/{id}/learn")
+async def learn(id: str, body: LearnRequest, request: Request, services: ServicesDependency) -> SessionCard:
+    """Read a text into the fast weights of a session. Until that is done, completions see the state before it."""
+    model = services.sessions.model
+
+    with services.sessions.write(id) as session:
+        state, name = session.state, f"text {len(session.documents) + 1}"
+
+        def read(check: Callable[[], None]) -> tuple[FastWeightState | None, ReadDocument]:
+            job = model.start_reading(state)
+            for _ in job.run([[model.token_stream(name, [body.text])]]):
+                check()
+            return job.done, job.documents[0][0]
+
+        job = services.worker.run(read, get_deadline(request))
+        session.state, document = await run_while_connected(request, job)
+        session.documents = (*session.documents, document)
+        return session.to_card()
+
+
+@router.post("/{id}/fork")
+async def fork(id: str, services: ServicesDependency) -> SessionCard:
+    """Create a session that continues from the state of another one."""
+    return services.sessions.create(services.sessions.get(id)).to_card()
+
+
+@router.post("/{id}/reset")
+async def reset(id: str, services: ServicesDependency) -> SessionCard:
+    """Forget everything that a session has learned."""
+    with services.sessions.write(id) as session:
+        session.state, session.documents = None, ()
+        return session.to_card()
+
+
+@router.get("/{id}/state")
+async def read_state(id: str, services: ServicesDependency) -> Response:
+    """Return the fast weights of a session as a safetensors file."""
+    session = services.sessions.get(id)
+    content = await asyncio.to_thread(services.sessions.save, session.state, session.documents)
+    return Response(content, media_type="application/octet-stream")
+
+
+@router.delete("/{id}")
+async def delete_session(id: str, services: ServicesDependency) -> dict[str, Any]:
+    """Delete a session."""
+    services.sessions.delete(id)
+    return {"id": id, "object": "session", "deleted": True}

@@ -1,0 +1,139 @@
+"""Texts and bytes of single tokens, for log probabilities."""
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tokenizers import decoders
+
+from laconic.data.tokenizer import Tokenizer, list_byte_characters
+from laconic.generation.text_stream import REPLACEMENT_CHARACTER
+from laconic.serving.http.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from laconic.serving.requests import TokenLogprob
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this number
+
+
+class TokenText(NamedTuple):
+    """A token as text, and its bytes, which may be a part of a character."""
+
+    text: str
+    data: bytes
+
+    @property
+    def label(self) -> str:
+        """The text, or for a part of a character its bytes as OpenAI's older API writes them."""
+        if REPLACEMENT_CHARACTER not in self.text:
+            return self.text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+class TokenTexts:
+    """Texts of a tokenizer's tokens as they stand within a text.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.byte_values = {char: byte for byte, char in enumerate(list_byte_characters())}
+        self.is_byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self.added = {id: token.content for id, token in added.items()}
+        self.anchor = tokenizer.encode("a", add_special_tokens=False)  # what a token follows, so that spaces stay
+        self.texts: dict[int, TokenText] = {}
+
+    def __getitem__(self, token_id: int) -> TokenText:
+        """Return the text of an id."""
+        text = self.texts.get(token_id)
+        if text is None:
+            text = self.texts[token_id] = self.decode(token_id)
+        return text
+
+    def decode(self, token_id: int) -> TokenText:
+        """Compute the text of an id."""
+        if token_id in self.added:
+            return TokenText(self.added[token_id], self.added[token_id].encode())
+        piece = self.tokenizer.backend.id_to_token(token_id) or ""
+        if self.is_byte_level and all(char in self.byte_values for char in piece):
+            data = bytes(self.byte_values[char] for char in piece)
+            return TokenText(data.decode(errors="replace"), data)
+        if match := BYTE_TOKEN.fullmatch(piece):
+            data = bytes([int(match[1], 16)])
+            return TokenText(data.decode(errors="replace"), data)
+        before = self.tokenizer.decode(self.anchor, skip_special_tokens=False)
+        text = self.tokenizer.decode([*self.anchor, token_id], skip_special_tokens=False)[len(before) :]
+        return TokenText(text, text.encode())
+
+    def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> ChatLogprobs:
+        """Return log probabilities as chat completions report them."""
+        return ChatLogprobs(content=[self.to_chat_token(token, num_top) for token in logprobs], refusal=None)
+
+    def to_chat_token(self, token: TokenLogprob, num_top: int) -> ChatTokenLogprob:
+        """Return the log probability of one token."""
+        text = self[token.token_id]
+        return ChatTokenLogprob(
+            token=text.text,
+            logprob=clip(token.logprob or 0.0),
+            bytes=list(text.data),
+            top_logprobs=[
+                TopLogprob(token=self[id].text, logprob=clip(value), bytes=list(self[id].data))
+                for id, value in token.top[:num_top]
+            ],
+        )
+
+
+class CompletionLogprobsBuilder:
+    """Log probabilities of one continuation in the older format, whose offsets count characters from the beginning.
+
+    Args:
+        texts: Texts of the tokens.
+        num_top: Most likely tokens to report in each place; the token itself is always among those reported.
+        echo: Text of the prompt, if the answer repeats it.
+    """
+
+    def __init__(self, texts: TokenTexts, num_top: int, echo: str) -> None:
+        self.texts, self.num_top, self.echo, self.offset = texts, num_top, echo, 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def build(self, tokens: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob] = ()) -> CompletionLogprobs:
+        """Return the log probabilities of the next tokens, after those of the prompt if they are given."""
+        offsets = [self.advance(token.token_id, is_prompt=True) for token in prompt]
+        self.offset = max(self.offset, len(self.echo))
+        offsets += [self.advance(token.token_id) for token in tokens]
+        logprobs = (*prompt, *tokens)
+        return CompletionLogprobs(
+            tokens=[self.texts[token.token_id].label for token in logprobs],
+            token_logprobs=[None if token.logprob is None else clip(token.logprob) for token in logprobs],
+            top_logprobs=[self.build_top(token) for token in logprobs],
+            text_offset=offsets,
+        )
+
+    def advance(self, token_id: int, is_prompt: bool = False) -> int:
+        """Return the offset of the next token, and go on to its end.
+
+        Special tokens and SentencePiece's first space belong to a prompt's tokens, but not to its text.
+        """
+        offset, text = self.offset, self.decoder.decode(self.texts[token_id].data)
+        if is_prompt:
+            rest = self.echo[offset:]
+            text = next((part for part in (text, text.lstrip()) if rest.startswith(part)), "")
+        self.offset += len(text)
+        return offset
+
+    def build_top(self, token: TokenLogprob) -> dict[str, float] | None:
+        """Return the most likely tokens in a place; of two that read alike, the more likely one."""
+        if token.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for id, value in (*token.top[: self.num_top], (token.token_id, token.logprob)):
+            top.setdefault(self.texts[id].label, clip(value))
+        return top
+
+
+def clip(logprob: float) -> float:
+    """Return a log probability that JSON can write."""
+    return max(logprob, LEAST_LOGPROB)

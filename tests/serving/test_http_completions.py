@@ -1,0 +1,261 @@
+"""POST /v1/completions and /v1/chat/completions give what `laconic.generate` gives, in OpenAI's shapes."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import laconic
+from laconic.experiment.chat_session import ChatSession
+from laconic.experiment.language_model import LanguageModel
+from laconic.generation.config import GenerationConfig
+from tests.serving.conftest import NAME, StartServer
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+PROMPT = "Once upon"
+GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0}
+
+
+def post(client: TestClient, route: str, **body: Any) -> dict[str, Any]:
+    response = client.post(route, json=GREEDY | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def complete(client: TestClient, **body: Any) -> dict[str, Any]:
+    return post(client, "/v1/completions", **body)
+
+
+def chat(client: TestClient, **body: Any) -> dict[str, Any]:
+    return post(client, "/v1/chat/completions", **body)
+
+
+def stream(client: TestClient, route: str, **body: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, which has to end with [DONE]."""
+    response = client.post(route, json=GREEDY | body | {"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def generate(model: LanguageModel, text: str, **options: Any) -> str:
+    return model.generate(text, GenerationConfig(eos_token_ids=(), **options))[0].text
+
+
+def test_completion_is_that_of_generate(client: TestClient, chat_model: LanguageModel) -> None:
+    answer = complete(client, prompt=PROMPT, max_tokens=7)
+    assert answer["choices"] == [
+        {"text": generate(chat_model, PROMPT, max_tokens=7), "index": 0, "logprobs": None, "finish_reason": "length"}
+    ]
+    assert answer["object"] == "text_completion"
+    assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}
+
+
+def test_completion_takes_every_form_of_prompt(client: TestClient, chat_model: LanguageModel) -> None:
+    ids = chat_model.tokenizer.encode(PROMPT)
+    one = complete(client, prompt=PROMPT, max_tokens=4)["choices"][0]["text"]
+    assert complete(client, prompt=ids, max_tokens=4)["choices"][0]["text"] == one
+    for prompts in ([PROMPT, "The"], [ids, chat_model.tokenizer.encode("The")]):
+        texts = [choice["text"] for choice in complete(client, prompt=prompts, max_tokens=4)["choices"]]
+        assert texts == [one, complete(client, prompt="The", max_tokens=4)["choices"][0]["text"]]
+
+
+def test_completion_samples_n_choices_with_their_seeds(client: TestClient, chat_model: LanguageModel) -> None:
+    answer = complete(client, prompt=[PROMPT, "The"], n=2, max_tokens=5, temperature=1, top_p=0.9, seed=3)
+    expected = [
+        generate(chat_model, text, max_tokens=5, temperature=1, top_p=0.9, seed=seed)
+        for text in (PROMPT, "The")
+        for seed in (3, 4)
+    ]
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert answer["usage"]["prompt_tokens"] == 9 + 3
+    without_seed = {
+        complete(client, prompt=PROMPT, max_tokens=8, temperature=1)["choices"][0]["text"] for _ in range(4)
+    }
+    assert len(without_seed) > 1
+
+
+def test_completion_ends_before_a_stop_string(client: TestClient, chat_model: LanguageModel) -> None:
+    whole = generate(chat_model, PROMPT, max_tokens=12)
+    stop = whole[3:5]
+    choice = complete(client, prompt=PROMPT, max_tokens=12, stop=["never", stop])["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+
+
+def test_completion_scores_the_prompt(client: TestClient, chat_model: LanguageModel) -> None:
+    """Echo with logprobs, which lm-eval reads, gives the log softmax of one pass over the prompt."""
+    answer = complete(client, prompt=PROMPT, max_tokens=1, echo=True, logprobs=2)
+    scores, ids = answer["choices"][0]["logprobs"], torch.tensor([chat_model.tokenizer.encode(PROMPT)])
+    with torch.no_grad():
+        decoder = chat_model.decoder
+        expected = decoder.logits(decoder(decoder.embed(ids)).hidden_states).log_softmax(-1)[0]
+    for position, token in enumerate(ids[0, 1:].tolist()):
+        assert scores["token_logprobs"][position + 1] == pytest.approx(float(expected[position, token]), abs=1e-5)
+        best = expected[position].max()
+        assert max(scores["top_logprobs"][position + 1].values()) == pytest.approx(float(best), abs=1e-5)
+    assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+    assert len(scores["tokens"]) == 10
+    assert scores["tokens"][:9] == list(PROMPT)
+    assert scores["text_offset"][:10] == list(range(10))
+    assert answer["choices"][0]["text"].startswith(PROMPT)
+
+
+def test_completion_of_no_tokens_is_the_prompt(client: TestClient) -> None:
+    answer = complete(client, prompt=PROMPT, max_tokens=0, echo=True, logprobs=0)
+    assert answer["choices"][0]["text"] == PROMPT
+    assert answer["choices"][0]["logprobs"]["tokens"] == list(PROMPT)
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_completion_names_parts_of_characters_by_their_bytes(client: TestClient) -> None:
+    scores = complete(client, prompt="né", max_tokens=1, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    assert scores["tokens"][:3] == ["n", "bytes:\\xc3", "bytes:\\xa9"]
+    assert scores["text_offset"][:4] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2, "seed": 1, "temperature": 1}, {"logprobs": 1, "echo": True}])
+def test_completion_stream_adds_up_to_the_answer(client: TestClient, options: dict[str, Any]) -> None:
+    body = {"prompt": [PROMPT, "A"], "max_tokens": 6, **options}
+    whole = complete(client, **body)
+    chunks = stream(client, "/v1/completions", **body, stream_options={"include_usage": True})
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    for choice in whole["choices"]:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
+        if choice["logprobs"]:
+            for name, values in choice["logprobs"].items():
+                pieces = [value for part in parts if part["logprobs"] for value in part["logprobs"][name]]
+                assert pieces == values, name
+
+
+def test_chat_is_that_of_a_chat_session(client: TestClient, chat_model: LanguageModel) -> None:
+    session = ChatSession(chat_model.decoder, chat_model.tokenizer, system="Be brief.")
+    reply = session.reply("Hi", GenerationConfig(max_tokens=6)).text
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
+    ]
+    answer = chat(client, messages=messages, max_completion_tokens=6)
+    message = {"role": "assistant", "content": reply, "refusal": None}
+    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+    assert answer["object"] == "chat.completion"
+
+
+def test_chat_stream_adds_up_to_the_answer(client: TestClient) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
+    whole = chat(client, **body)
+    chunks = stream(client, "/v1/chat/completions", **body)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert not any("usage" in chunk for chunk in chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[-1] == {}
+    assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "length"]
+
+
+def test_chat_reports_log_probabilities(client: TestClient) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = chat(client, messages=messages, max_tokens=3, logprobs=True, top_logprobs=2)
+    tokens = answer["choices"][0]["logprobs"]["content"]
+    assert len(tokens) == 3
+    for token in tokens:
+        assert token["logprob"] == token["top_logprobs"][0]["logprob"]  # greedy
+        assert len(token["top_logprobs"]) == 2
+        assert token["bytes"] == token["top_logprobs"][0]["bytes"]
+    plain = chat(client, messages=messages, max_tokens=3, logprobs=True)["choices"][0]["logprobs"]["content"]
+    assert [token["top_logprobs"] for token in plain] == [[], [], []]
+
+
+def test_chat_generates_as_much_as_fits(client: TestClient) -> None:
+    answer = chat(client, messages=[{"role": "user", "content": "a" * 470}], max_tokens=4000)
+    assert answer["usage"]["total_tokens"] == 512
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_chat_samples_as_the_model_publishes(chat_folder, tmp_path, start_server: StartServer) -> None:
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for path in chat_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "generation_config.json").write_text('{"temperature": 0.7, "top_p": 0.8}')
+    model = laconic.load(folder)
+    assert isinstance(model, LanguageModel)
+    client = start_server(model)
+    body = {"prompt": PROMPT, "max_tokens": 8, "seed": 5}
+    text = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    assert text == generate(model, PROMPT, max_tokens=8, temperature=0.7, top_p=0.8, seed=5)
+    assert complete(client, **body)["choices"][0]["text"] == generate(model, PROMPT, max_tokens=8, top_p=0.8)
+
+
+def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> None:
+    neutral = {
+        "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": None, "tools": None, "tool_choice": "none",
+        "response_format": {"type": "text"}, "parallel_tool_calls": True, "store": False, "n": 1, "stop": None,
+        "user": "me", "seed": None, "top_p": None, "stream": False, "stream_options": None, "metadata": None,
+    }  # fmt: skip
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yo", "refusal": None, "tool_calls": None, "annotations": []},
+        {"role": "user", "content": "Ok", "name": "me"},
+    ]
+    chat(client, messages=messages, max_tokens=1, **neutral)
+    complete(client, prompt="a", max_tokens=1, best_of=1, suffix=None, top_p=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "text"),
+    [
+        ({"model": "other"}, 404, "model", "'other' is not served"),
+        ({"top_k": 3}, 400, "top_k", "unknown parameter 'top_k'"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported"),
+        ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "not supported"),
+        ({"temperature": "hot"}, 400, "temperature", "valid number"),
+        ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
+        ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
+        ({"max_tokens": 5000}, 400, "max_tokens", "at most 4,096"),
+        ({"n": 65}, 400, "n", "at most 64"),
+        ({"stop": ["a", ""]}, 400, "stop", "empty string"),
+        ({"stop": 3}, 400, "stop", "expected a text or a list of texts"),
+        ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
+        ({"messages": []}, 400, "messages", "at least 1 item"),
+        ({"messages": [{"role": "boss", "content": "Hi"}]}, 400, "messages", "'system', 'developer'"),
+        ({"messages": [{"role": "user"}]}, 400, "messages", "missing content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "takes at most 511"),
+        ({"session": "ses_1"}, 400, "session", "only models that learn"),
+        ({"memory": ["mem_1"]}, 404, "memory", "'mem_1' does not exist"),
+    ],
+)
+def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], status: int, param: str, text: str) -> None:
+    response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]} | body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param), error
+    assert text in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": 1}, "a text, a list of texts"),
+        ({"prompt": []}, "a text, a list of texts"),
+        ({"prompt": ""}, "prompt: empty"),
+        ({"prompt": [300]}, "id 300 is outside the vocabulary of 257 ids"),
+        ({"prompt": [-1]}, "id -1 is outside"),
+        ({"prompt": ["a", 1]}, "a text, a list of texts"),
+        ({"prompt": "a", "max_tokens": 0}, "0 needs echo"),
+        ({"prompt": ["a"] * 65}, "65 sequences in one request; give at most 64"),
+        ({}, "missing prompt"),
+    ],
+)
+def test_completion_names_what_is_wrong(client: TestClient, body: dict[str, Any], text: str) -> None:
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert text in response.json()["error"]["message"]
