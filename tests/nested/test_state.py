@@ -9,6 +9,8 @@ from torch import Tensor
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.models.cache import KVCache
 from laconic.nested import state
+from laconic.nested.hope.model import HopeAttention
+from laconic.nested.language_model import carry_state
 from laconic.nested.state import (
     CMSLevelState,
     CMSState,
@@ -21,6 +23,7 @@ from laconic.nested.state import (
 )
 from laconic.nested.state_file import ARTIFACT_KIND, SCHEMA_VERSION, load_state, save_state
 from laconic.storage import atomic
+from tests.models.fixtures import fresh
 
 
 def noise(*shape: int) -> Tensor:
@@ -52,7 +55,7 @@ def full_state(B: int = 3, R: int = 2, S: int = 4) -> FastWeightState:
         cms=CMSState((cms_level(B, R), cms_level(B, R))),
         cache=KVCache((noise(B, 1, S, 2),), (noise(B, 1, S, 2),), positions, torch.ones(B, S).bool()),
     )
-    open_chunk = OpenChunk(torch.arange(2 * B).reshape(B, 2), torch.full((B,), 2), (layer,))
+    open_chunk = OpenChunk(torch.arange(2 * B).reshape(B, 2), torch.full((B,), 2), (layer, LayerState()))
     return FastWeightState((layer, LayerState()), torch.full((B,), 9), open_chunk)
 
 
@@ -136,6 +139,29 @@ def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
     tensors, metadata = atomic.load_artifact(path, ARTIFACT_KIND)
     assert len(tensors) == len({id(x) for _, x in state.named_tensors(saved)}), "a shared tensor is written once"
     assert (metadata["holds"], metadata["tokens"], metadata["version"]) == ("hope", 9, "0")
+
+
+@pytest.mark.parametrize("is_cache_carried", [False, True])
+def test_state_file_writes_an_open_chunk_once(tmp_path: Path, is_cache_carried: bool) -> None:
+    model = HopeAttention.from_decoder(fresh("llama"), (4, 16))
+    with torch.no_grad():
+        read = model.read_tokens(torch.arange(22)[None].repeat(2, 1)).cache
+    assert isinstance(read, FastWeightState)
+    saved = carry_state(model, read) if is_cache_carried else read
+    saved = state.map_tensors(saved, torch.clone)
+    saved = state.FastWeightState(saved.layers, saved.position, state.map_tensors(saved.open_chunk, torch.clone))
+    model.save_state(saved, tmp_path / "state.safetensors")
+    assert state.states_equal(model.load_state(tmp_path / "state.safetensors"), saved)
+    tensors = atomic.load_artifact(tmp_path / "state.safetensors", ARTIFACT_KIND)[0]
+    starts = {name.split(".")[3] for name in tensors if "layers_at_start" in name}
+    assert starts == ({"cache"} if is_cache_carried else set())
+
+
+def test_state_concat_rows_shares_what_is_shared() -> None:
+    memory = linear_memory(1)
+    both = state.concat_rows(memory, linear_memory(1))
+    assert both.change is both.boundary_change
+    assert state.concat_rows(memory) is memory
 
 
 def test_state_file_refuses_other_weights_kinds_and_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,13 +241,24 @@ def repeat_rows(tree: Tree, repeats: int) -> Tree:
 
 
 def concat_rows(*trees: Tree) -> Tree:
-    """Concatenate the rows of trees of the same structure.
+    """Concatenate the rows of trees of the same structure; tensors that occur twice in all of them still do.
 
     Shorter caches get invalid slots on the left, and low-rank changes zero rows. Raises `UsageError` if the structures
     differ.
     """
     if not trees:
         raise UsageError("concat_rows: no state given; give one or more of the same model")
+    return trees[0] if len(trees) == 1 else _concat_nodes(trees, {})
+
+
+def _concat_nodes(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) -> Tree:
+    key = tuple(map(id, trees))
+    if key not in results:
+        results[key] = trees, _concat_parts(trees, results)  # the trees too, so that no other object gets their ids
+    return results[key][1]
+
+
+def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) -> Tree:
     first: Any = trees[0]
     nodes: Any = trees
     if {LowRankChange, Tensor} == {type(tree) for tree in trees}:
@@ -268,11 +279,13 @@ def concat_rows(*trees: Tree) -> Tree:
         raise UsageError(f"concat_rows: states have different parts than {keys[0]}; give states of one model")
     if is_dataclass(first):
         names = [f.name for f in fields(first)]
-        return cast(Tree, type(first)(**{name: concat_rows(*(getattr(x, name) for x in nodes)) for name in names}))
+        parts = {name: _concat_nodes(tuple(getattr(x, name) for x in nodes), results) for name in names}
+        return cast(Tree, type(first)(**parts))
     if isinstance(first, Mapping):
-        return cast(Tree, {name: concat_rows(*(x[name] for x in nodes)) for name in cast(Mapping[str, Any], first)})
+        names = list(cast(Mapping[str, Any], first))
+        return cast(Tree, {name: _concat_nodes(tuple(x[name] for x in nodes), results) for name in names})
     if isinstance(first, tuple):
-        return cast(Tree, tuple(concat_rows(*items) for items in zip(*nodes, strict=True)))
+        return cast(Tree, tuple(_concat_nodes(items, results) for items in zip(*nodes, strict=True)))
     return cast(Tree, first)
 
 

@@ -1,8 +1,17 @@
-"""Save and load a fast-weight state: one safetensors file with its structure, its kind and the model it belongs to."""
+"""Save and load a fast-weight state: one safetensors file with its structure, its kind and the model it belongs to.
 
-from collections.abc import Mapping
+A state with an open chunk refers to the layers twice, as they are and as they were at the start of the chunk. What has
+not changed since then is written once, and a KV cache of the start as its number of slots.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
@@ -15,12 +24,33 @@ from laconic.nested.state import (
     LowRankChange,
     MLPMemoryState,
     OpenChunk,
+    bit_equal,
+    map_tensors,
 )
 from laconic.storage import atomic
-from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
+from laconic.storage.tensor_tree import flatten_tree, named_tensors, unflatten_tree
 
+Tree = TypeVar("Tree")
 ARTIFACT_KIND = "laconic.state"
-SCHEMA_VERSION = 2  # 1 had other names of fields, until laconic 0.1
+SCHEMA_VERSION = 3  # 1 had other names of fields, 2 wrote the caches of an open chunk twice; both until laconic 0.1
+
+
+@dataclass(frozen=True)
+class StoredOpenChunk:
+    """An `OpenChunk` in a file.
+
+    Attributes:
+        input_ids, num_tokens: as in `OpenChunk`.
+        layers_at_start: states of the layers when the chunk began, without their caches.
+        cache_slots: number of slots of these caches, the first ones of the caches that the layers have now.
+    """
+
+    input_ids: Int[Tensor, "B N"]
+    num_tokens: Int[Tensor, " B"]
+    layers_at_start: tuple[LayerState, ...]
+    cache_slots: Int[Tensor, " B"]
+
+
 NODE_TYPES = {
     node_type.__name__: node_type
     for node_type in (
@@ -32,6 +62,7 @@ NODE_TYPES = {
         CMSLevelState,
         LinearMemoryState,
         OpenChunk,
+        StoredOpenChunk,
         FastWeightState,
     )
 }
@@ -69,7 +100,7 @@ def save_state(
     Raises:
         NonFiniteError: if the state is not finite.
     """
-    tensors, spec = flatten_tree(state)
+    tensors, spec = flatten_state(state)
     metadata = {
         "schema": SCHEMA_VERSION, "holds": memory_kind, "model": model_fingerprint, "tokens": num_tokens,
         "version": version, "shape": spec,
@@ -109,9 +140,66 @@ def read_state_file(path: str | Path, memory_kind: str) -> LoadedState:
             f"{memory_kind} of schema {SCHEMA_VERSION}; load it with the version and command that wrote it"
         )
     unused = set(tensors)
-    state = unflatten_tree(metadata.get("shape"), tensors, unused, NODE_TYPES)
+    state = unflatten_state(metadata.get("shape"), tensors, unused)
     batch_sizes = {x.shape[:1] for x in tensors.values()}
     if unused or len(batch_sizes) > 1:
         problem = f"tensor {min(unused)} is not used" if unused else "its tensors have different batch sizes"
         raise CorruptArtifactError(f"state: {path} is corrupt: {problem}")
     return LoadedState(state, metadata)
+
+
+def flatten_state(state: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors of a state by name, each once, and a JSON value from which `unflatten_state` rebuilds it."""
+    if isinstance(state, FastWeightState) and state.open_chunk is not None:
+        state = replace(state, open_chunk=cast(Any, pack_open_chunk(state.layers, state.open_chunk)))
+    return flatten_tree(state, prefix)
+
+
+def unflatten_state(spec: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
+    """Rebuild a state; see `unflatten_tree` for the arguments."""
+    state = unflatten_tree(spec, tensors, unused, NODE_TYPES)
+    if isinstance(state, FastWeightState) and isinstance(state.open_chunk, StoredOpenChunk):
+        state = replace(state, open_chunk=unpack_open_chunk(state.layers, state.open_chunk))
+    return state
+
+
+def pack_open_chunk(layers: Sequence[LayerState], chunk: OpenChunk) -> OpenChunk | StoredOpenChunk:
+    """Return an open chunk that shares its tensors with the layers where they are equal."""
+    pairs = zip(chunk.layers_at_start, layers, strict=True)
+    starts = tuple(share_equal_tensors(start, layer) for start, layer in pairs)
+    caches = [(start.cache, layer.cache) for start, layer in zip(starts, layers, strict=True)]
+    if not all(before is not None and now is not None and is_prefix(before, now) for before, now in caches):
+        return replace(chunk, layers_at_start=starts)
+    slots = torch.tensor([0 if cache is None else cache.S for cache, _ in caches[:1]] * len(chunk.num_tokens))
+    return StoredOpenChunk(
+        chunk.input_ids, chunk.num_tokens, tuple(replace(start, cache=None) for start in starts), slots
+    )
+
+
+def unpack_open_chunk(layers: Sequence[LayerState], chunk: StoredOpenChunk) -> OpenChunk:
+    """Return the open chunk that `pack_open_chunk` packed. Raises `CorruptArtifactError` for caches that do not fit."""
+    slots, caches = int(chunk.cache_slots[0]), [layer.cache for layer in layers]
+    if len(caches) != len(chunk.layers_at_start) or any(cache is None or not 0 <= slots <= cache.S for cache in caches):
+        raise CorruptArtifactError(f"state: an open chunk began at slot {slots}, which its caches do not have")
+    starts = tuple(
+        replace(start, cache=None if cache is None else cache.crop(slots))
+        for start, cache in zip(chunk.layers_at_start, caches, strict=True)
+    )
+    return OpenChunk(chunk.input_ids, chunk.num_tokens, starts)
+
+
+def share_equal_tensors(tree: Tree, other: object) -> Tree:
+    """Replace the tensors of a tree by those of another tree that have the same name and bits."""
+    theirs = dict(named_tensors(other))
+    shared = {id(x): theirs[name] for name, x in named_tensors(tree) if name in theirs and is_same(x, theirs[name])}
+    return map_tensors(tree, lambda x: shared.get(id(x), x))
+
+
+def is_same(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors are one, or have the same bits."""
+    return x is y or bit_equal(x, y)
+
+
+def is_prefix(before: KVCache, now: KVCache) -> bool:
+    """Return whether a cache is the beginning of another."""
+    return before.S <= now.S and before.equal(now.crop(before.S))
