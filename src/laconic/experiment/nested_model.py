@@ -1,14 +1,15 @@
-"""Read texts into the fast weights of a trained nested model, and generate text on them."""
+"""Read texts into the fast weights of a nested model, trained or a plain checkpoint, and generate text on them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 import laconic
+from laconic.config.nested import CMSConfig
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
@@ -19,29 +20,40 @@ from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
 from laconic.experiment.text_model import find_stop_token_ids, name_texts
+from laconic.experiment.untrained_levels import (
+    UNTRAINED_CHUNK_SIZES,
+    UNTRAINED_INNER_LR,
+    UNTRAINED_UPDATE_RATIO,
+    UntrainedLevels,
+    check_checkpoint,
+    check_levels,
+    read_writer_metadata,
+)
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models import weights
+from laconic.models.decoder import Decoder
 from laconic.nested import state as values
 from laconic.nested import state_file
-from laconic.nested.hope.model import STATE_KIND, Hope
+from laconic.nested.hope.model import STATE_KIND, Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from laconic.storage import atomic
 
 NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens read at once; the result does not depend on it
 HASH_DIGITS = 12  # of a fingerprint in a message
+OnReading = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
 class NestedTextModel:
-    """A nested model with its tokenizer, as `laconic.load` returns it.
+    """A nested model with its tokenizer, as `laconic.load` and `from_pretrained` return it.
 
     Attributes:
         model: The model.
         tokenizer: Its tokenizer.
         update_weights: Whether fast weights are updated while reading; False if they were frozen in training.
         recipe: Recipe of the run; None for a saved model.
+        untrained: The levels that `from_pretrained` put on a plain checkpoint; None for a trained model.
 
     Example:
         >>> import laconic
@@ -56,6 +68,56 @@ class NestedTextModel:
     tokenizer: Tokenizer
     update_weights: bool = True
     recipe: Recipe | None = None
+    untrained: UntrainedLevels | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        inner_lr: float = UNTRAINED_INNER_LR,
+        chunk_sizes: Sequence[int] = UNTRAINED_CHUNK_SIZES,
+        max_update_ratio: float = UNTRAINED_UPDATE_RATIO,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+    ) -> "NestedTextModel":
+        """Load a plain checkpoint whose MLPs learn while it reads, without any training.
+
+        Each MLP becomes a level of a continuum memory system and is updated at the end of every chunk, by the gradient
+        of the next token's loss. Until it has read a chunk, the model gives the checkpoint's logits, bit for bit.
+
+        Args:
+            path_or_name: A checkpoint as :meth:`laconic.Decoder.from_pretrained` takes it.
+            inner_lr: Learning rate for the mean gradient of a chunk.
+            chunk_sizes: Tokens between two updates; several are spread over the layers, the smallest first.
+            max_update_ratio: Largest norm of an update, as a share of the norm of the weights; 0 does not limit it.
+            device: Device of the model.
+            dtype: Type of the weights.
+            revision: Commit, tag or branch on the hub.
+
+        Raises:
+            UsageError: If an option is out of range.
+            InputError: If there is no such checkpoint.
+
+        Example:
+            >>> import laconic
+            >>> model = laconic.NestedTextModel.from_pretrained("stories260k")
+            >>> state = model.compress(["Once upon a time there was a dragon. " * 20])
+            >>> state.layers[0].cms.levels[0].num_updates.tolist()
+            [4]
+        """
+        levels = check_levels(
+            {"inner_lr": inner_lr, "chunk_sizes": list(chunk_sizes), "max_update_ratio": max_update_ratio}
+        )
+        decoder = Decoder.from_pretrained(path_or_name, dtype, device, revision=revision)
+        return cls.from_decoder(decoder, load_tokenizer(decoder.source_folder or path_or_name), levels)
+
+    @classmethod
+    def from_decoder(cls, decoder: Decoder, tokenizer: Tokenizer, levels: CMSConfig) -> "NestedTextModel":
+        """Put levels on the MLPs of a decoder, whose tensors are shared."""
+        model = HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
+        return cls(model, tokenizer, untrained=UntrainedLevels(levels, decoder.fingerprint))
 
     @property
     def decoder(self) -> Hope:
@@ -95,7 +157,7 @@ class NestedTextModel:
         return run_to_end(self.start_reading(state), [[self.token_stream("stream", chunks)]])
 
     def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
-        """Return a job that reads texts; `initial_state` has one row."""
+        """Return a job that reads texts; `initial_state` has one row, which every text continues."""
         if not self.update_weights:
             raise UsageError(
                 "inner_loop.enabled is false in this run, so it cannot learn from a text; give another run"
@@ -104,10 +166,14 @@ class NestedTextModel:
             raise UsageError(f"a text continues a state of one row, not of {len(initial_state.position)}; select one")
         return StateReadingJob(self.model, self.attention_window, initial_state)
 
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens that are read at once."""
+        return min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK
+
     def token_stream(self, name: str, chunks: Iterable[str]) -> TokenStream:
         """Return a text as a stream of tokens."""
-        size = min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK
-        return TokenStream(name, chunks, self.tokenizer, size)
+        return TokenStream(name, chunks, self.tokenizer, self.segment_tokens)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -131,20 +197,49 @@ class NestedTextModel:
         Raises:
             UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
         """
-        ids = [self.tokenizer.encode(text) for text in prompts]
-        if state is not None:
-            rows = len(state.position)
-            if len(ids) != rows and 1 not in (rows, len(ids)):
-                raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; pass one prompt, or one per row")
-            ids = ids * rows if len(ids) == 1 else ids
-            state = values.select_rows(state, [0] * len(ids)) if rows == 1 else state
-            num_positions = max(map(len, ids)) + config.max_tokens
-            state = fit_attention_window(self.model, state, num_positions, self.attention_window)
-        if config.eos_token_ids is None:
-            config = replace(config, eos_token_ids=self.stop_token_ids)
+        return self.generate_from_ids([self.tokenizer.encode(text) for text in prompts], state, config)
+
+    def generate_from_ids(
+        self,
+        ids: Sequence[Sequence[int]],
+        state: FastWeightState | None = None,
+        config: GenerationConfig = GREEDY,
+        on_reading: OnReading | None = None,
+    ) -> list[Generation]:
+        """Continue prompts as `generate` does, given as ids.
+
+        While a prompt updates the fast weights, `on_reading` is called with the tokens read, their total, and the nats
+        per token.
+        """
+        ids, state = match_rows(ids, state)
         if not self.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)
-        return generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
+        if config.eos_token_ids is None:
+            config = replace(config, eos_token_ids=self.stop_token_ids)
+        lengths = list(map(len, ids))
+        if config.update_on_prompt and max(lengths) > 1:
+            room = max(self.attention_window - config.max_tokens - 1, self.segment_tokens)
+            state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
+            ids = [row[-1:] for row in ids]
+        elif state is not None:
+            state = fit_attention_window(self.model, state, max(lengths) + config.max_tokens, self.attention_window)
+        results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
+        return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
+
+    def read_ids(
+        self,
+        rows: Sequence[Sequence[int]],
+        state: FastWeightState | None = None,
+        window: int | None = None,
+        on_reading: OnReading | None = None,
+    ) -> FastWeightState:
+        """Read ids into fast weights, one row each, on a state of as many rows; see `generate_from_ids`."""
+        job = StateReadingJob(self.model, window or self.attention_window, state)
+        for done in job.read_ids(rows, self.segment_tokens):
+            if on_reading is not None:
+                on_reading(done, max(map(len, rows)), job.loss.mean)
+        assert job.current is not None
+        return job.current
 
     def save(self, state: FastWeightState, path: str | Path, documents: Sequence[Sequence[ReadDocument]] = ()) -> None:
         """Write a state to a file that only these weights and this tokenizer can open.
@@ -164,6 +259,9 @@ class NestedTextModel:
             "documents": [[document._asdict() for document in row] for row in documents],
             "chunks": self.model.hope_config.chunk_sizes,
         }
+        if self.untrained is not None:
+            levels = self.untrained.levels.model_dump(mode="json")
+            source |= {"checkpoint": self.untrained.checkpoint, "levels": levels}
         state_file.save_state(
             values.detach(state),
             path,
@@ -180,8 +278,10 @@ class NestedTextModel:
         Raises:
             CorruptArtifactError: If the file is damaged, or belongs to other weights or another tokenizer.
         """
+        about = read_writer_metadata(path)
+        check_checkpoint(path, about, self.untrained)
         state = self.model.load_state(path)
-        theirs, ours = str(read_writer_metadata(path).get("tokenizer", "")), self.tokenizer.fingerprint
+        theirs, ours = str(about.get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
             raise CorruptArtifactError(
                 f"state: {path} was read with tokenizer {theirs[:HASH_DIGITS]}…, not {ours[:HASH_DIGITS]}…; "
@@ -195,9 +295,17 @@ class NestedTextModel:
         return f"NestedTextModel({describe_decoder(self.model)}, levels of {levels} tokens)"
 
 
-def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
-    """Return what a state's file says about its tokenizer, time and texts."""
-    return atomic.read_artifact_header(Path(path))[1].get("source") or {}
+def match_rows(
+    ids: Sequence[Sequence[int]], state: FastWeightState | None
+) -> tuple[list[Sequence[int]], FastWeightState | None]:
+    """Return as many prompts as rows of the state. Raises `UsageError` for other numbers than one and the same."""
+    if state is None:
+        return list(ids), None
+    rows = len(state.position)
+    if len(ids) != rows and 1 not in (rows, len(ids)):
+        raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; pass one prompt, or one per row")
+    repeated = list(ids) * rows if len(ids) == 1 else list(ids)
+    return repeated, values.select_rows(state, [0] * len(repeated)) if rows == 1 else state
 
 
 def read_documents(path: str | Path) -> list[list[ReadDocument]]:

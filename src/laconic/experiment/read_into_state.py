@@ -1,18 +1,18 @@
 """Read texts of any length into fast weights in parallel, with save and resume."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from laconic.experiment.resumable_stream import PaddedIds, ResumableReading
+from laconic.experiment.reading_loss import ReadingLoss
+from laconic.experiment.resumable_stream import PaddedIds, ResumableReading, pad_rows
 from laconic.nested import nan_check, state_file
 from laconic.nested import state as values
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import carry_state
 from laconic.nested.state import FastWeightState
-from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 
 
 class ReadDocument(NamedTuple):
@@ -30,7 +30,10 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         model: The model.
         window: Largest number of tokens that attention sees; when it is full, the cache is emptied and the fast weights
             stay.
-        initial_state: State of one row that every text continues.
+        initial_state: State of one row that every text continues, or of one row per text.
+
+    Attributes:
+        loss: Loss of the tokens that this job has read.
     """
 
     kind = "state-reading-job"
@@ -38,6 +41,11 @@ class StateReadingJob(ResumableReading[FastWeightState]):
     def __init__(self, model: Hope, window: int, initial_state: FastWeightState | None = None) -> None:
         super().__init__(model.token_embedding.weight.device)
         self.model, self.window, self.initial_state = model, window, initial_state
+        self.loss = ReadingLoss(model)
+
+    @property
+    def note(self) -> str:
+        return f"{self.loss.mean:.2f} nats per token" if self.loss.num_scored else ""
 
     @property
     def documents(self) -> list[tuple[ReadDocument, ...]]:
@@ -49,28 +57,33 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         state = self.current
         if state is None:
             B = len(piece.input_ids)
-            state = (
-                self.model.initial_state(B) if self.initial_state is None else values.repeat_rows(self.initial_state, B)
-            )
+            state = self.model.initial_state(B) if self.initial_state is None else self.initial_state
+            state = values.repeat_rows(state, B) if len(state.position) == 1 < B else state
         state = fit_attention_window(self.model, state, piece.input_ids.shape[1], self.window)
         mask = None if bool(piece.attention_mask.all()) else piece.attention_mask
-        after = cast(
-            FastWeightState,
-            nan_check.read_tokens_checked(
-                self.model, piece.input_ids, state, attention_mask=mask, row_names=self.names
-            ).cache,
+        output = nan_check.read_tokens_checked(
+            self.model, piece.input_ids, state, attention_mask=mask, row_names=self.names
         )
+        self.loss.add(piece, output.hidden_states)
         self.tokens += int(piece.attention_mask.sum())
-        return after
+        return cast(FastWeightState, output.cache)
+
+    def read_ids(self, rows: Sequence[Sequence[int]], segment_tokens: int) -> Iterator[int]:
+        """Read ids, one row each, and yield how many of the longest row are read; the state is in `current`."""
+        T = max(map(len, rows))
+        for start in range(0, T, segment_tokens):
+            piece = pad_rows([row[start : start + segment_tokens] for row in rows], self.device)
+            self.current = self.advance(piece)
+            yield min(T, start + segment_tokens)
 
     def append_rows(self, before: FastWeightState | None, done: FastWeightState) -> FastWeightState:
         return done if before is None else values.concat_rows(before, done)
 
     def to_tensors(self, value: FastWeightState, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
-        return flatten_tree(value, prefix)
+        return state_file.flatten_state(value, prefix)
 
     def from_tensors(self, spec: Any, tensors: Mapping[str, Tensor], prefix: str) -> FastWeightState:
-        return values.to(unflatten_tree(spec, tensors, set(tensors), state_file.NODE_TYPES), self.device)
+        return values.to(state_file.unflatten_state(spec, tensors, set(tensors)), self.device)
 
 
 def fit_attention_window(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:

@@ -101,6 +101,11 @@ class ResumableReading(ABC, Generic[Value]):
         self.digest, self.group, self.next_piece, self.tokens = sha256(), 0, 0, 0
         self.group_started, self.expected_digest, self.previous_tokens = (0, 0), "", 0
 
+    @property
+    def note(self) -> str:
+        """What to show beside the progress, if anything."""
+        return ""
+
     @abstractmethod
     def advance(self, piece: PaddedIds) -> Value:
         """Return the current value after one more segment of each text that still has one."""

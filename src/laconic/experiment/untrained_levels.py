@@ -1,0 +1,75 @@
+"""Levels on a plain checkpoint, whose MLPs learn while it reads without any training, and the states they leave."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from laconic.config.nested import CMSConfig
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.nested import state_file
+from laconic.nested.state_file import HASH_PREFIX
+from laconic.storage import atomic
+
+UNTRAINED_INNER_LR = 0.1  # of the levels of a plain checkpoint
+UNTRAINED_CHUNK_SIZES = (64,)
+UNTRAINED_UPDATE_RATIO = 1e-4  # trained weights stand no more: at 3e-4 SmolLM2 loses what it gains at 1e-4
+
+
+class UntrainedLevels(NamedTuple):
+    """Levels of a plain checkpoint, whose MLPs learn without training, and the checkpoint's fingerprint."""
+
+    levels: CMSConfig
+    checkpoint: str
+
+
+def is_state_file(path: str | Path) -> bool:
+    """Return whether a file is a state of fast weights."""
+    return Path(path).is_file() and atomic.read_artifact_kind(Path(path)) == state_file.ARTIFACT_KIND
+
+
+def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
+    """Return what a state's file says about its tokenizer, time and texts."""
+    return atomic.read_artifact_header(Path(path))[1].get("source") or {}
+
+
+def read_untrained_levels(path: str | Path) -> CMSConfig | None:
+    """Return the levels on a plain checkpoint that wrote a state; None for the state of a trained model."""
+    levels = read_writer_metadata(path).get("levels")
+    if levels is None:
+        return None
+    try:
+        return CMSConfig.model_validate_json(json.dumps(levels))
+    except ValidationError as error:
+        raise CorruptArtifactError(f"state: {path} has levels that this version does not know: {error}") from None
+
+
+def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: UntrainedLevels | None) -> None:
+    """Raise `CorruptArtifactError` for a state of another plain checkpoint, or with other levels on it."""
+    theirs = about.get("checkpoint")
+    if theirs is None and ours is None:
+        return
+    if theirs is None or ours is None:
+        kinds = ("a trained nested model", "a plain checkpoint")
+        raise CorruptArtifactError(
+            f"state: {path} belongs to {kinds[theirs is not None]}, this is {kinds[ours is not None]}; give that model"
+        )
+    if theirs != ours.checkpoint:
+        raise CorruptArtifactError(
+            f"state: {path} belongs to checkpoint {str(theirs)[:HASH_PREFIX]}…, this is "
+            f"{ours.checkpoint[:HASH_PREFIX]}…; give that model"
+        )
+    differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), about.get("levels"))
+    if differences:
+        raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
+
+
+def check_levels(options: Mapping[str, object]) -> CMSConfig:
+    """Return levels with some options. Raises `UsageError` naming an option that is out of range."""
+    try:
+        return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UsageError(f"{'.'.join(map(str, first['loc'])) or 'levels'}: {first['msg']}") from None
