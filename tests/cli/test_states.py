@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +43,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learners")
     donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
     attending = HopeAttention.from_decoder(donor, (4, 16), options=LOCAL.model_copy(update={"target": "start"}))
-    for name, model in (("hope", hope(1)), ("other", hope(2)), ("attending", attending), ("donor", donor)):
+    other_donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
+    other_donor.init_parameters([name for name, _ in other_donor.named_parameters()], seed=5)
+    models = {"hope": hope(1), "other": hope(2), "attending": attending, "donor": donor, "other donor": other_donor}
+    for name, model in models.items():
         model.save_pretrained(folder / name)
         build_byte_tokenizer().save(folder / name)
     (folder / "book.txt").write_text(BOOK)
@@ -73,6 +77,10 @@ def learner(place: Path, name: str = "hope") -> NestedTextModel:
     model = laconic.load(place / name)
     assert isinstance(model, NestedTextModel)
     return model
+
+
+def donor_model(place: Path) -> NestedTextModel:
+    return NestedTextModel.from_pretrained(place / "donor")
 
 
 def once(model: NestedTextModel, ids: list[int]) -> FastWeightState:
@@ -321,7 +329,9 @@ def test_state_file_checks_schema_and_tokenizer(
             ["--learn", "--save-state", "no/x.safetensors"],
         ),
         ("--memory: 2 files", ["--memory", "a", "--memory", "b"]),
-        ("--chat: not available", ["--chat"]),
+        ("--sample: not available", ["--sample"]),
+        ("--inner-lr", ["--learn", "--inner-lr", "0.5"]),
+        ("--max-tokens 0: must be at least 1", ["--learn", "--max-tokens", "0"]),
         ("--allow-missing: not available", ["--allow-missing", "x"]),
     ],
 )
@@ -330,21 +340,10 @@ def test_generate_invalid_flags(run: RunCli, message: str, args: list[str]) -> N
 
 
 def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
-    message = "has no fast weights"
-    refused(run, 2, f"--learn: {place / 'donor'} {message}", "generate", "donor", "x", "--learn", "--max-tokens", "1")
-    refused(
-        run,
-        2,
-        f"--save-state: {place / 'donor'} {message}",
-        "generate",
-        "donor",
-        "x",
-        "--save-state",
-        "a",
-        "--max-tokens",
-        "1",
-    )
-    message = "--vectors: only for runs with method autocompressor"
+    refused(run, 2, "--save-state: needs --learn", "generate", "donor", "x", "--save-state", "a")
+    refused(run, 2, "--keep: not available", "compress", "donor", "book.txt", "--out", "a", "--learn", "--keep", "0.5")
+    refused(run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", "1")
+    message = "--vectors: not available with a fast-weight state"
     refused(run, 2, message, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")
     refused(run, 66, "empty.txt", "compress", "hope", "empty.txt", "--out", "x.safetensors")
@@ -360,6 +359,64 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     )
     with pytest.raises(UsageError, match="checkpoint"):
         laconic.load(place / "hope", step=3)
+
+
+def test_plain_checkpoint_gives_the_logits_of_the_checkpoint_before_it_learns(place: Path) -> None:
+    decoder, model = laconic.Decoder.from_pretrained(place / "donor"), donor_model(place)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        expected = decoder.logits(decoder(decoder.embed(ids)).hidden_states)
+        assert torch.equal(model.model.logits(model.model.read_tokens(ids).hidden_states), expected)
+        assert torch.equal(
+            model.model.logits(model.model.read_tokens(ids, update_weights=False).hidden_states), expected
+        )
+
+
+def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: Path) -> None:
+    first, second = BOOK[:110], BOOK[110:]
+    Path("first.txt").write_text(first)
+    Path("second.txt").write_text(second)
+    code, out, err = run("compress", "donor", "first.txt", "--learn", "--out", "first.safetensors")
+    assert code == 0, err
+    assert "level      chunk 64 in 2 layers: 1 updates, moved by " in out
+    assert " nats per token while reading" in out
+    assert run("compress", "donor", "second.txt", "--memory", "first.safetensors", "--out", "both.safetensors")[0] == 0
+    model = donor_model(place)
+    state = model.compress([second], model.compress([first]))
+    assert values.states_equal(model.load("both.safetensors"), state)
+    names = [[document.name for document in row] for row in nested_model.read_documents("both.safetensors")]
+    assert names == [["first.txt", "second.txt"]]
+    arguments = ("--memory", "first.safetensors", "--learn", "--max-tokens", "0", "--save-state", "again.safetensors")
+    code, out, err = run("generate", "donor", "--file", "second.txt", *arguments)
+    assert (code, out) == (0, ""), err
+    assert values.states_equal(model.load("again.safetensors"), state)
+    out = run("generate", "donor", "Who", "--memory", "both.safetensors", "--max-tokens", "3")[1]
+    assert out == f"Who{model.generate(['Who'], state, config=GenerationConfig(max_tokens=3))[0].text}\n"
+
+
+def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: Path, me: str) -> None:
+    assert run("compress", "donor", "book.txt", "--learn", "--inner-lr", "0.5", "--out", "s.safetensors")[0] == 0
+    refused(run, 76, "belongs to checkpoint ", "generate", "other donor", "x", "--memory", "s.safetensors")
+    refused(run, 76, "belongs to a plain checkpoint", "generate", "hope", "x", "--memory", "s.safetensors")
+    refused(run, 76, "belongs to a trained nested model", "generate", "donor", "x", "--memory", me)
+    refused(run, 2, "--inner-lr: s.safetensors has learned with 0.5", "compress", "donor", "book.txt", "--memory",
+            "s.safetensors", "--inner-lr", "0.1", "--out", "t.safetensors")  # fmt: skip
+    with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):
+        donor_model(place).load("s.safetensors")
+    with pytest.raises(UsageError, match="chunk_sizes"):
+        NestedTextModel.from_pretrained(place / "donor", chunk_sizes=(64, 96))
+
+
+def test_reading_warns_if_learning_does_harm() -> None:
+    """Unclipped steps ruin a trained model; the default clipping prevents that whatever the learning rate is."""
+    story = "Once upon a time there was a little girl named Lily. She loved to play with her toys in the park. " * 8
+    clipped = NestedTextModel.from_pretrained("stories260k", inner_lr=1e3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clipped.compress([story])
+    unclipped = NestedTextModel.from_pretrained("stories260k", inner_lr=1e3, max_update_ratio=0)
+    with pytest.warns(UserWarning, match="learning does harm"):
+        unclipped.compress([story])
 
 
 def test_a_full_disk_leaves_what_was_there(run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:

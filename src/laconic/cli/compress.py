@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalFloat, OptionalInt, OutputFormat, parse_dtype, refuse_flags, to_utf8
+from laconic.cli.arguments import (
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OutputFormat,
+    parse_dtype,
+    refuse_flags,
+    to_utf8,
+)
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -48,17 +56,20 @@ class SourceProgress:
         return min(self.bytes_read if self.single_text is None else self.single_text.bytes, self.total)
 
     def describe_rate(self) -> str:
-        """Return the number of tokens so far, and tokens per second of this command."""
+        """Return the number of tokens so far, tokens per second of this command, and the job's note."""
         seconds = max(time.monotonic() - self.start_time, 1e-9)
-        return f"{self.job.tokens:,} tokens, {(self.job.tokens - self.tokens_before) / seconds:,.0f} tokens/s"
+        rate = f"{(self.job.tokens - self.tokens_before) / seconds:,.0f} tokens/s"
+        return ", ".join(filter(None, (f"{self.job.tokens:,} tokens", rate, self.job.note)))
 
 
 @dataclass(frozen=True)
 class CompressCommand:
     """Compress a text: into a part of its KV cache with a plain model, into summary vectors with an AutoCompressor, or
-    into a fast-weight state with a Hope model.
+    into a fast-weight state with a Hope model or with --learn.
 
     Example: laconic compress smollm2 book.txt --out book.safetensors --keep 0.125
+
+    Example: laconic compress smollm2 book.txt --out state.safetensors --learn
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
@@ -86,6 +97,12 @@ class CompressCommand:
     about 4 s a step on one core for 135 M parameters"""
     chat: bool = False
     """plain model: read the text as the beginning of a user message, for questions to a chat model"""
+    learn: bool = False
+    """plain model: let its MLPs learn the text instead, into a fast-weight state"""
+    inner_lr: OptionalFloat = None
+    """with --learn: learning rate of the MLPs (default: 0.1)"""
+    memory: OptionalPath = None
+    """fast-weight state of one text to go on from; the state that is written has learned both"""
     stop_rule: Annotated[
         Literal["quantile", "threshold", "sample"] | None,
         arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),
@@ -124,10 +141,11 @@ class CompressCommand:
         self.validate()
         from laconic.experiment.nested_model import is_nested
 
-        if is_nested(to_utf8(self.model)):
+        if is_nested(to_utf8(self.model)) or self.learn or self.memory is not None:
             from laconic.cli.nested import compress_text
 
             return compress_text(self)
+        refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
         if is_plain_model(to_utf8(self.model)):
             from laconic.cli.compress_kv import compress_with_checkpoint
 

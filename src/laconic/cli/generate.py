@@ -12,6 +12,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
     OptionalDtype,
+    OptionalFloat,
     OptionalInt,
     OptionalPath,
     OptionalQuantization,
@@ -44,6 +45,8 @@ class GenerateCommand(SamplingFlags):
     Example: cat letter.txt | laconic generate smollm2 - --chat --system "Summarize in one sentence."
 
     Example: laconic generate smollm2 --input questions.jsonl --output answers.jsonl --chat
+
+    Example: laconic generate smollm2 --file chapter.txt --learn --save-state state.safetensors
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
@@ -70,11 +73,13 @@ class GenerateCommand(SamplingFlags):
     """file(s) written by laconic compress, prepended to the prompt in order; for a model with fast weights, one file
     with its state"""
     learn: bool = False
-    """for models with fast weights: let prompt and answer update them; see --save-state"""
+    """let prompt and answer update the fast weights of a Hope model, or the MLPs of a checkpoint; see --save-state"""
+    inner_lr: OptionalFloat = None
+    """with --learn and a checkpoint: learning rate of its MLPs (default: 0.1)"""
     save_state: OptionalPath = None
-    """with --learn: file for the state after prompt and answer"""
+    """with --learn: file for the state after prompt and answer, for --memory"""
     max_tokens: OptionalInt = None
-    """largest number of new tokens (default: 128, or as many as fit the context)"""
+    """largest number of new tokens (default: 128, or as many as fit the context); 0 with --save-state: only read"""
     min_tokens: int = 0
     """number of new tokens before which no end-of-sequence token is generated"""
     allow_long_prompt: bool = False
@@ -102,13 +107,13 @@ class GenerateCommand(SamplingFlags):
         from laconic.experiment.compressor import is_compressor
         from laconic.experiment.load_run import read_run_method
         from laconic.experiment.nested_model import is_nested
+        from laconic.experiment.untrained_levels import is_state_file
 
-        if is_nested(self.model):
+        if self.learn or any(map(is_state_file, self.memory)) or is_nested(self.model):
             from laconic.cli.nested import generate_text
 
-            return generate_text(self, self.read_plain_prompts("a model with fast weights"))
-        reason = f"{self.model} has no fast weights; use a run of method hope"
-        refuse_flags({"learn": self.learn, "save_state": self.save_state}, reason)
+            return generate_text(self)
+        refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts("a run"))
         if read_run_method(self.model) is not None and not self.is_language_model_run:
@@ -140,8 +145,9 @@ class GenerateCommand(SamplingFlags):
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None and not self.output.resolve().parent.is_dir():
             raise UsageError(f"--output {self.output}: folder {self.output.parent} does not exist; create it first")
+        only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.batch_size)):
-            if value is not None and value < 1:
+            if value is not None and value < 1 and not (name == "max-tokens" and only_reads):
                 raise UsageError(f"--{name} {value}: must be at least 1")
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")

@@ -29,7 +29,7 @@ class GenerationTimer:
         self.stack = ExitStack()
         self.show: ProgressFn | None = None
 
-    def on_prefill(self, done: int, total: int) -> None:
+    def on_prefill(self, done: int, total: int, note: str = "tokens") -> None:
         """Follow the prompt; open a progress bar for a long one, and close it before the first token."""
         now = time.perf_counter()
         if done == 0:
@@ -37,7 +37,7 @@ class GenerationTimer:
             if self.shows_progress and total >= MIN_SHOWN_PROMPT:
                 self.show = self.stack.enter_context(progress("reading the prompt,"))
         if self.show is not None:
-            self.show("tokens", done, total)
+            self.show(note, done, total)
         if done == total:
             self.close_progress()
             self.prefill_seconds += now - self.phase_start

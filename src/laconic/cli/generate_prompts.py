@@ -25,6 +25,7 @@ class PromptRow:
         messages: Messages to reply to; empty for a text.
         should_echo: Whether the text is printed before its continuation.
         source: Object of the JSONL row that it came from.
+        title: Name of the memory's row that it follows, printed before it if there are several.
     """
 
     name: str
@@ -32,6 +33,7 @@ class PromptRow:
     messages: Sequence[dict[str, Any]] = ()
     should_echo: bool = False
     source: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
 
     def encode(self, tokenizer: "Tokenizer") -> list[int]:
         """Return the ids of the text, or of the messages in the chat template.
@@ -49,7 +51,7 @@ class PromptRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the prompt as it stands in JSON output."""
-        return {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
+        return {"messages": list(self.messages)} if self.text is None else {"prompt": self.title + self.text}
 
 
 def read_bytes(path: Path) -> bytes:

@@ -4,12 +4,13 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from laconic.cli.arguments import refuse_flags
-from laconic.cli.generate_output import GenerationPrinter
+from laconic.cli.arguments import refuse_flags, to_utf8
+from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
@@ -18,29 +19,65 @@ if TYPE_CHECKING:
     from laconic.cli.generate import GenerateCommand
     from laconic.experiment.nested_model import NestedTextModel
     from laconic.experiment.read_into_state import ReadDocument
-    from laconic.generation.generate import Generation
     from laconic.nested.state import FastWeightState
 
 VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "segment_tokens", "dtype", "seed")
+BATCH_FLAGS = ("input", "output", "sample", "allow_long_prompt", "quantize")
+MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
+
+
+def load_model(command: "CompressCommand | GenerateCommand", memory: Path | None) -> "NestedTextModel":
+    """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
+
+    Raises:
+        UsageError: For a run that does not learn while it reads (2).
+    """
+    import laconic
+    from laconic.cli.compress import is_plain_model
+    from laconic.experiment.nested_model import NestedTextModel, is_nested, load_nested
+    from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
+
+    name = to_utf8(command.model)
+    if is_nested(name):
+        refuse_flags({"inner_lr": command.inner_lr}, f"{command.model} has learned its own")
+        return load_nested(name, command.device)
+    if not is_plain_model(name):
+        raise UsageError(
+            f"{command.model} has no fast weights, so it cannot learn while it reads; give a checkpoint or a run of "
+            "method hope"
+        )
+    dtype, revision = (getattr(command, flag, None) for flag in ("dtype", "revision"))
+    levels = None if memory is None else read_untrained_levels(memory)
+    if levels is None:
+        inner_lr = UNTRAINED_INNER_LR if command.inner_lr is None else command.inner_lr
+        return NestedTextModel.from_pretrained(
+            name, inner_lr=inner_lr, device=command.device, dtype=dtype, revision=revision
+        )
+    refuse_flags({"inner_lr": command.inner_lr}, f"{memory} has learned with {levels.inner_lr:g}")
+    decoder = laconic.Decoder.from_pretrained(name, dtype, command.device, revision=revision)
+    return NestedTextModel.from_decoder(decoder, laconic.load_tokenizer(decoder.source_folder or name), levels)
 
 
 def compress_text(command: "CompressCommand") -> int:
-    """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of summary vectors."""
-    reason = f"only for runs with method autocompressor; {command.model} has a state of fixed size"
-    refuse_flags({name: getattr(command, name) for name in VECTOR_FLAGS}, reason)
-    from laconic.experiment.nested_model import load_nested
+    """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of other memories."""
+    from laconic.cli.compress import KV_FLAGS
+    from laconic.experiment.nested_model import read_documents
     from laconic.experiment.state_report import compute_state_cost, format_reports
 
+    reason = f"not available with a fast-weight state, which {command.model} writes here"
+    refuse_flags({name: getattr(command, name) for name in (*VECTOR_FLAGS, *KV_FLAGS)}, reason)
     with status(f"loading {command.model}"):
-        model = load_nested(command.model, command.device)
-    job, start = model.start_reading(), time.perf_counter()
+        model = load_model(command, command.memory)
+        before = None if command.memory is None else model.load(command.memory)
+        documents = [] if command.memory is None else read_documents(command.memory)
+    job, start = model.start_reading(before), time.perf_counter()
     key = compress_resume_key(command, model)
     if command.resume:
         command.resume_from_partial(job, key)
     command.run_job(job, model.token_stream, key)
     if job.done is None:
         raise UsageError(f"{command.source} contains no text")
-    model.save(job.done, command.out, job.documents)
+    model.save(job.done, command.out, [[*(documents[0] if documents else ()), *row] for row in job.documents])
     command.partial_path.unlink(missing_ok=True)
     chunk_sizes = model.model.hope_config.chunk_sizes
     bytes_per_number = model.model.token_embedding.weight.element_size()
@@ -48,10 +85,11 @@ def compress_text(command: "CompressCommand") -> int:
     seconds, num_bytes = time.perf_counter() - start, command.out.stat().st_size
     if command.format == "json":
         metadata = {"schema": 1, "model": command.model, "source": command.source, "out": str(command.out)}
-        metadata |= {"kind": "state", "bytes": num_bytes, "seconds": round(seconds, 3)}
+        metadata |= {"kind": "state", "bytes": num_bytes, "seconds": round(seconds, 3), "nats": job.loss.mean}
         print(json.dumps(metadata | {"cost": cost.to_json()}, allow_nan=False))
         return 0
-    print("\n".join([*cost.to_lines(), *format_reports(job.done, chunk_sizes)]))
+    loss = [f"loss       {job.loss.mean:.3f} nats per token while reading"] if job.loss.num_scored else []
+    print("\n".join([*cost.to_lines(), *loss, *format_reports(job.done, chunk_sizes)]))
     rate = f"{(job.tokens - job.previous_tokens) / max(seconds, 1e-9):,.0f} tokens/s"
     log_message(f"wrote {command.out}, {num_bytes:,} bytes, {seconds:.1f} s, {rate}")
     return 0
@@ -63,36 +101,56 @@ def compress_resume_key(command: "CompressCommand", model: "NestedTextModel") ->
         "batch_size": command.batch_size if command.is_jsonl else None,
         "weights": model.model.weights_fingerprint,
         "tokenizer": model.tokenizer.fingerprint,
-    }
+    } | ({} if command.memory is None else {"memory": sha256(command.memory.read_bytes()).hexdigest()})
 
 
-def generate_text(command: "GenerateCommand", prompts: list[str]) -> int:
+def generate_text(command: "GenerateCommand") -> int:
     """Continue prompts from a state; `--save-state` saves the updated state."""
     validate_generate(command)
-    from laconic.experiment.nested_model import load_nested, read_documents
+    rows, memory = command.read_prompts(), command.memory[0] if command.memory else None
+    from laconic.experiment.nested_model import match_rows, read_documents
 
     with status(f"loading {command.model}"):
-        model = load_nested(command.model, command.device)
+        model = load_model(command, memory)
         if command.learn and not model.update_weights:
             raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
-        state = model.load(command.memory[0]) if command.memory else None
-        documents = read_documents(command.memory[0]) if command.memory else []
-    rows = 1 if state is None else len(state.position)
-    prompt_labels = prompts
-    if rows > 1 and len(prompts) == 1:
-        prompt_labels = [f"{title}{prompts[0]}" for title in state_row_titles(documents, rows)]
-    printer = GenerationPrinter(prompt_labels, is_silent=command.format == "json")
-    config = replace(command.generation_config(printer), update_on_prompt=command.learn or None)
-    generations = model.generate(prompts, state, config=config)
-    command.print_generations([{"prompt": text} for text in prompt_labels], generations, model.model, printer)
+        state = None if memory is None else model.load(memory)
+        documents = [] if memory is None else read_documents(memory)
+    ids, state = match_rows([row.encode(model.tokenizer) for row in rows], state)
+    if len(rows) < len(ids):
+        rows = [replace(row, title=title) for row in rows for title in state_row_titles(documents, len(ids))]
+    labels = [row.title + (row.text or "" if row.should_echo and not command.no_echo else "") for row in rows]
+    printer = GenerationPrinter(labels, is_silent=command.format == "json")
+    show_reading = partial(report_reading, printer.timer)
+    if command.max_tokens == 0:
+        states, answers = [model.read_ids(ids, state, on_reading=show_reading)], [""] * len(ids)
+        counts = list(map(len, ids))
+        if command.format == "json":
+            command.print_generations([], [], model.model, printer)
+    else:
+        config = replace(command.generation_config(printer), update_on_prompt=command.learn or None)
+        generations = model.generate_from_ids(ids, state, config, show_reading)
+        command.print_generations([row.to_json() for row in rows], generations, model.model, printer)
+        states = [cast("FastWeightState", generation.state) for generation in generations]
+        answers = [generation.text for generation in generations]
+        counts = [generation.num_prompt_tokens + len(generation.token_ids) for generation in generations]
     if command.save_state is not None:
-        save_generated_state(command.save_state, model, prompts, generations, documents)
+        prompts = [json.dumps(row.messages) if row.text is None else row.text for row in rows]
+        texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        save_generated_state(command.save_state, model, states, documents, list(zip(texts, counts, strict=True)))
     return 0
+
+
+def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -> None:
+    """Show the loss while prompts are read, and print it at the end of a long one."""
+    timer.on_prefill(done, total, f"tokens, {nats:.2f} nats per token" if done else "tokens")
+    if done == total >= MIN_REPORTED_PROMPT:
+        log_message(f"learned from {total:,} tokens, {nats:.3f} nats per token")
 
 
 def validate_generate(command: "GenerateCommand") -> None:
     """Raise `UsageError` (2) for flags that are invalid for a model with fast weights."""
-    names = ("with_cot", "allow_missing", "dtype", "revision")
+    names = ("with_cot", "allow_missing", *BATCH_FLAGS)
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:
         raise UsageError(f"--memory: {len(command.memory)} files given; a model with fast weights takes one state")
@@ -115,23 +173,28 @@ def state_row_titles(documents: "Sequence[Sequence[ReadDocument]]", rows: int) -
 def save_generated_state(
     path: Path,
     model: "NestedTextModel",
-    prompts: Sequence[str],
-    generations: "Sequence[Generation]",
+    states: "Sequence[FastWeightState]",
     documents: "list[list[ReadDocument]]",
+    texts: Sequence[tuple[str, int]],
 ) -> None:
-    """Save the state after prompts and answers; `documents` lists what each row had read before."""
+    """Save the state after prompts and answers.
+
+    Args:
+        path: File to write.
+        model: The model.
+        states: States of the rows.
+        documents: What each row had read before.
+        texts: Prompt with answer, and the number of their tokens, of each row.
+    """
     from laconic.experiment.read_into_state import ReadDocument
     from laconic.nested.state import concat_rows
 
-    n = len(generations)
-    state = concat_rows(*(cast("FastWeightState", generation.state) for generation in generations))
-    row_prompts = prompts if len(prompts) == n else list(prompts) * n
-    row_documents = documents if len(documents) == n else documents * n or [[] for _ in generations]
-    updated: list[list[ReadDocument]] = []
-    for row, prompt, generation in zip(row_documents, row_prompts, generations, strict=True):
-        digest = sha256((prompt + generation.text).encode()).hexdigest()
-        num_tokens = len(model.tokenizer.encode(prompt)) + len(generation.token_ids)
-        updated.append([*row, ReadDocument("prompt and answer", digest, num_tokens)])
+    state, n = concat_rows(*states), len(texts)
+    row_documents = documents if len(documents) == n else documents * n or [[] for _ in texts]
+    updated = [
+        [*row, ReadDocument("prompt and answer", sha256(text.encode()).hexdigest(), num_tokens)]
+        for row, (text, num_tokens) in zip(row_documents, texts, strict=True)
+    ]
     model.save(state, path, updated)
     tokens = int(state.position.sum())
     log_message(f"wrote {path}, {path.stat().st_size:,} bytes: {tokens:,} tokens read so far")

@@ -234,10 +234,12 @@ class NestedTextModel:
         on_reading: OnReading | None = None,
     ) -> FastWeightState:
         """Read ids into fast weights, one row each, on a state of as many rows; see `generate_from_ids`."""
-        job = StateReadingJob(self.model, window or self.attention_window, state)
+        job, total = StateReadingJob(self.model, window or self.attention_window, state), max(map(len, rows))
+        if on_reading is not None:
+            on_reading(0, total, 0.0)
         for done in job.read_ids(rows, self.segment_tokens):
             if on_reading is not None:
-                on_reading(done, max(map(len, rows)), job.loss.mean)
+                on_reading(done, total, job.loss.mean)
         assert job.current is not None
         return job.current
 
