@@ -20,6 +20,7 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
             bool(yes),
             passes,
             (50, end),
+            f"How many are {i}?",
         )
         for i, yes in enumerate(right)
     ]

@@ -115,6 +115,21 @@ def test_list_caveats_says_where_neither_cache_nor_passes_are_saved() -> None:
     )[1:]
 
 
+def test_reasoning_table_shows_the_first_questions_with_every_answer() -> None:
+    outcome = ReasoningTable([row("svamp", "kava", A), row("svamp", "codi", ~A), row("gsm8k", "kava", ~A)])
+    lines = printed(outcome).splitlines()
+    start = lines.index("svamp, example: How many are 1?")
+    assert lines[start : start + 4] == [
+        "svamp, example: How many are 1?",
+        "  expected: 1",
+        "  kava, correct: 1",
+        "  codi, wrong: no",
+    ]
+    data = table.table_to_json(outcome)["examples"]
+    assert [example["dataset"] for example in data] == ["svamp"] * 3 + ["gsm8k"] * 3
+    assert data[0]["answers"][1] == {"title": "codi", "text": "no", "is_correct": False}
+
+
 def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
     other = ReasoningRow("a", "y", "", (0,), (result(B, protocol="pccot"),))
     with pytest.raises(UsageError, match="codi and pccot"):

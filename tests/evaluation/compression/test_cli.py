@@ -219,11 +219,17 @@ def test_evaluate_and_report_files_of_questions_and_labels(
     code, out, _ = run("books/seed-0", "--tasks", questions, "--query-aware")
     assert code == 0
     assert "2 items, the question preceded the context" in out
+    assert out.count("  expected: ") == 2
     code, out, _ = run("books/seed-0", "--tasks", labelled, "--limit", 2)
     assert "majority baseline " in out
     assert ReportCommand(("books/seed-0",), Path("files.html")).run() == 0
     text = (runs / "files.html").read_text()
-    for title in ("In-context classification: labelled", "question answering: questions", "preceded the context"):
+    for title in (
+        "In-context classification: labelled",
+        "question answering: questions",
+        "preceded the context",
+        "answered by",
+    ):
         assert title in text, title
     assert run("books/seed-1", "--tasks", questions, "--limit", 1)[0] == 0
     with pytest.raises(InputError, match="different items of questions"):

@@ -195,3 +195,12 @@ def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     text = to_text(render(results))
     for expected in ("whole text, full-tuned", "equal training saves +1.7500 with the whole text"):
         assert expected in text, expected
+
+
+def test_gain_table_shows_no_context_once_for_contexts_of_equal_documents() -> None:
+    short = make_result("kava", [fixed_lengths(d) for d in range(3)])
+    rows = table.build_gain_table([short, replace(short, task="test-128")]).rows
+    conditions = ["full", "n = 1", "n = 2", "n = 4"]
+    assert [row[2] for row in rows] == ["none", *conditions, *conditions]
+    other = make_result("kava", [fixed_lengths(d + 1) for d in range(3)])
+    assert [row[2] for row in table.build_gain_table([short, other]).rows].count("none") == 2

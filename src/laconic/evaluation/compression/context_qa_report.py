@@ -16,6 +16,13 @@ from laconic.evaluation.compression.context_qa import (
 )
 from laconic.evaluation.compression.perplexity import nan_to_none
 from laconic.evaluation.compression.plots import condition_title
+from laconic.evaluation.example_answers import (
+    NUM_EXAMPLES,
+    ExampleAnswer,
+    ExampleQuestion,
+    build_examples_table,
+    format_examples,
+)
 from laconic.evaluation.report.page import PageSection, render_table
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, build_table, format_count, format_percent, format_signed
@@ -34,6 +41,23 @@ def answer_scores(result: RunResult) -> list[ConditionScores]:
 def label_scores(result: RunResult) -> list[ICLScore]:
     """Return the scores of each condition of in-context classification."""
     return [score_labels(result.items_by_seed, name) for name in result.conditions]
+
+
+def list_examples(result: RunResult) -> list[ExampleQuestion]:
+    """Return the first questions of a file with the answers of every condition; of several seeds, the first.
+
+    An answer counts as correct if it matches.
+    """
+    examples: list[ExampleQuestion] = []
+    for item in result.items_by_seed[0][:NUM_EXAMPLES]:
+        outputs = [(name, str(item.conditions[name]["output"])) for name in result.conditions]
+        gold, question = item.shared["answers"], item.shared.get("question", f"question {item.id}")
+        answers = tuple(
+            ExampleAnswer(f"{result.run}, {condition_title(name)}", text, METRICS["match"](text, gold) == 1)
+            for name, text in outputs
+        )
+        examples.append(ExampleQuestion(result.task, question, " or ".join(gold), answers))
+    return examples
 
 
 def count_contexts(result: RunResult) -> int:
@@ -73,7 +97,7 @@ def format_result(result: RunResult) -> list[str]:
                 f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in score.metrics.items()
             )
             lines.append(f"  {score.condition:<12}{score.context_size:7.1f} before  {metrics}")
-        return lines
+        return [*lines, *format_examples(list_examples(result))]
     num_labels, majority = len(items[0].shared["label_tokens"]), format_percent(majority_accuracy(items))
     head = f"{result.run}, {result.task}: {count_test_texts(items)} items of {num_labels} labels"
     lines = [f"{head}; majority baseline {majority} %"]
@@ -164,4 +188,5 @@ def answers_section(group: Sequence[RunResult]) -> PageSection:
     )
     rows = [(result, score) for result in group for score in answer_scores(result)]
     table = render_table(build_table(ANSWER_COLUMNS, rows))
-    return PageSection(f"Context question answering: {first.task}", [lead, table, note])
+    examples = build_examples_table([example for result in group for example in list_examples(result)])
+    return PageSection(f"Context question answering: {first.task}", [lead, table, note, render_table(examples)])

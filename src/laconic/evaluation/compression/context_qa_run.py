@@ -120,7 +120,12 @@ class ContextQA:
             ("truncated", self.generate_after_ids(context[-n:], prompt, max_tokens), min(n, len(context))),
             ("full", self.generate_after_ids(context, prompt, max_tokens), len(context)),
         ]
-        shared = {"context": self.context_index[i], "task": row.task, "answers": list(row.answers)}
+        shared = {
+            "context": self.context_index[i],
+            "task": row.task,
+            "question": row.question,
+            "answers": list(row.answers),
+        }
         return EvalItem(
             str(i),
             {

@@ -18,6 +18,7 @@ ItemsBySeed = Sequence[Sequence[EvalItem]]
 SIGNIFICANT_ERRORS = 2  # standard errors from which on a difference counts as one
 MIN_TEXT_GROUPS = 10  # number of source texts from which on errors are clustered by text
 FULL_TUNED = "full-tuned"  # condition: a language-model baseline of equal training reads the whole text
+NO_CONTEXT = "none"  # condition: nothing before the tail
 UNTRAINED = "untrained"  # prefix of the conditions of the method before its first step
 
 

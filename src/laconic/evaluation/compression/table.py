@@ -15,6 +15,7 @@ from laconic.evaluation.compression.fact_recall import (
     soft_hard_gap,
 )
 from laconic.evaluation.compression.perplexity import (
+    NO_CONTEXT,
     ContextGain,
     add_control,
     context_gains,
@@ -26,10 +27,11 @@ from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table, format_mean, format_percent
 
 LEGEND = (
-    "vectors: per segment. before: vectors or tokens before the tail. gain: nats per token saved against no "
-    "context, paired by document (untrained: against the untrained model). share: of the whole text's gain. "
-    "Lengths are hard except in soft. full-tuned: the language-model baseline reads the whole text. oracle "
-    "length: the cheapest length of each segment, found by trial; an upper bound, not a method."
+    "vectors: per segment. before: vectors or tokens before the tail. none: no context; shown once for the same tails "
+    "after contexts of other lengths. gain: nats per token saved against no context, paired by document (untrained: "
+    "against the untrained model). share: of the whole text's gain. Lengths are hard except in soft. full-tuned: the "
+    "language-model baseline reads the whole text. oracle length: the cheapest length of each segment, found by trial; "
+    "an upper bound, not a method."
 )
 
 
@@ -113,8 +115,16 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def build_gain_table(results: Sequence[RunResult]) -> Table:
-    """Return the table for a terminal."""
-    return build_table(COLUMNS, [row for result in results for row in gain_rows(result)])
+    """Return the table for a terminal. What no context gives is shown once for all contexts of the same documents."""
+    rows, baselines = list[GainRow](), set[Any]()
+    for row in (row for result in results for row in gain_rows(result)):
+        if row.gain.condition.endswith(NO_CONTEXT):
+            key = (row.result.run, row.gain.condition, document_keys(row.result), format_mean(row.gain.nll))
+            if key in baselines:
+                continue
+            baselines.add(key)
+        rows.append(row)
+    return build_table(COLUMNS, rows)
 
 
 class RecallRow(NamedTuple):

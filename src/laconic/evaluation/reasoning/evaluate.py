@@ -28,6 +28,7 @@ class AnswerRecord(NamedTuple):
         is_correct: Whether the prediction matches the gold answer.
         passes: Forward passes of the decoder, by part.
         cache_positions: Positions in the cache when the answer began and at its end.
+        question: The question's text; empty in results of older versions.
     """
 
     id: str
@@ -38,6 +39,7 @@ class AnswerRecord(NamedTuple):
     is_correct: bool
     passes: PassCounts
     cache_positions: tuple[int, int]
+    question: str = ""
 
     def to_item(self, condition: str) -> EvalItem:
         """Return the answer as an item with everything but its identifier as metrics."""
@@ -122,7 +124,8 @@ def match_answers(
         prediction = protocol.extract(text)
         is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
         digest = sha256(example.question.encode()).hexdigest()
+        gold, question = example.answer, example.question
         records.append(
-            AnswerRecord(example.id, digest, example.answer, text, prediction, is_correct, passes, positions)
+            AnswerRecord(example.id, digest, gold, text, prediction, is_correct, passes, positions, question)
         )
     return records

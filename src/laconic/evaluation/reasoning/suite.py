@@ -13,6 +13,7 @@ import torch
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.errors import PreemptedError, UsageError
+from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_table
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.evaluate import AnswerFunction
 from laconic.evaluation.reasoning.latency import Latency, Throughput, measure_latencies, measure_throughput
@@ -38,6 +39,8 @@ from laconic.evaluation.validation import COT_TEACHER_METHODS
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.training.signals import SignalInterruptError
+
+EXAMPLES_NOTE = f"The first {NUM_EXAMPLES} questions of each set, and what was generated; of several seeds, the first."
 
 
 class ReasoningSuite:
@@ -124,6 +127,9 @@ class ReasoningSuite:
             for title, cells in table.rows_by_dataset(outcome):
                 full = [[*row, *[""] * (len(header) - len(row))] for row in cells]
                 sections.append(PageSection(f"{title} ({protocol})", [render_table(Table(header, full))]))
+            if outcome.examples:
+                examples = render_table(build_examples_table(outcome.examples))
+                sections.append(PageSection(f"Examples ({protocol})", [EXAMPLES_NOTE, examples]))
             sections[-1] = sections[-1]._replace(
                 blocks=[*sections[-1].blocks, render_list(table.list_caveats(outcome))]
             )

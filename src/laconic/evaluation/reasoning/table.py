@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from laconic.batches import PassCounts
 from laconic.data.reasoning.answer_matching import require_one_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics
+from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency, Throughput, timing_caveats
 from laconic.evaluation.reasoning.run import COT_CONDITION
@@ -136,6 +138,19 @@ class ReasoningTable:
     def rows_of(self, dataset: str) -> list[ReasoningRow]:
         """Return the rows of a question set."""
         return [row for row in self.rows if row.dataset == dataset]
+
+    @property
+    def examples(self) -> list[ExampleQuestion]:
+        """The first questions of each set, with the answers of every run; of several seeds, the first."""
+        examples: list[ExampleQuestion] = []
+        for name in (name for name in self.datasets if not self.rows_of(name)[0].is_subset):
+            rows = self.rows_of(name)
+            records = zip(*(row.results[0].records for row in rows), strict=True)
+            for answers in islice(records, NUM_EXAMPLES):
+                first = answers[0]
+                titled = [ExampleAnswer(x.title, a.output, a.is_correct) for x, a in zip(rows, answers, strict=True)]
+                examples.append(ExampleQuestion(name, first.question or first.id, first.gold, tuple(titled)))
+        return examples
 
     def __post_init__(self) -> None:
         for name in self.datasets:
@@ -272,6 +287,7 @@ def format_footnotes(table: ReasoningTable) -> str:
     if compared := compare_to_baseline(table):
         lines += ["", "differences, with Holm's correction over all"]
         lines += [f"  {format_comparison(comparison)}" for comparison in compared]
+    lines += ["", *format_examples(table.examples)]
     return "\n".join([*lines, "", *list_caveats(table), *table.notes, *(f"{k}: {v}" for k, v in table.facts)])
 
 
@@ -335,6 +351,7 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         "datasets": datasets,
         "macro_averages": [{"run": title, "accuracy": x._asdict()} for title, x in macro_averages(table)],
         "comparisons": comparisons,
+        "examples": [example.to_json() for example in table.examples],
         "caveats": list_caveats(table),
         "notes": list(table.notes),
         "facts": dict(table.facts),
