@@ -1,0 +1,89 @@
+"""`transformers.Trainer` trains a method exactly as a plain loop over the same batches does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from laconic.config.load import load_recipe
+from laconic.errors import UsageError
+from laconic.experiment.build import Experiment, build_experiment
+from laconic.experiment.hf_trainer import RowCollator, TrainerModel
+from tests.conftest import TINY_RECIPE, needs
+from tests.runs import LATENTS, TINY_DOCUMENT_RECIPE
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+BATCH, UPDATES, ACCUMULATION, RATE = 4, 3, 2, 1e-2
+
+
+def build(folder: Path, text: str = TINY_RECIPE, *overrides: str) -> Experiment:
+    """Build the experiment of a recipe."""
+    (folder / "recipe.toml").write_text(text)
+    return build_experiment(load_recipe(folder / "recipe.toml", overrides)[0], torch.device("cpu"))
+
+
+class RecordingCollator(RowCollator):
+    """Stores the rows of each batch."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.batches: list[list[int]] = []
+
+    def __call__(self, rows: Any) -> dict[str, torch.Tensor]:
+        self.batches.append(list(rows))
+        return super().__call__(rows)
+
+
+def test_trainer_model_equals_a_plain_loop(tmp_path: Path) -> None:
+    needs("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    ours, theirs = build(tmp_path), build(tmp_path)
+    data = theirs.training_data
+    collate = RecordingCollator(data)
+    arguments = TrainingArguments(
+        str(tmp_path / "trainer"),
+        max_steps=UPDATES,
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATION,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    model: Any = TrainerModel(theirs.method)
+    rows: Any = range(len(data))
+    Trainer(model, arguments, train_dataset=rows, data_collator=collate).train()
+
+    method = ours.method.train()
+    optimizer = torch.optim.AdamW(method.parameters(), lr=RATE, weight_decay=0.0)
+    batches = collate.batches[: UPDATES * ACCUMULATION]
+    assert len({tuple(batch) for batch in batches}) == UPDATES * ACCUMULATION
+    for update in range(UPDATES):
+        optimizer.zero_grad()
+        for batch in batches[update * ACCUMULATION : (update + 1) * ACCUMULATION]:
+            (method(ours.training_data.batch(batch, 0, 0)).loss / ACCUMULATION).backward()
+        clip_grad_norm_(method.parameters(), 1.0)
+        optimizer.step()
+    trained = dict(theirs.method.named_parameters())
+    initial = dict(build(tmp_path).method.named_parameters())
+    assert any((initial[name] - p).abs().max() > RATE for name, p in trained.items())
+    for name, p in method.named_parameters():
+        torch.testing.assert_close(trained[name], p, rtol=1e-5, atol=1e-6)
+
+
+def test_trainer_model_refusals(tmp_path: Path) -> None:
+    coconut = build(tmp_path, TINY_RECIPE.replace("jacobi_iterations = 1", LATENTS["coconut"]), "method=coconut")
+    with pytest.raises(UsageError, match="Coconut go through stages"):
+        TrainerModel(coconut.method)
+    (tmp_path / "books.jsonl").write_text('{"text": "' + "A sentence of a book. " * 20 + '"}\n' * 1)
+    documents = build(tmp_path, TINY_DOCUMENT_RECIPE)
+    with pytest.raises(UsageError, match="the data are documents"):
+        RowCollator(documents.training_data)([0])
