@@ -3,10 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.utils import filter_repo_objects
 
 import laconic
 from laconic.config.recipe import METHOD_TABLES
@@ -99,3 +103,77 @@ def test_export_refusals(tmp_path: Path) -> None:
     shutil.copyfile(tmp_path / "other/model.safetensors", tmp_path / "exported/model.safetensors")
     with pytest.raises(CorruptArtifactError):
         laconic.load(tmp_path / "exported")
+
+
+@pytest.fixture
+def evaluated(run_cli: RunCli, tmp_path: Path) -> Path:
+    """A run of KaVa with stored results."""
+    run = train_tiny_run("kava", tmp_path)
+    assert run_cli("evaluate", run, "--tasks", "valid", "--limit", "4").code == 0
+    return run
+
+
+def test_export_push_dry_run_writes_a_card(evaluated: Path, run_cli: RunCli, tmp_path: Path) -> None:
+    result = run_cli(
+        "export", evaluated, "--out", tmp_path / "out", "--push", "me/tiny", "--dry-run", "--license", "mit"
+    )
+    assert result.code == 0, result.err
+    assert "laconic/thoughts.safetensors" in result.out
+    assert "would upload" in result.err
+    card: Any = ModelCard.load(tmp_path / "out/README.md")
+    assert (card.data.license, card.data.library_name, card.data.tags) == ("mit", "laconic", ["laconic", "kava"])
+    assert 'laconic.load("me/tiny")' in card.text
+    assert "95 %" in card.text
+    assert str(tmp_path) not in card.content
+
+
+def test_export_push_uploads_the_folder(
+    evaluated: Path, run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    class FakeApi:
+        def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> None:
+            calls.append((repo, private, exist_ok))
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any:
+            calls.append((repo_id, sorted(path.name for path in folder_path.iterdir()), commit_message))
+            return SimpleNamespace(repo_url=f"https://huggingface.co/{repo_id}")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
+    result = run_cli("export", evaluated, "--out", tmp_path / "out", "--push", "me/tiny", "--private")
+    assert result.code == 0, result.err
+    assert "https://huggingface.co/me/tiny" in result.err
+    assert calls[0] == ("me/tiny", True, True)
+    assert {"README.md", "laconic", "model.safetensors", "tokenizer.json"} <= set(calls[1][1])
+    monkeypatch.setattr(FakeApi, "create_repo", lambda *_, **named: (_ for _ in ()).throw(OSError("401: no token")))
+    result = run_cli("export", evaluated, "--out", tmp_path / "again", "--push", "me/tiny")
+    assert result.code == 66
+    assert "not uploaded: 401: no token" in result.err
+    assert result.err.count("\n") <= 3
+    assert run_cli("export", evaluated, "--out", tmp_path / "x", "--push", "nonsense").code == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_load_exported_run_from_the_hub(run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that holds the exported folder gives the run; the command says which folder to name."""
+    run = train_tiny_run("kava", tmp_path)
+    export_run(load_run(run, CPU), tmp_path / "repo")
+    snapshot = tmp_path / "snapshot"
+
+    def download(name: str, *, allow_patterns: list[str], ignore_patterns: Any = (), **_: Any) -> str:
+        assert name == "me/tiny"
+        for path in filter_repo_objects(
+            [str(p.relative_to(tmp_path / "repo")) for p in (tmp_path / "repo").rglob("*") if p.is_file()],
+            allow_patterns=allow_patterns,
+            ignore_patterns=list(ignore_patterns) or None,
+        ):
+            (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(tmp_path / "repo" / path, snapshot / path)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert generate_ids(laconic.load("me/tiny")) == generate_ids(laconic.load(run))
+    result = run_cli("generate", "me/tiny", "1+2=")
+    assert result.code == 2
+    assert "give that folder" in result.err

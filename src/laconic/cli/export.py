@@ -6,7 +6,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalDtype, OptionalPath, parse_dtype, refuse_flags
+from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, parse_dtype, refuse_flags
+from laconic.cli.files import write_file
 from laconic.console import log_message, status
 
 
@@ -24,6 +25,14 @@ class ExportCommand:
     """checkpoint (folder, GGUF file, hub or short name), run of laconic train, or memory of laconic compress --fit"""
     out: Path
     """folder to write; must be new or empty"""
+    push: OptionalStr = None
+    """then upload the folder of a run to this repository of the Hugging Face Hub, OWNER/NAME, with a model card"""
+    private: bool = False
+    """with --push: create the repository as a private one"""
+    license: OptionalStr = None
+    """with --push: licence of the weights for the model card, as the hub names it: apache-2.0, mit, …"""
+    dry_run: bool = False
+    """with --push: write the folder and its model card, list what would be uploaded, and upload nothing"""
     adapter: OptionalPath = None
     """folder of a peft adapter to merge into the weights"""
     dtype: OptionalDtype = None
@@ -41,6 +50,7 @@ class ExportCommand:
             return self.export_cartridge()
         if find_run(self.model) is not None:
             return self.export_run()
+        refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         with status(f"loading {self.model}"):
             folder = weights.find_checkpoint(self.model)
             dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
@@ -59,7 +69,7 @@ class ExportCommand:
         from laconic.compression.cartridge_file import save_cartridge
         from laconic.compression.kv_memory import KVMemory
 
-        refuse_flags({"adapter": self.adapter, "dtype": self.dtype}, f"{self.model} is a memory")
+        refuse_flags({"adapter": self.adapter, "dtype": self.dtype, "push": self.push}, f"{self.model} is a memory")
         memory = KVMemory.load(self.model)
         save_cartridge(memory, self.out)
         log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
@@ -70,8 +80,11 @@ class ExportCommand:
         import torch
 
         from laconic.experiment.export import export_run
+        from laconic.experiment.hub import check_repository_name
         from laconic.experiment.load_run import find_run, load_run
 
+        if self.push is not None:
+            check_repository_name(self.push)
         run_dir = find_run(self.model)
         assert run_dir is not None
         refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
@@ -83,4 +96,22 @@ class ExportCommand:
             )
         num_parameters = sum(p.numel() for p in decoder.parameters())
         log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}, {num_parameters:,} parameters")
+        if self.push is not None:
+            self.push_run(run_dir.folder, run.step)
         return 0
+
+    def push_run(self, run: Path, step: int) -> None:
+        """Write the model card of the exported run, and upload the folder unless this is a dry run."""
+        from laconic.evaluation.model_card import write_model_card
+        from laconic.experiment.hub import upload_folder
+
+        assert self.push is not None
+        write_file(self.out / "README.md", write_model_card(run, self.push, self.license))
+        if self.dry_run:
+            files = sorted(path for path in self.out.rglob("*") if path.is_file())
+            print("\n".join(f"{path.relative_to(self.out)}  {path.stat().st_size:,} bytes" for path in files))
+            log_message(f"would upload these {len(files)} files to {self.push}; see {self.out / 'README.md'}")
+            return
+        with status(f"uploading {self.out}"):
+            url = upload_folder(self.out, self.push, private=self.private, message=f"Step {step} of {run.name}")
+        log_message(f"uploaded {self.out} to {url}")

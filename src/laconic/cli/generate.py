@@ -201,6 +201,7 @@ class GenerateCommand(SamplingFlags):
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
         """Load a checkpoint, or the decoder of a run of method lm."""
         import laconic
+        from laconic.experiment.load_run import is_export
 
         if self.is_language_model_run:
             self.refuse_checkpoint_flags({"quantize": self.quantize})
@@ -214,6 +215,9 @@ class GenerateCommand(SamplingFlags):
             allow_missing=self.allow_missing,
             quantize=self.quantize,
         )
+        if decoder.source_folder is not None and is_export(decoder.source_folder):
+            folder = decoder.source_folder
+            raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; give that folder")
         return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
 
     def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:

@@ -63,6 +63,7 @@ def export_run(
     def write(new: Path) -> None:
         write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
         run.parts.tokenizer.save(new)
+        add_config_field(new / "config.json", EXPORT_FOLDER, {"method": run.recipe.method, "step": run.step})
         extras = new / EXPORT_FOLDER
         if adapter is not None:
             lora.save_adapter(adapter, extras)
@@ -76,6 +77,12 @@ def export_run(
 
     atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
     return decoder
+
+
+def add_config_field(path: Path, name: str, value: object) -> None:
+    """Add a field to a config.json."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, name: value}, indent=2) + "\n", encoding="utf-8")
 
 
 def remove_folders(recipe: dict[str, Any]) -> None:

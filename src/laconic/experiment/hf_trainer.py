@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from laconic.batches import ReasoningBatch
@@ -39,7 +39,7 @@ class TrainerModel(nn.Module):
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
         """Return the loss of a batch, the tensors of a `ReasoningBatch` by name."""
-        return {"loss": self.method(ReasoningBatch(**tensors)).loss}
+        return {"loss": self.method(ReasoningBatch(**cast(dict[str, Any], tensors))).loss}
 
 
 class RowCollator:

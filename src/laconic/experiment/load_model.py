@@ -12,7 +12,7 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.compressor import TextCompressor, as_compressor, load_compressor
 from laconic.experiment.language_model import LanguageModel
 from laconic.experiment.load_autocompressor import is_published
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_run_dir, load_run
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
 from laconic.experiment.lora import ADAPTER_CONFIG_FILE
 from laconic.experiment.nested_model import NestedTextModel, as_nested, is_nested, load_nested
 from laconic.experiment.reasoner import Reasoner
@@ -90,7 +90,7 @@ def load(
     check_is_model(path_or_name)
     if step is not None:
         raise UsageError(f"step {step}: {path_or_name} is a checkpoint, which has no steps; leave it out")
-    return load_checkpoint(path_or_name, target, dtype, revision, quantize)
+    return load_checkpoint(path_or_name, target, dtype, revision, quantize, allow_code=allow_code)
 
 
 def wrap_run(run: LoadedRun) -> LoadedModel:
@@ -110,9 +110,15 @@ def load_checkpoint(
     dtype: torch.dtype | str | None,
     revision: str | None = None,
     quantize: Literal["int8"] | None = None,
+    *,
+    allow_code: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
     folder = weights.find_checkpoint(path_or_name, revision)
+    if is_export(folder):  # on the hub; local ones are found as runs
+        if dtype is not None or quantize is not None:
+            raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; leave them out")
+        return wrap_run(load_run(folder, device, allow_code=allow_code))
     float_dtype = weights.resolve_dtype(dtype, folder)
     if quantize and (is_nested(folder) or is_published(folder)):
         raise UsageError(f"quantize: {path_or_name} is not a plain model; leave it out")

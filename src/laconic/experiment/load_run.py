@@ -25,7 +25,7 @@ from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 
 RECIPE_FILE = "recipe.toml"
-EXPORT_FOLDER = "laconic"  # in an exported run: what a plain decoder does not have
+EXPORT_FOLDER = weights.EXPORT_KEY
 EXPORT_FILE = "export.json"
 
 

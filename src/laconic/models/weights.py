@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once
 from laconic.storage import atomic, strict_json
 
 FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
+EXPORT_KEY = "laconic"  # in config.json of an exported run; its folder of this name holds what a decoder has not
 COMPANION_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
@@ -71,10 +72,13 @@ def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> 
     hub_name = named.hub_name if named else name
     allowed = ["*.json", *COMPANION_FILES, *(["*.safetensors"] if with_weights else [])]
     ignored = ["*/*", "consolidated*"]
+    download = cast(Callable[..., str], snapshot_download)
+    options: dict[str, Any] = {"revision": revision, "etag_timeout": 5}
     try:
-        folder = snapshot_download(
-            hub_name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, etag_timeout=5
-        )
+        folder = download(hub_name, allow_patterns=allowed, ignore_patterns=ignored, **options)
+        config = Path(folder) / "config.json"
+        if config.is_file() and EXPORT_KEY in strict_json.read_foreign_json(config):
+            download(hub_name, allow_patterns=[f"{EXPORT_KEY}/*"], **options)
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
         advice = f"; {named.instructions.format(folder=named.folder())}" if named else ""
         raise InputError(f"{name}: no such local folder; {describe_hub_error(error)}{advice}") from error

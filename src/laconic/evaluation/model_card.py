@@ -1,0 +1,114 @@
+"""The model card of an exported run: what it is, how to use it, and every stored result with its caveats."""
+
+from pathlib import Path
+
+import torch
+from huggingface_hub import ModelCardData
+
+from laconic import __version__
+from laconic.config.recipe import Recipe
+from laconic.data.reasoning.catalog import DATASETS
+from laconic.evaluation.runs import load_recipes
+from laconic.evaluation.suite import EvalRequest, load_results
+from laconic.evaluation.suites import SUITES
+from laconic.evaluation.tables import Table
+from laconic.models.named_models import NAMED_MODELS
+from laconic.training.signals import StopSignal
+
+USES = {
+    "reason": 'answer = model.generate(["QUESTION"])[0]\nprint(answer.text, answer.passes)',
+    "read": 'memory = model.compress(["A long text."])\nprint(model.generate(["PROMPT"], memory=memory)[0].text)',
+    "learn": 'state = model.compress(["A long text."])\nprint(model.generate(["PROMPT"], state)[0].text)',
+    "continue": 'print(model.generate(["PROMPT"])[0].text)',
+}
+METHOD_USES = {"autocompressor": "read", "hope": "learn", "lm": "continue"}
+
+
+def write_model_card(run: str | Path, repo: str, licence: str | None = None) -> str:
+    """Return the README.md of a repository on the Hugging Face Hub for a run that is exported to it.
+
+    Args:
+        run: Run directory, whose stored evaluations are listed.
+        repo: "OWNER/NAME".
+        licence: Identifier of the hub for the licence of the weights, such as "apache-2.0".
+
+    Raises:
+        InputError: If the path is no run.
+    """
+    recipe = next(iter(load_recipes([run]).values()))
+    dataset = DATASETS.get(recipe.data.name or "")
+    head = ModelCardData(
+        library_name="laconic",
+        license=licence,
+        base_model=find_hub_name(recipe),
+        datasets=[dataset.hub_repo] if dataset and dataset.hub_repo else None,
+        tags=["laconic", recipe.method],
+    ).to_yaml()
+    base = find_hub_name(recipe) or recipe.model.name or "none, trained from random weights"
+    licences = [
+        f"base model: {licence or 'see its page' if recipe.model.name else 'none'}",
+        f"data: {dataset.licence if dataset else 'not known to laconic'}",
+    ]
+    facts = [
+        ("method", recipe.method),
+        ("base model", base),
+        ("trained", "all weights" if recipe.train.trainable == "full" else recipe.train.trainable),
+        ("data", recipe.data.name or Path(str(recipe.data.path or recipe.data.source)).name),
+        ("seed", str(recipe.seed)),
+        ("licences", "; ".join(licences)),
+    ]
+    lines = [
+        f"---\n{head.strip()}\n---",
+        f"# {repo.rpartition('/')[2]}",
+        f"Trained with laconic {__version__}, method `{recipe.method}`.",
+        "\n".join(f"- {name}: {value}" for name, value in facts),
+        "## Use",
+        "```python\nimport laconic\n\n"
+        f'model = laconic.load("{repo}")\n{USES[METHOD_USES.get(recipe.method, "reason")]}\n```',
+        "Without laconic, the folder is the plain decoder, which transformers loads; the folder `laconic` holds what "
+        "the method adds.",
+        "## Results",
+        *(describe_results(run) or ["This run has not been evaluated."]),
+        "## Reproduce",
+        "```sh\nlaconic train laconic/recipe.toml --out runs/reproduced\nlaconic evaluate runs/reproduced\n```",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def find_hub_name(recipe: Recipe) -> str | None:
+    """Return the hub repository of a recipe's base model, if it is known."""
+    name = recipe.model.name
+    if name in NAMED_MODELS:
+        return NAMED_MODELS[name].hub_name or None
+    return name if name and "/" in name and not Path(name).is_absolute() else None
+
+
+def describe_results(run: str | Path) -> list[str]:
+    """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
+    blocks: list[str] = []
+    for suite in SUITES:
+        results = load_results(suite, [str(run)])
+        if any(results.values()):
+            request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
+            for block in suite.report(request, results).blocks:
+                blocks.append(to_markdown(block) if isinstance(block, Table) else quote_lines(block))
+    return blocks
+
+
+def to_markdown(table: Table) -> str:
+    """Return a table in Markdown; numbers are aligned right."""
+    width = max(len(table.header), *(len(row) for row in table.rows))
+    aligned = ["---" if i < table.num_text_columns else "--:" for i in range(width)]
+    rows = [list(table.header), aligned, *(list(row) for row in table.rows)]
+    lines = ["| " + " | ".join(escape_cell(cell) for cell in [*row, *[""] * (width - len(row))]) + " |" for row in rows]
+    return "\n".join(([f"*{table.caption}*", ""] if table.caption else []) + lines)
+
+
+def escape_cell(cell: object) -> str:
+    """Return a cell whose bars do not end it."""
+    return str(cell).strip().replace("|", "\\|")
+
+
+def quote_lines(text: str) -> str:
+    """Return lines as a list of Markdown."""
+    return "\n".join(f"- {line.strip()}" for line in text.splitlines() if line.strip())
