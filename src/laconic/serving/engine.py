@@ -94,7 +94,7 @@ class Engine:
         prefill_chunk_size: int = 512,
     ) -> None:
         self.max_batch_size, self.max_queue = max_batch_size, max_queue
-        self.served = ServedModel(model, max_batch_size)
+        self.served = ServedModel(model)
         self.chunk_sizer = ChunkSizer(prefill_chunk_size)
         self.changed = threading.Condition()  # guards what follows
         self.waiting = deque[RunningSequence]()

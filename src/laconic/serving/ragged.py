@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from laconic.generation.static_cache import FusedWeights, fuse_weights
+from laconic.generation.static_cache import MIN_PACKED_ROWS, FusedWeights, fuse_weights
 from laconic.models import attention, rope
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
+MAX_PACKED_BYTES = 2**30  # weights copied into the layout that is faster for several positions, the head first
 MIN_FREE_SLOTS = 256  # a full buffer is replaced by one of twice the size, with at least as many free slots
 
 
@@ -92,13 +93,12 @@ class RaggedDecoder:
 
     Args:
         decoder: A stock decoder (`static_cache.is_stock_decoder`); its weights are not modified.
-        max_rows: Largest number of rows that decode at a time, which decides the layout of copied weights.
-        max_copy_bytes: Weights that may be copied into a faster layout.
     """
 
-    def __init__(self, decoder: Decoder, max_rows: int, max_copy_bytes: int) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.config = decoder, decoder.config
-        self.weights: FusedWeights = fuse_weights(decoder, max_copy_bytes, max_rows)
+        self.weights_in_place = fuse_weights(decoder, max_copy_bytes=0)
+        self.packed_weights = fuse_weights(decoder, MAX_PACKED_BYTES, MIN_PACKED_ROWS)
         self.windows = tuple(dict.fromkeys(self.config.sliding_windows))
 
     def forward(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[Float[Tensor, "n D"]]:
@@ -106,9 +106,9 @@ class RaggedDecoder:
 
         The rows' buffers are filled in place.
         """
-        config, weights = self.config, self.weights
+        config, lengths = self.config, [len(inputs) for _, inputs in segments]
+        weights = self.choose_weights(sum(lengths))
         H, G, E = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        lengths = [len(inputs) for _, inputs in segments]
         x = torch.cat([self.embed(inputs) for _, inputs in segments])
         positions = [row.take_positions(len(inputs)) for row, inputs in segments]
         flat = torch.tensor([p for row in positions for p in row], device=x.device)
@@ -137,19 +137,23 @@ class RaggedDecoder:
 
     def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
         """Return the logits of hidden states."""
-        return self.weights.lm_head(hidden_states).to(hidden_states.dtype)
+        return self.choose_weights(len(hidden_states)).lm_head(hidden_states).to(hidden_states.dtype)
+
+    def choose_weights(self, num_positions: int) -> FusedWeights:
+        """Return the weights in the layout that is faster for as many positions."""
+        return self.packed_weights if num_positions >= MIN_PACKED_ROWS else self.weights_in_place
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "n D"]:
         """Return embeddings as they are, and those of ids."""
-        return inputs if inputs.is_floating_point() else F.embedding(inputs, self.weights.token_embedding)
+        return inputs if inputs.is_floating_point() else F.embedding(inputs, self.weights_in_place.token_embedding)
 
     def start_spans(self, segments: Sequence[tuple[CacheRow, Tensor]]) -> list[AttentionSpan]:
         """Make room in the rows' buffers, and build the masks of rows with several new positions."""
-        spans, first = list[AttentionSpan](), 0
+        spans, first, R = list[AttentionSpan](), 0, self.config.num_attention_heads // self.config.num_key_value_heads
         for row, inputs in segments:
             n = len(inputs)
             row.reserve(n)
-            masks = {window: build_mask(row, n, window) for window in self.windows}
+            masks = {window: build_mask(row, n, window, R) for window in self.windows}
             spans.append(AttentionSpan(row, slice(first, first + n), row.num_filled, masks))
             first += n
         return spans
@@ -171,14 +175,14 @@ def build_rope_tables(
     return cos.view(-1, 1, E), torch.cat([-sin[..., : E // 2], sin[..., E // 2 :]], -1).view(-1, 1, E)
 
 
-def build_mask(row: CacheRow, n: int, window: int | None) -> Float[Tensor, "n P"] | None:
-    """Return the mask of n new positions, or None if one position sees the end of the row, or if causality is all."""
+def build_mask(row: CacheRow, n: int, window: int | None, R: int) -> Float[Tensor, "Rn P"] | None:
+    """Return the mask of n new positions for R query heads; None if one position sees all, or if causality is all."""
     S = row.num_filled
-    if n == 1 or (S == 0 and (window is None or window >= n)):
+    if n == 1 or (S == 0 and not row.head_bias and (window is None or window >= n)):
         return None
     valid = torch.ones(1, S + n, dtype=torch.bool, device=row.buffer.device)
     visible = attention.visibility_mask(valid, S, window)[0]
-    return torch.zeros_like(visible, dtype=row.buffer.dtype).masked_fill(~visible, -math.inf)
+    return torch.zeros_like(visible, dtype=row.buffer.dtype).masked_fill(~visible, -math.inf).repeat(R, 1)
 
 
 def attend(
@@ -196,17 +200,15 @@ def attend(
     pair = row.buffer[2 * layer : 2 * layer + 2]
     pair[0, :, S : S + n], pair[1, :, S : S + n] = k[columns].transpose(0, 1), v[columns].transpose(0, 1)
     first = max(0, S + 1 - window) if n == 1 and window is not None else 0
-    keys, values = pair[:1, :, first : S + n], pair[1:, :, first : S + n]
-    bias = None
+    keys, values, mask = pair[:1, :, first : S + n], pair[1:, :, first : S + n], span.masks[window]
     if row.head_bias:
-        bias = F.pad(row.head_bias[layer], (0, S + n - row.head_bias[layer].shape[1]))[None, :, None, first:]
-    if n == 1:  # the query heads of a group stand in for positions, so that keys need not be repeated
-        grouped = q[columns].view(1, G, H // G, E)
-        return F.scaled_dot_product_attention(grouped, keys, values, bias, scale=scale).reshape(1, H * E)
-    mask = span.masks[window]
-    if bias is not None:
-        causal = torch.ones(n, S + n, dtype=torch.bool, device=q.device).tril(S)
-        mask = torch.zeros_like(causal, dtype=q.dtype).masked_fill(~causal, -math.inf) if mask is None else mask
-        mask = mask + attention.repeat_heads(bias, H)
-    settings = attention.AttentionMask(mask is None, mask, None, None)
-    return attention.sdpa_attention(q[columns].transpose(0, 1)[None], keys, values, scale, settings, 0.0)[0]
+        seen = row.head_bias[layer]
+        bias = F.pad(seen, (0, S + n - seen.shape[1]))[None, :, None, first:]
+        mask = bias if mask is None else mask + bias
+    elif n > 1 and mask is None:
+        causal = attention.AttentionMask(True, None, None, None)
+        return attention.sdpa_attention(q[columns].transpose(0, 1)[None], keys, values, scale, causal, 0.0)[0]
+    # the query heads of a group stand in for positions, so that their keys need not be repeated
+    grouped = q[columns].view(n, G, H // G, E).permute(1, 2, 0, 3).reshape(1, G, -1, E)
+    c = F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+    return c.view(G, H // G, n, E).permute(2, 0, 1, 3).reshape(n, H * E)

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 
-STEP_SECONDS = 0.12  # target of a step with decoding rows; leaves a margin to the 200 ms that a token may take
+STEP_SECONDS = 0.15  # target of a step with decoding rows; leaves a margin to the 200 ms that a token may take
+MIN_PROMPT_SHARE = 0.5  # of a decode step's time goes to prompts at least, where decoding alone takes that long
 PREFILL_SECONDS = 0.5  # the same for a step without, after which requests that arrive or are cancelled are looked at
-MIN_CHUNK, FIRST_CHUNK = 4, 16
+MIN_CHUNK, FIRST_CHUNK = 8, 16
 WEIGHT = 0.5  # of the last step in the moving averages
 MAX_GROWTH = 2  # of the chunk from one step to the next
 
 
 class ChunkSizer:
     """Choose the number of prompt positions of the next step from the measured time of the last ones.
+
+    A chunk costs a part that does not depend on its length (its row's keys are read once) and one that does. Dividing
+    the time by the length still leads to the target, in a few steps.
 
     Args:
         max_size: Largest number of positions.
@@ -25,7 +29,8 @@ class ChunkSizer:
         """Return the number of prompt positions to read beside as many decoding rows."""
         if not self.position_seconds:
             return min(self.max_size, FIRST_CHUNK)
-        seconds = STEP_SECONDS - self.decode_seconds if num_decoding else PREFILL_SECONDS
+        shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SHARE * self.decode_seconds)
+        seconds = shared if num_decoding else PREFILL_SECONDS
         size = min(int(seconds / self.position_seconds), MAX_GROWTH * self.last_size, self.max_size)
         return max(size, min(MIN_CHUNK, self.max_size))
 

@@ -29,7 +29,6 @@ from laconic.serving.sequence import RunningSequence
 from laconic.serving.thinking import answer_whole, check_question, think
 
 ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
-MAX_COPY_BYTES = 2**30  # weights copied into a layout that is faster for several rows
 
 
 class ServedModel:
@@ -37,19 +36,14 @@ class ServedModel:
 
     Args:
         model: What `laconic.load` returned.
-        max_batch_size: Largest number of rows that decode at a time.
     """
 
-    def __init__(self, model: ServableModel, max_batch_size: int) -> None:
+    def __init__(self, model: ServableModel) -> None:
         self.model, self.tokenizer = model, model.tokenizer
         self.decoder = build_reading_decoder(model)
         is_ragged = not isinstance(self.decoder, StatefulLM) and is_stock_decoder(self.decoder)
         with torch.inference_mode():
-            self.executor = (
-                RaggedDecoder(self.decoder, max_batch_size, MAX_COPY_BYTES)
-                if is_ragged
-                else RowByRowModel(self.decoder)
-            )
+            self.executor = RaggedDecoder(self.decoder) if is_ragged else RowByRowModel(self.decoder)
 
     @property
     def device(self) -> torch.device:
