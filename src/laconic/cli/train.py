@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
 VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
+MIN_REPORTED_BYTES = 100_000_000  # of the optimizer in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ class TrainCommand:
         log_message(
             f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items())
         )
+        if outcome.step_path is not None and (note := describe_size(outcome.step_path)):
+            log_note(note)
 
     def print_plan(self, recipe: "Recipe") -> int:
         """Print the tokens, memory and time that the run would take."""
@@ -204,6 +207,18 @@ def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
         "skipped": outcome.num_skipped,
         "folder": None if outcome.step_path is None else str(outcome.step_path),
     }
+
+
+def describe_size(step: Path) -> str:
+    """Return how much of a checkpoint is the optimizer's; "" for one that takes little."""
+    sizes = {file.relative_to(step): file.stat().st_size for file in step.rglob("*") if file.is_file()}
+    optimizer = sum(size for file, size in sizes.items() if file.parts[0].startswith("optimizer"))
+    if optimizer < MIN_REPORTED_BYTES:
+        return ""
+    return (
+        f"{step}: {optimizer / 1e6:,.0f} of {sum(sizes.values()) / 1e6:,.0f} MB are the optimizer's, with which a "
+        "larger train.steps continues; laconic export writes the model alone"
+    )
 
 
 def parse_resume(text: str) -> Any:
