@@ -82,6 +82,52 @@ def test_compress_chat_opens_a_message_that_the_question_continues(
     )
 
 
+def test_generate_continues_a_conversation_after_a_memory(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    memory, file = tmp_path / "memory.safetensors", tmp_path / "messages.json"
+    assert run_cli("compress", model, text, "--out", memory, "--keep", 1, "--chat")[0] == 0
+    turns = [
+        {"role": "user", "content": "Which month?"},
+        {"role": "assistant", "content": "April."},
+        {"role": "user", "content": "And the weather?"},
+    ]
+    whole = [{"role": "user", "content": f"{TEXT}\n\nWhich month?"}, *turns[1:]]
+
+    def reply(messages: list[dict[str, str]], *options: object) -> tuple[int, str, str]:
+        file.write_text(json.dumps(messages))
+        return run_cli("generate", model, "--messages", file, "--max-tokens", 9, *options)
+
+    code, out, err = reply(turns, "--memory", memory)
+    assert code == 0, err
+    assert out == reply(whole)[1]
+    code, _, err = reply(turns, "--memory", memory, "--system", "Be brief.")
+    assert code == 2
+    assert "the memory begins the conversation" in err
+    assert "no message is a user's" in reply([turns[1]], "--memory", memory)[2]
+
+
+def test_generate_answers_a_file_of_prompts_on_one_memory(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    memory, file, output = (tmp_path / name for name in ("memory.safetensors", "rows.jsonl", "out.jsonl"))
+    assert run_cli("compress", model, text, "--out", memory, "--keep", 1)[0] == 0
+    rows = [{"prompt": " Then", "id": 7}, {"messages": [{"role": "user", "content": "When?"}]}, {"prompt": " It was"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--memory", memory, "--max-tokens", 5)
+    assert run_cli("generate", model, "--input", file, "--output", output, "--batch-size", 2, *options)[0] == 0
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [answer.get("id") for answer in answers] == [7, None, None]
+    for prompt, answer in zip((" Then", "<user>When?</user><assistant>", " It was"), answers, strict=True):
+        alone = run_cli("generate", model, prompt, *options, "--format", "json")[1]
+        assert answer["generation"]["ids"] == json.loads(alone)["generations"][0]["ids"]
+    two = tmp_path / "two.safetensors"
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))
+    assert run_cli("compress", model, tmp_path / "texts.jsonl", "--out", two, "--method", "knorm")[0] == 0
+    code, _, err = run_cli("generate", model, "--input", file, "--memory", two)
+    assert (code, "3 prompts for a memory of 2 texts" in err) == (2, True)
+
+
 def test_generate_joins_memories_and_matches_rows(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     one, rows = tmp_path / "one.safetensors", tmp_path / "rows.safetensors"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))

@@ -70,8 +70,8 @@ class GenerateCommand(SamplingFlags):
     batch_size: int = 8
     """with --input: rows to process at once; row i samples with seed + i"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
-    """file(s) written by laconic compress, prepended to the prompt in order; for a model with fast weights, one file
-    with its state"""
+    """file(s) written by laconic compress, prepended to every prompt or conversation in order; for a model with fast
+    weights, one file with its state"""
     learn: bool = False
     """let prompt and answer update the fast weights of a Hope model, or the MLPs of a checkpoint; see --save-state"""
     inner_lr: OptionalFloat = None
@@ -120,10 +120,6 @@ class GenerateCommand(SamplingFlags):
             prompts = self.read_plain_prompts("a run")
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
         refuse_flags({"with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
-        if self.memory:
-            from laconic.cli.generate_kv import generate_with_kv_memory
-
-            return generate_with_kv_memory(self)
         return self.generate_with_checkpoint(self.read_prompts())
 
     @cached_property
@@ -173,13 +169,18 @@ class GenerateCommand(SamplingFlags):
         return config if printer is None else printer.attach(config)
 
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
-        """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout."""
+        """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
         import laconic
+        from laconic.cli.generate_kv import encode_after_memory, match_rows, select_memory_rows
+        from laconic.experiment.kv_compressor import load_kv_memories
 
         with status(f"loading {self.model}"):
             decoder, tokenizer = self.load_decoder()
-        ids = [row.encode(tokenizer) for row in rows]
-        room = self.check_context(decoder, rows, ids)
+            memory = load_kv_memories(self.memory, decoder, tokenizer) if self.memory else None
+        if memory is not None:
+            rows, memory = match_rows(rows, memory)
+        ids = [row.encode(tokenizer) if memory is None else encode_after_memory(row, tokenizer, memory) for row in rows]
+        room = self.check_context(decoder, rows, ids, 0 if memory is None else int(memory.num_tokens.max()))
         max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
         config = replace(
             self.sampling_config(max_tokens, decoder.source_folder),
@@ -189,12 +190,12 @@ class GenerateCommand(SamplingFlags):
         if self.input is not None:
             from laconic.cli.generate_batch import generate_rows
 
-            options = {"output": self.output, "batch_size": self.batch_size, "should_add_logprobs": self.logprobs}
-            generate_rows(decoder, tokenizer, rows, ids, config, **options)
+            generate_rows(self, decoder, tokenizer, rows, ids, config, memory)
             return 0
         labels = [row.text or "" if row.should_echo and not self.no_echo else "" for row in rows]
         printer = GenerationPrinter(labels, is_silent=self.format == "json")
-        generations = laconic.generate(decoder, tokenizer, input_ids=ids, config=printer.attach(config))
+        state = None if memory is None else select_memory_rows(memory, range(len(rows))).to_cache()
+        generations = laconic.generate(decoder, tokenizer, input_ids=ids, state=state, config=printer.attach(config))
         self.print_generations([row.to_json() for row in rows], generations, decoder, printer)
         return 0
 
@@ -226,16 +227,20 @@ class GenerateCommand(SamplingFlags):
         is_chat = all(row.text is None for row in rows)
         return (*ids, eos) if is_chat and eos is not None and eos not in ids else ids
 
-    def check_context(self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]]) -> int:
+    def check_context(
+        self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]], memory_tokens: int = 0
+    ) -> int:
         """Return how many tokens fit after the longest prompt; raise `UsageError` (2) for one that is too long."""
         limit = decoder.config.max_position_embeddings
         for row, row_ids in zip(rows, ids, strict=True):
-            if len(row_ids) >= limit and not self.allow_long_prompt:
+            used = memory_tokens + len(row_ids)
+            if used >= limit and not self.allow_long_prompt:
+                before = f"the memory's text and {row.name} have" if memory_tokens else f"{row.name} has"
                 raise UsageError(
-                    f"{row.name} has {len(row_ids):,} tokens, the context of {self.model} {limit:,}; shorten it by "
-                    f"{len(row_ids) + 1 - limit:,} tokens or more, or go on with --allow-long-prompt"
+                    f"{before} {used:,} tokens, the context of {self.model} {limit:,}; shorten it by "
+                    f"{used + 1 - limit:,} tokens or more, or go on with --allow-long-prompt"
                 )
-        return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - max(map(len, ids))
+        return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - memory_tokens - max(map(len, ids))
 
     def generate_with_memory(self, prompts: list[str]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""

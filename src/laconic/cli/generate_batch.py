@@ -5,9 +5,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from laconic.cli.generate_kv import hash_memory_files, select_memory_rows
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
 from laconic.cli.generate_prompts import PromptRow
+from laconic.compression.kv_memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, UsageError, translate_os_errors
@@ -18,36 +21,48 @@ from laconic.storage.atomic import write_file_atomically
 from laconic.storage.manifest import hash_json
 from laconic.storage.run_dir import truncate_partial_line
 
+if TYPE_CHECKING:
+    from laconic.cli.generate import GenerateCommand
+
 
 def generate_rows(
+    command: "GenerateCommand",
     decoder: Decoder,
     tokenizer: Tokenizer,
     rows: Sequence[PromptRow],
     ids: Sequence[list[int]],
     config: GenerationConfig,
-    *,
-    output: Path | None,
-    batch_size: int,
-    should_add_logprobs: bool,
+    memory: KVMemory | None = None,
 ) -> None:
     """Generate for all rows and write each as JSON, with its fields and a field `generation`.
 
-    Without `output`, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
+    Without --output, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
     end and which the same command continues after an interruption. Row i samples with seed + i.
+
+    Args:
+        command: The flags: output, batch size, log probabilities, memory files.
+        decoder: The model.
+        tokenizer: Its tokenizer.
+        rows: The prompts.
+        ids: Token ids of the prompts.
+        config: Options of generation; `seed` is that of the first row.
+        memory: Memory that the prompts follow, of one text for all of them or of one for each.
 
     Raises:
         UsageError: OUTPUT.part was begun with other rows, options or weights.
-        BusyError: `output` exists.
+        BusyError: The output exists.
     """
+    output, batch_size, should_add_logprobs = command.output, command.batch_size, command.logprobs
     timer, first = GenerationTimer(shows_progress=False), 0
     part = None if output is None else output.with_name(f"{output.name}.part")
     if output is not None and part is not None:
         if output.exists():
             raise BusyError(f"--output {output} exists; delete it or choose another file")
-        first = open_partial(part, batch_key(decoder, rows, config, should_add_logprobs))
+        key = batch_key(decoder, rows, config, [should_add_logprobs, *hash_memory_files(command.memory)])
+        first = open_partial(part, key)
     if first:
         log_message(f"{part}: {first:,} of {len(rows):,} rows are done; continuing")
-    batches = generate_batches(decoder, tokenizer, ids, config, batch_size, first, timer)
+    batches = generate_batches(decoder, tokenizer, ids, config, batch_size, first, timer, memory)
     try:
         with progress("generating,") as show:
             for row, generation in zip(rows[first:], batches, strict=True):
@@ -77,6 +92,7 @@ def generate_batches(
     batch_size: int,
     first: int,
     timer: GenerationTimer,
+    memory: KVMemory | None,
 ) -> Iterator[Generation]:
     """Yield the result of each row from `first` on, generating `batch_size` rows at a time."""
     seed = config.seed
@@ -87,16 +103,18 @@ def generate_batches(
         options = replace(
             config, seed=seeds, return_state=False, on_prefill=timer.on_prefill, on_token=lambda *_: timer.on_token()
         )
-        generations = generate(decoder, tokenizer, input_ids=batch, config=options)
+        chosen = None if memory is None else select_memory_rows(memory, range(start, start + len(batch)))
+        state = None if chosen is None else chosen.to_cache()
+        generations = generate(decoder, tokenizer, input_ids=batch, state=state, config=options)
         timer.add(generations)
         yield from generations
 
 
-def batch_key(decoder: Decoder, rows: Sequence[PromptRow], config: GenerationConfig, should_add_logprobs: bool) -> str:
-    """Return a hash of all that determines the output."""
+def batch_key(decoder: Decoder, rows: Sequence[PromptRow], config: GenerationConfig, more: Sequence[object]) -> str:
+    """Return a hash of all that determines the output: `more` are flags and the hashes of memories."""
     options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
     prompts = [row.to_json() | {"source": row.source} for row in rows]
-    return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, should_add_logprobs])
+    return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, *more])
 
 
 def open_partial(part: Path, key: str) -> int:

@@ -11,7 +11,7 @@ import torch
 from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.kv_compressor import MARK, SEPARATOR
+from laconic.experiment.kv_compressor import render_after_opening
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.state import DecodeState
@@ -122,21 +122,8 @@ class ChatSession:
         if self.prefix is None or not self.prefix.opening:
             text = self.tokenizer.apply_chat_template(messages)
         else:
-            text = self.render_after_opening(messages, self.prefix.opening)
+            text = render_after_opening(self.tokenizer, messages, self.prefix.opening)
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def render_after_opening(self, messages: Sequence[Message], opening: str) -> str:
-        """Return the chat after the memory's text, which comes before the first user message.
-
-        Raises UsageError if the messages begin differently from those that the memory was written in.
-        """
-        marked = [dict(message) for message in messages]
-        first = next(message for message in marked if message["role"] == "user")
-        first["content"] = MARK + SEPARATOR + first["content"]
-        before, _, after = self.tokenizer.apply_chat_template(marked).partition(MARK)
-        if before != opening:
-            raise UsageError("the memory begins the conversation, without a system message; remove the system message")
-        return after
 
     def reply(self, text: str, config: GenerationConfig = GREEDY) -> Generation:
         """Add a user message, generate the reply and add it.

@@ -13,6 +13,7 @@ from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_memory_file import KVMemoryMetadata
 from laconic.compression.kv_selection import RepeatPrompt
 from laconic.compression.memory_file import SourceDocument
+from laconic.data.messages import Message
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.compressor import current_time
@@ -69,13 +70,57 @@ def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[i
     Raises:
         UsageError: If the prompt is empty.
     """
-    if memory.metadata is not None and memory.metadata.chat:
-        closing = split_template(tokenizer, MARK + SEPARATOR + prompt)[1]
-        return tokenizer.encode(closing, add_special_tokens=False)
+    if is_chat_memory(memory):
+        return encode_messages(tokenizer, memory, [{"role": "user", "content": prompt}])
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     if not ids:
         raise UsageError("the prompt is empty; give text")
     return ids
+
+
+def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of chat messages that follow a memory; the first user message continues that of a chat memory.
+
+    Raises:
+        UsageError: If a memory of a chat is the beginning of another conversation.
+        InputError: If the chat template rejects the messages.
+    """
+    if is_chat_memory(memory):
+        text = render_after_opening(tokenizer, messages, split_template(tokenizer, MARK)[0])
+    else:
+        text = tokenizer.apply_chat_template(messages)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def is_chat_memory(memory: KVMemory) -> bool:
+    """Return whether the text of a memory opens a user message."""
+    return memory.metadata is not None and memory.metadata.chat
+
+
+def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], opening: str) -> str:
+    """Return a chat from the end of a memory on, whose text comes before the first user message.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        messages: The whole conversation.
+        opening: The chat template up to the memory's text.
+
+    Raises:
+        UsageError: If the messages begin differently from those that the memory was written in.
+        InputError: If the chat template rejects the messages.
+    """
+    marked = [dict(message) for message in messages]
+    first = next((message for message in marked if message["role"] == "user"), None)
+    if first is None:
+        raise UsageError("the memory opens a user message, and no message is a user's; add one")
+    first["content"] = MARK + SEPARATOR + first["content"]
+    before, _, after = tokenizer.apply_chat_template(marked).partition(MARK)
+    if before != opening:
+        raise UsageError(
+            "the memory begins the conversation with a user message; remove the system message and all else before "
+            "the first question, or compress without --chat"
+        )
+    return after
 
 
 def split_template(tokenizer: Tokenizer, content: str) -> tuple[str, str]:
