@@ -76,8 +76,8 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
 def build_error_body(error: HTTPException) -> dict[str, Any]:
     """Return the JSON body of an error."""
     status, message = error.status_code, str(error.detail)
-    if message == HTTPStatus(status).phrase:  # the framework's own
-        message = f"{message}: {HTTPStatus(status).description or 'see docs/serving.md'}"
+    if not isinstance(error, ApiError):  # the framework's own, of which the detail is the phrase
+        message = f"{message}: {HTTPStatus(status).description or 'the request cannot be handled'}"
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -92,8 +92,6 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the 400 that names the first invalid parameter."""
     first = errors[0]
     path: Sequence[Any] = first["loc"][1:]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
     if not path:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
         return ApiError(400, message)

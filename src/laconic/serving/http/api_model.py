@@ -84,6 +84,10 @@ class ApiModel:
         hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else ""
         raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
 
+    def check_reads_memories(self) -> None:
+        """Raise UsageError if the model reads no memories."""
+        _ = self.memory_metadata
+
 
 def choose_model_name(path_or_name: str) -> str:
     """Return the name that requests give: the last part of a path, which says nothing about the machine's folders."""

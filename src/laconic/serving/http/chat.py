@@ -24,9 +24,10 @@ from laconic.serving.http.schemas import (
 from laconic.serving.http.sequences import SequenceGroup, SequenceResult, count_usage, to_finish_reason
 from laconic.serving.http.services import GroupDependency, Services, ServicesDependency, run_while_connected
 from laconic.serving.http.streaming import json_response, stream_chunks
+from laconic.serving.http.strict_body import StrictRoute
 from laconic.serving.requests import EngineRequest, FinishEvent, TokenEvent, TokenLogprob
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/v1/chat/completions")

@@ -22,10 +22,11 @@ from laconic.serving.http.schemas import (
 from laconic.serving.http.sequences import SequenceGroup, SequenceResult, count_usage, to_finish_reason
 from laconic.serving.http.services import GroupDependency, Services, ServicesDependency, run_while_connected
 from laconic.serving.http.streaming import json_response, stream_chunks
+from laconic.serving.http.strict_body import StrictRoute
 from laconic.serving.http.token_text import CompletionLogprobsBuilder
 from laconic.serving.requests import EngineRequest, FinishEvent, PromptEvent, TokenEvent
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 

@@ -19,8 +19,9 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
 from laconic.serving.http.schemas import MemoryCard, MemoryRequest
 from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
+from laconic.serving.http.strict_body import StrictRoute
 
-router = APIRouter(prefix="/v1/memories")
+router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
 FILE_TYPE = "application/octet-stream"
 CHUNK_BYTES = 2**20
 SELECTION_FIELDS = ("chat", "method", "keep", "slots", "max_loss")
@@ -29,7 +30,7 @@ SELECTION_FIELDS = ("chat", "method", "keep", "slots", "max_loss")
 @router.post("")
 async def create_memory(body: MemoryRequest, request: Request, services: ServicesDependency) -> MemoryCard:
     """Compress a text with the loaded run, or with a rule that selects keys and values of a plain model."""
-    check_reads_memories(services.served)
+    services.served.check_reads_memories()
     store = services.memories
     store.check_space()
     write = build_writer(services.served, body)
@@ -48,7 +49,7 @@ async def create_memory(body: MemoryRequest, request: Request, services: Service
 @router.put("/{id}")
 async def upload_memory(id: str, request: Request, services: ServicesDependency) -> MemoryCard:
     """Store a file that `laconic compress` wrote, under an id that the client chooses."""
-    check_reads_memories(services.served)
+    services.served.check_reads_memories()
     if not MEMORY_ID.fullmatch(id):
         raise ApiError(400, "id: give up to 64 letters, digits, - and _", "id")
     store = services.memories
@@ -87,14 +88,6 @@ async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]
     """Delete a memory."""
     services.memories.delete(id)
     return {"id": id, "object": "memory", "deleted": True}
-
-
-def check_reads_memories(served: ApiModel) -> None:
-    """Raise ApiError (400) if the model reads no memories."""
-    try:
-        _ = served.memory_metadata
-    except UsageError as error:
-        raise ApiError(400, str(error)) from None
 
 
 def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Callable[[], None]], None]:

@@ -203,7 +203,9 @@ class MemoryStore:
 
         Raises:
             ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if they cannot be joined.
+            UsageError: If the model reads no memories.
         """
+        self.served.check_reads_memories()
         entries = [self.get(id) for id in ids]
         key = tuple(entry.digest for entry in entries)
         with self.lock:

@@ -41,8 +41,8 @@ class SequenceResult:
                 self.logprobs.append(event.logprob)
             case FinishEvent():
                 self.finish = event
-            case ErrorEvent():
-                raise event.error
+            case ErrorEvent():  # `events` raises it
+                pass
 
 
 class SequenceGroup:
@@ -85,12 +85,15 @@ class SequenceGroup:
 
         Raises:
             ApiError: 408 at the deadline, if no sequence has a token yet.
+            Exception: The error of a sequence that fails.
         """
         while self.ids:
             index, event = await self.next_event()
             self.record(index, event)
             if isinstance(event, FinishEvent | ErrorEvent):
                 del self.ids[index]
+            if isinstance(event, ErrorEvent):
+                raise event.error
             if isinstance(event, FinishEvent) and event.reason == "cancelled":
                 if not self.has_tokens:
                     raise ApiError(408, "the request took too long; shorten it, or raise --max-seconds")

@@ -10,8 +10,9 @@ from laconic.experiment.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import LearnRequest, SessionCard
 from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
+from laconic.serving.http.strict_body import StrictRoute
 
-router = APIRouter(prefix="/v1/sessions")
+router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 
 
 @router.post("")

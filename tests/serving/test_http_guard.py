@@ -1,0 +1,178 @@
+"""Access, limits and errors: keys, hosts, sizes, times, queues, and what answers do not tell."""
+
+import threading
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from laconic.errors import NonFiniteError
+from laconic.experiment.language_model import LanguageModel
+from laconic.serving.http import worker
+from laconic.serving.http.guard import is_local_host
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.sequence import RunningSequence
+from tests.serving.conftest import NAME, StartServer
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+BODY: dict[str, Any] = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    return response.json()["error"]
+
+
+def test_key_is_required_everywhere_but_for_health(chat_model: LanguageModel, start_server: StartServer) -> None:
+    server = start_server(chat_model, api_key="sésame")
+    assert server.get("/health").json() == {"status": "ok"}
+    for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sésame".encode()}):
+        for route in ("/v1/models", "/metrics", "/nowhere"):
+            response = server.get(route, headers=header)
+            assert response.status_code == 401
+            assert error_of(response)["code"] == "invalid_api_key"
+    key = {"Authorization": "Bearer sésame".encode()}
+    assert server.get("/v1/models", headers=key).json()["data"][0]["id"] == NAME
+    assert server.get("/v1/models", headers=key | {"Host": "example.org"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("localhost", True), ("localhost:8000", True), ("127.0.0.1:8000", True), ("127.3.2.1", True), ("[::1]", True),
+        ("[::1]:80", True), ("LOCALHOST", True), ("a.localhost", True), ("example.org", False), ("10.0.0.1:80", False),
+        ("localhost.example.org", False), ("[::2]", False), ("", False), ("127.0.0.1.example.org:80", False),
+    ],
+)  # fmt: skip
+def test_host_of_this_machine(host: str, is_local: bool) -> None:
+    assert is_local_host(host) == is_local
+
+
+def test_host_of_another_machine_is_refused_without_a_key(client: TestClient) -> None:
+    response = client.get("/v1/models", headers={"Host": "attacker.example"})
+    assert response.status_code == 403
+    assert "--api-key" in error_of(response)["message"]
+
+
+def test_cors_and_documentation_pages_are_off(client: TestClient) -> None:
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    response = client.options("/v1/models", headers=headers)
+    assert response.status_code == 405
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    assert {client.get(route).status_code for route in ("/docs", "/redoc", "/openapi.json")} == {404}
+    assert client.post("/v1/completions", content=b'{"prompt": "a"}').status_code == 400  # without a JSON type
+
+
+def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -> None:
+    limits = ServerLimits(max_body_bytes=200, max_prompt_tokens=20, max_generated_tokens=5)
+    server = start_server(chat_model, limits=limits)
+    assert error_of(server.post("/v1/completions", json={"prompt": "a" * 300}))["code"] == "body_too_large"
+    parts = (b'{"prompt": "', b"a" * 300, b'"}')
+    response = server.post("/v1/completions", content=iter(parts), headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    response = server.post("/v1/completions", json={"prompt": "a" * 21})
+    assert error_of(response)["code"] == "context_length_exceeded"
+    assert "at most 5" in error_of(server.post("/v1/completions", json={"prompt": "a", "max_tokens": 6}))["message"]
+    assert server.post("/v1/completions", json={"prompt": "a" * 20, "max_tokens": 5}).status_code == 200
+
+
+def test_deadline_ends_an_answer_with_length(
+    chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(chat_model, limits=ServerLimits(max_seconds=0.3))
+    choose = RunningSequence.choose_next
+    second = threading.Event()
+
+    def choose_slowly(self: RunningSequence, logits: Any) -> None:
+        choose(self, logits)
+        if len(self.output.token_ids) == 2:
+            second.wait(0.5)
+
+    monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
+    choice = server.post("/v1/completions", json=BODY | {"max_tokens": 100}).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert 0 < len(choice["text"]) <= 4
+    monkeypatch.setattr(RunningSequence, "choose_next", lambda self, logits: second.wait(0.5) and None)
+    response = server.post("/v1/completions", json=BODY)
+    assert response.status_code == 408
+    assert response.headers["x-should-retry"] == "false"
+    streamed = server.post("/v1/completions", json=BODY | {"stream": True})
+    assert '"error"' in streamed.text
+    assert "[DONE]" not in streamed.text
+
+
+def test_full_queue_is_a_429(
+    chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(chat_model, limits=ServerLimits(max_batch_size=1, max_queue=2))
+    may_go_on, choose = threading.Event(), RunningSequence.choose_next
+
+    def wait_and_choose(self: RunningSequence, logits: Any) -> None:
+        assert may_go_on.wait(30)
+        choose(self, logits)
+
+    monkeypatch.setattr(RunningSequence, "choose_next", wait_and_choose)
+    results: list[int] = []
+
+    def post() -> None:
+        results.append(server.post("/v1/completions", json=BODY).status_code)
+
+    threads = [threading.Thread(target=post) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(results) < 3:  # one runs, two wait
+        may_go_on.wait(0.01)
+    response = server.post("/v1/completions", json=BODY)
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "1"
+    assert error_of(response)["code"] == "queue_full"
+    may_go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [200, 200, 200, 429, 429, 429]
+
+
+def test_waiting_texts_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MAX_WAITING", -1)
+    response = client.post("/v1/memories", json={"text": "a"})
+    assert response.status_code == 429
+
+
+def test_internal_error_says_nothing_but_its_id(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise NonFiniteError("/secret/folder: logits are not finite")
+
+    monkeypatch.setattr(RunningSequence, "choose_next", fail)
+    response = client.post("/v1/completions", json=BODY)
+    assert response.status_code == 500
+    request_id = response.headers["x-request-id"]
+    assert error_of(response)["message"] == f"internal error; the server's log has it under request {request_id}"
+    assert f"request {request_id} failed" in (log := capsys.readouterr().err)
+    assert "/secret/folder" in log
+    streamed = client.post("/v1/completions", json=BODY | {"stream": True})
+    assert "internal error" in streamed.text
+    assert "secret" not in streamed.text
+    monkeypatch.undo()
+    assert client.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_metrics_count_requests_and_tokens(chat_model: LanguageModel, start_server: StartServer) -> None:
+    server = start_server(chat_model)
+    server.post("/v1/completions", json=BODY | {"n": 2})
+    server.post("/v1/completions", json={})
+    server.get("/nowhere/at/all")
+    lines = server.get("/metrics").text.splitlines()
+    for line in (
+        'laconic_requests_total{route="/v1/completions",status="200"} 1.0',
+        'laconic_requests_total{route="/v1/completions",status="400"} 1.0',
+        'laconic_requests_total{route="unknown",status="404"} 1.0',
+        "laconic_prompt_tokens_total 8.0",
+        "laconic_generated_tokens_total 8.0",
+        "laconic_time_to_first_token_seconds_count 2.0",
+        "laconic_inter_token_seconds_count 6.0",
+        "laconic_batch_size 0.0",
+        "laconic_queue_length 0.0",
+        "laconic_kv_cache_bytes 0.0",
+    ):
+        assert line in lines, line

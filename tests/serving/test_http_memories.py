@@ -1,0 +1,204 @@
+"""/v1/memories: write, upload, list, name in requests, delete; what survives a restart; memories of other models."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from starlette.testclient import TestClient
+
+import laconic
+from laconic.compression.kv_compress import KVCompressionConfig
+from laconic.compression.kv_memory import KVMemory
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.experiment.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.kv_compressor import MARK, compress_text, split_template
+from laconic.experiment.language_model import LanguageModel
+from laconic.generation.config import GenerationConfig
+from laconic.serving.http.limits import ServerLimits
+from tests.runs import train_tiny_run
+from tests.serving.conftest import StartServer
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+TEXT = "The meeting has been moved to Thursday at noon, in the red room."
+CONFIG = GenerationConfig(max_tokens=6, eos_token_ids=())
+
+
+def create(client: TestClient, **body: Any) -> dict[str, Any]:
+    response = client.post("/v1/memories", json={"text": TEXT, "method": "snapkv"} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def complete(client: TestClient, *memory: str, prompt: str = "When?", **body: Any) -> str:
+    options: dict[str, Any] = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "memory": list(memory)}
+    response = client.post("/v1/completions", json=options | body)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def compress(model: LanguageModel, text: str = TEXT, chat: bool = False) -> KVMemory:
+    return compress_text(
+        model.decoder, model.tokenizer, text, KVCompressionConfig("snapkv", keep=0.5), chat=chat
+    ).memory
+
+
+def generate_after(model: LanguageModel, memory: KVMemory, prompt: str = "When?") -> str:
+    ids = model.tokenizer.encode(prompt, add_special_tokens=False)
+    state = memory.to_cache()
+    return laconic.generate(model.decoder, model.tokenizer, input_ids=[ids], state=state, config=CONFIG)[0].text
+
+
+def error_of(response: Any) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["message"]
+
+
+def test_memory_of_a_text_continues_as_generate_does(client: TestClient, chat_model: LanguageModel) -> None:
+    memory = create(client, keep=0.5, name="letter")
+    expected = compress(chat_model)
+    assert memory["name"] == "letter"
+    assert (memory["kind"], memory["method"], memory["tokens"]) == ("kv", "snapkv", len(TEXT))
+    assert memory["slots"] == pytest.approx(float(expected.num_slots[0]), abs=0.1)
+    assert complete(client, memory["id"]) == generate_after(chat_model, expected)
+    other = create(client, keep=0.5, text="Another text, which is a bit longer than the first one.")
+    both = KVMemory.concat_documents(
+        chat_model.decoder.config,
+        expected,
+        compress(chat_model, "Another text, which is a bit longer than the first one."),
+    )
+    assert complete(client, memory["id"], other["id"]) == generate_after(chat_model, both)
+
+
+def test_memory_of_a_chat_opens_the_conversation(client: TestClient, chat_model: LanguageModel) -> None:
+    memory = create(client, keep=0.5, chat=True)
+    expected = compress(chat_model, chat=True)
+    opening = split_template(chat_model.tokenizer, MARK)[0]
+    prefix = ChatPrefix(expected.to_cache(), int(expected.num_tokens[0]), opening)
+    session = ChatSession(chat_model.decoder, chat_model.tokenizer, prefix=prefix)
+    reply = session.reply("When?", GenerationConfig(max_tokens=6)).text
+    body = {"messages": [{"role": "user", "content": "When?"}], "max_tokens": 6, "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=body | {"memory": [memory["id"]]}).json()
+    assert answer["choices"][0]["message"]["content"] == reply
+    assert complete(client, memory["id"]) == reply
+    messages = [{"role": "system", "content": "Be brief."}, *body["messages"]]
+    response = client.post("/v1/chat/completions", json=body | {"memory": [memory["id"]], "messages": messages})
+    assert error_of(response)[0] == 400
+    assert "remove the system message" in error_of(response)[1]
+
+
+def test_memories_survive_a_restart(chat_model: LanguageModel, start_server: StartServer, tmp_path: Path) -> None:
+    first = start_server(chat_model, memory_folder=tmp_path)
+    memory = create(first, keep=0.5)
+    text = complete(first, memory["id"])
+    (tmp_path / ".tmp-0123").write_bytes(b"what a killed server leaves behind")
+    (tmp_path / "damaged.safetensors").write_bytes(b"not a memory")
+    second = start_server(chat_model, memory_folder=tmp_path)
+    assert second.get("/v1/memories").json() == {"object": "list", "data": [memory]}
+    assert second.get(f"/v1/memories/{memory['id']}").json() == memory
+    assert complete(second, memory["id"]) == text
+    assert not (tmp_path / ".tmp-0123").exists()
+    assert second.delete(f"/v1/memories/{memory['id']}").json()["deleted"]
+    assert error_of(second.get(f"/v1/memories/{memory['id']}"))[0] == 404
+    assert not (tmp_path / f"{memory['id']}.safetensors").exists()
+
+
+def test_memory_files_go_in_and_out(client: TestClient, chat_model: LanguageModel, tmp_path: Path) -> None:
+    compress(chat_model).save(tmp_path / "one.safetensors")
+    content = (tmp_path / "one.safetensors").read_bytes()
+    memory = client.put("/v1/memories/letter", content=content).json()
+    assert (memory["id"], memory["bytes"]) == ("letter", len(content))
+    assert client.get("/v1/memories/letter/content").content == content
+    text = complete(client, "letter")
+    assert text == generate_after(chat_model, compress(chat_model))
+    other = compress(chat_model, "The meeting has been moved to Friday, in the green room below.")
+    other.save(tmp_path / "two.safetensors")
+    assert client.put("/v1/memories/letter", content=(tmp_path / "two.safetensors").read_bytes()).status_code == 200
+    assert complete(client, "letter") == generate_after(chat_model, other)
+    assert client.delete("/v1/memories/letter").status_code == 200
+
+
+def test_memory_of_another_model_is_a_conflict(
+    client: TestClient, chat_model: LanguageModel, start_server: StartServer, tmp_path: Path
+) -> None:
+    config = laconic.DecoderConfig.tiny("llama", vocab_size=257, max_position_embeddings=512)
+    other = LanguageModel(laconic.Decoder(config, seed=2), build_byte_tokenizer())
+    compress(other).save(tmp_path / "foreign.safetensors")
+    response = client.put("/v1/memories/foreign", content=(tmp_path / "foreign.safetensors").read_bytes())
+    assert error_of(response)[0] == 409
+    assert "another model" in error_of(response)[1]
+    assert client.get("/v1/memories/foreign").status_code == 404
+    server = start_server(chat_model, memory_folder=tmp_path)
+    assert [memory["is_readable"] for memory in server.get("/v1/memories").json()["data"]] == [False]
+    response = server.post("/v1/completions", json={"prompt": "a", "memory": ["foreign"]})
+    assert error_of(response)[0] == 409
+    assert response.headers["x-should-retry"] == "false"
+    with pytest.raises(laconic.LaconicError, match="was written for weights"):
+        start_server(chat_model, memory_files={"letter": tmp_path / "foreign.safetensors"})
+
+
+def test_memories_of_the_command_line_stay(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path
+) -> None:
+    compress(chat_model).save(tmp_path / "one.safetensors")
+    server = start_server(chat_model, memory_files={"letter": tmp_path / "one.safetensors"})
+    assert complete(server, "letter") == generate_after(chat_model, compress(chat_model))
+    assert server.delete("/v1/memories/letter").status_code == 409
+    assert server.put("/v1/memories/letter", content=b"x").status_code == 409
+    assert (tmp_path / "one.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "text"),
+    [
+        ({"method": "magic"}, "method", "give one of kvzip"),
+        ({"keep": 2.0}, "keep", "at most 1"),
+        ({"keep": 0.5, "slots": 3}, "keep", "give only one of them"),
+        ({"text": ""}, None, "empty"),
+        ({"text": "a", "vectors": 3}, "vectors", "unknown parameter"),
+    ],
+)
+def test_memory_names_what_is_wrong(client: TestClient, body: dict[str, Any], param: str | None, text: str) -> None:
+    response = client.post("/v1/memories", json={"text": TEXT} | body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert text in response.json()["error"]["message"]
+
+
+def test_memory_store_has_a_limit_and_refuses_damage(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server(chat_model, limits=ServerLimits(max_memories=1, max_memory_bytes=100_000))
+    memory = create(server, keep=0.5)
+    assert "delete one first" in error_of(server.post("/v1/memories", json={"text": TEXT}))[1]
+    content = bytearray(server.get(f"/v1/memories/{memory['id']}/content").content)
+    content[-1] ^= 1
+    status, message = error_of(server.put(f"/v1/memories/{memory['id']}", content=bytes(content)))
+    assert status == 400
+    assert f"{memory['id']}: digest" in message
+    assert "/" not in message
+    assert complete(server, memory["id"]), "the old memory is still there"
+    assert server.put(f"/v1/memories/{memory['id']}", content=b"x" * 100_001).status_code == 413
+    assert server.put("/v1/memories/a.b", content=b"x").status_code == 400
+    assert server.delete(f"/v1/memories/{memory['id']}").status_code == 200
+    create(server, keep=0.5)
+
+
+def test_memories_of_an_autocompressor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_server: StartServer
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compressor = cast(TextCompressor, laconic.load(train_tiny_run("autocompressor", tmp_path)))
+    server = start_server(compressor)
+    response = server.post("/v1/memories", json={"text": TEXT})
+    memory = response.json()
+    expected = compressor.compress([TEXT])
+    assert (memory["kind"], memory["slots"]) == ("summary", float(expected.num_vectors[0]))
+    text = compressor.generate(["When?"], expected, config=GenerationConfig(max_tokens=6))[0].text
+    assert complete(server, memory["id"]) == text
+    twice = compressor.generate(
+        ["When?"], laconic.SummaryMemory.concat_segments(expected, expected), config=GenerationConfig(max_tokens=6)
+    )
+    assert complete(server, memory["id"], memory["id"]) == twice[0].text
+    assert complete(server) == compressor.generate(["When?"], config=GenerationConfig(max_tokens=6))[0].text
+    response = server.post("/v1/memories", json={"text": TEXT, "method": "kvzip"})
+    assert error_of(response) == (400, "method: tiny is trained to compress; leave it out")

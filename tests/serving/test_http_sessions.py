@@ -1,0 +1,128 @@
+"""/v1/sessions of models that learn: learn, fork, reset, state; one writer, and readers see the state before it."""
+
+import threading
+from contextlib import ExitStack
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from starlette.testclient import TestClient
+
+import laconic
+from laconic.experiment import read_into_state
+from laconic.experiment.nested_model import NestedTextModel
+from laconic.generation.config import GenerationConfig
+from laconic.nested.state import states_equal
+from laconic.serving.http.limits import ServerLimits
+from tests.runs import train_tiny_run
+from tests.serving.conftest import start_client
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+TEXT = "The meeting has been moved to Thursday at noon, in the red room."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> NestedTextModel:
+    folder = tmp_path_factory.mktemp("hope")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return cast(NestedTextModel, laconic.load(train_tiny_run("hope", folder)))
+
+
+@pytest.fixture(scope="module")
+def learner(model: NestedTextModel) -> Iterator[TestClient]:
+    """A client of a server on a model that learns."""
+    with ExitStack() as stack:
+        yield start_client(stack, model, limits=ServerLimits(max_sessions=6))
+
+
+def post(client: TestClient, route: str, **body: Any) -> dict[str, Any]:
+    response = client.post(f"/v1/sessions{route}", json=body or None)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def complete(client: TestClient, session: str | None, prompt: str = "When?") -> str:
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "session": session}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def generate(model: NestedTextModel, *texts: str, prompt: str = "When?") -> str:
+    state = None
+    for text in texts:
+        state = model.compress([text], state)
+    return model.generate([prompt], state, config=GenerationConfig(max_tokens=6))[0].text
+
+
+def test_session_learns_forks_resets_and_is_deleted(
+    learner: TestClient, model: NestedTextModel, tmp_path: Path
+) -> None:
+    session = post(learner, "")
+    assert session["tokens"] == 0
+    assert complete(learner, session["id"]) == complete(learner, None) == generate(model)
+    assert post(learner, f"/{session['id']}/learn", text=TEXT)["tokens"] == len(TEXT)
+    fork = post(learner, f"/{session['id']}/fork")
+    assert fork["tokens"] == len(TEXT)
+    post(learner, f"/{fork['id']}/learn", text="A second text, for the fork alone.")
+    assert complete(learner, session["id"]) == generate(model, TEXT)
+    assert complete(learner, fork["id"]) == generate(model, TEXT, "A second text, for the fork alone.")
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(learner.get(f"/v1/sessions/{session['id']}/state").content)
+    assert states_equal(model.load(path), model.compress([TEXT]))
+    assert post(learner, f"/{session['id']}/reset")["tokens"] == 0
+    assert complete(learner, session["id"]) == generate(model)
+    ids = {entry["id"] for entry in learner.get("/v1/sessions").json()["data"]}
+    assert {session["id"], fork["id"]} <= ids
+    for id in ids:
+        assert learner.delete(f"/v1/sessions/{id}").json()["deleted"]
+    assert learner.get(f"/v1/sessions/{fork['id']}").status_code == 404
+
+
+def test_session_has_one_writer_and_readers_see_the_state_before(
+    learner: TestClient, model: NestedTextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = post(learner, "")["id"]
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    advance = read_into_state.StateReadingJob.advance
+
+    def wait_and_advance(self: Any, piece: Any) -> Any:
+        has_begun.set()
+        assert may_go_on.wait(30)
+        return advance(self, piece)
+
+    monkeypatch.setattr(read_into_state.StateReadingJob, "advance", wait_and_advance)
+    results: list[dict[str, Any]] = []
+    writer = threading.Thread(target=lambda: results.append(post(learner, f"/{session}/learn", text=TEXT)))
+    writer.start()
+    assert has_begun.wait(30)
+    for method, route in (("POST", "learn"), ("POST", "reset"), ("DELETE", "")):
+        response = learner.request(method, f"/v1/sessions/{session}/{route}".rstrip("/"), json={"text": TEXT})
+        assert response.status_code == 409, response.text
+        assert response.headers["x-should-retry"] == "false"
+    assert complete(learner, session) == generate(model)
+    may_go_on.set()
+    writer.join()
+    assert results[0]["tokens"] == len(TEXT)
+    assert complete(learner, session) == generate(model, TEXT)
+    learner.delete(f"/v1/sessions/{session}")
+
+
+def test_sessions_have_limits_and_names(learner: TestClient, client: TestClient) -> None:
+    ids = [post(learner, "")["id"] for _ in range(6)]
+    response = learner.post("/v1/sessions")
+    assert response.status_code == 400
+    assert "delete one first" in response.json()["error"]["message"]
+    for id in ids:
+        learner.delete(f"/v1/sessions/{id}")
+    assert learner.post("/v1/completions", json={"prompt": "a", "session": "none"}).status_code == 404
+    session = post(learner, "")["id"]
+    response = learner.post(f"/v1/sessions/{session}/learn", json={"text": ""})
+    assert response.status_code == 400
+    response = learner.post("/v1/completions", json={"prompt": "a", "session": session, "memory": ["x"]})
+    assert "give one of them" in response.json()["error"]["message"]
+    response = learner.post("/v1/memories", json={"text": TEXT})
+    assert "which reads no memories; use /v1/sessions" in response.json()["error"]["message"]
+    assert client.post("/v1/sessions").status_code == 400
