@@ -1,8 +1,8 @@
 """/v1/sessions of models that learn: learn, fork, reset, state; one writer, and readers see the state before it."""
 
 import threading
-from contextlib import ExitStack
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
