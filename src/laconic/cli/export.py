@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, parse_dtype, refuse_flags
 from laconic.cli.files import write_file
 from laconic.console import log_message, status
+from laconic.errors import UsageError
+
+OptionalTarget = Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -16,15 +19,21 @@ class ExportCommand:
     """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory as a cartridge.
 
     For a run, the folder also holds what a plain decoder does not have, such as latent thoughts or summary vectors;
-    laconic opens the folder like the run itself.
+    laconic opens the folder like the run itself. With --to vllm, `vllm serve` opens it too and answers with thoughts.
 
-    Example: laconic export runs/kava --out merged
+    Example: laconic export runs/kava --to vllm --out served
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, or memory of laconic compress --fit"""
+    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, or memory of laconic compress"""
     out: Path
-    """folder to write; must be new or empty"""
+    """folder to write; must be new or empty. With --to vllm and a memory: safetensors file"""
+    to: OptionalTarget = None
+    """vllm: write a run for vllm serve, or a memory as prompt_embeds"""
+    reader: OptionalPath = None
+    """with --to vllm and a memory: run or checkpoint that reads the memory"""
+    prompt: OptionalStr = None
+    """with --to vllm and a memory: text that follows it (default: none)"""
     push: OptionalStr = None
     """then upload the folder of a run to this repository of the Hugging Face Hub, OWNER/NAME, with a model card"""
     private: bool = False
@@ -47,10 +56,12 @@ class ExportCommand:
         from laconic.models import weights
 
         if self.model.endswith(".safetensors"):
-            return self.export_cartridge()
+            return self.export_cartridge() if self.to is None else self.export_prompt_embeds()
+        refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is no memory")
         if find_run(self.model) is not None:
             return self.export_run()
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
+        refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         with status(f"loading {self.model}"):
             folder = weights.find_checkpoint(self.model)
             dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
@@ -70,6 +81,7 @@ class ExportCommand:
         from laconic.compression.kv_memory import KVMemory
 
         refuse_flags({"adapter": self.adapter, "dtype": self.dtype, "push": self.push}, f"{self.model} is a memory")
+        refuse_flags({"reader": self.reader, "prompt": self.prompt}, "only with --to vllm")
         memory = KVMemory.load(self.model)
         save_cartridge(memory, self.out)
         log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
@@ -90,12 +102,20 @@ class ExportCommand:
         refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
         with status(f"loading {self.model}"):
             run = load_run(run_dir.folder, torch.device("cpu"), run_dir.step)
-        with status(f"writing {self.out}"):
-            decoder = export_run(
-                run, self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=float(self.max_shard_bytes)
-            )
-        num_parameters = sum(p.numel() for p in decoder.parameters())
-        log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}, {num_parameters:,} parameters")
+        options = {"dtype": parse_dtype(self.dtype), "max_shard_bytes": float(self.max_shard_bytes)}
+        if self.to is not None:
+            from laconic.serving.vllm_export import SERVER_CONFIG_FILE, export_for_vllm
+
+            with status(f"writing {self.out}"):
+                export_for_vllm(run, self.out, **options)
+            config = self.out / SERVER_CONFIG_FILE
+            flags = f" --config {config}" if config.is_file() else ""
+            log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}; vllm serve {self.out}{flags}")
+        else:
+            with status(f"writing {self.out}"):
+                decoder = export_run(run, self.out, **options)
+            num_parameters = sum(p.numel() for p in decoder.parameters())
+            log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}, {num_parameters:,} parameters")
         if self.push is not None:
             self.push_run(run_dir.folder, run.step)
         return 0
@@ -115,3 +135,22 @@ class ExportCommand:
         with status(f"uploading {self.out}"):
             url = upload_folder(self.out, self.push, private=self.private, message=f"Step {step} of {run.name}")
         log_message(f"uploaded {self.out} to {url}")
+
+    def export_prompt_embeds(self) -> int:
+        """Write the vectors of a summary memory, and of a prompt after it, as vLLM's prompt_embeds."""
+        from laconic.experiment.compressor import load_compressor
+        from laconic.storage import atomic
+
+        refuse_flags({"adapter": self.adapter, "dtype": self.dtype, "push": self.push}, f"{self.model} is a memory")
+        if self.reader is None:
+            raise UsageError("--reader: missing; name the run or checkpoint that reads the memory")
+        if atomic.read_artifact_kind(Path(self.model)) != "memory":
+            raise UsageError(f"{self.model} holds keys and values, which vLLM does not take; use summary vectors")
+        with status(f"loading {self.reader}"):
+            compressor = load_compressor(self.reader)
+            embeds = compressor.prompt_embeddings(compressor.load(self.model), self.prompt)
+        atomic.write_file_atomically(
+            self.out, lambda new: atomic.save_tensors(new, {"prompt_embeds": embeds}, {}), embeds.nbytes
+        )
+        log_message(f"wrote {self.out}: prompt_embeds of {len(embeds)} positions")
+        return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 import laconic
@@ -217,6 +217,32 @@ class TextCompressor:
             prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
         )
         return output.cache
+
+    def prompt_embeddings(self, memory: SummaryMemory, prompt: str | None = None) -> Float[Tensor, "T D"]:
+        """Return the embeddings of a memory of one text and a prompt, as servers take them (vLLM: `prompt_embeds`).
+
+        Args:
+            memory: Memory of one text.
+            prompt: Text that follows; None for the memory alone.
+
+        Raises:
+            UsageError: If the memory has several texts or positions that are not consecutive, which a server gives to
+                all embeddings; or if memory and prompt do not fit the model.
+        """
+        if memory.B != 1:
+            raise UsageError(f"a memory of {memory.B} texts; select one, as in memory.select_rows([0])")
+        config, decoder = self.method.config, self.decoder
+        scheme = resolve_position_scheme(config, decoder.config)
+        if scheme != "contiguous":
+            raise UsageError(
+                f'summary_positions "{scheme}": the summary vectors have other positions than consecutive ones, which '
+                "is all that prompt embeddings can have; use laconic generate --memory"
+            )
+        ids = [] if prompt is None else self.prepare_prompts([prompt], memory).prompt_ids[0]
+        with torch.no_grad(), self.reading_mode():
+            before = self.method.build_prompt(memory)
+            text = decoder.embed(torch.tensor([ids], dtype=torch.long, device=before.inputs_embeds.device))
+        return torch.cat([before.inputs_embeds[before.attention_mask], text[0]])
 
     def reading_mode(self) -> AbstractContextManager[object]:
         """Return a context in which an adapter that only writes is off."""

@@ -2,6 +2,8 @@
 
 import json
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from laconic.experiment.model_checkpoint import write_then_move
 from laconic.models import weights
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
+from laconic.storage.strict_json import read_foreign_json
 
 README_TEXT = """Files of laconic (method {method}, step {step}).
 
@@ -23,8 +26,35 @@ laconic.load(FOLDER) opens the folder above with these files; without them it is
 """
 
 
+@dataclass(frozen=True)
+class ServerFiles:
+    """What a folder has besides so that a server loads it.
+
+    Attributes:
+        config_fields: Further keys of config.json, or replacements.
+        files: Contents of further files by name.
+        vocab_size: Number of embeddings that the run itself has; `laconic.load` leaves the others out.
+    """
+
+    config_fields: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    vocab_size: int
+
+    def write(self, folder: Path) -> None:
+        """Change config.json of a folder and add the files."""
+        config = folder / "config.json"
+        fields = {**read_foreign_json(config), **self.config_fields}
+        for name, data in {**self.files, config.name: (json.dumps(fields, indent=2) + "\n").encode()}.items():
+            (folder / name).write_bytes(data)
+
+
 def export_run(
-    run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: float = 5e9
+    run: LoadedRun,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: float = 5e9,
+    server: ServerFiles | None = None,
 ) -> Decoder:
     """Write a run as a folder that `laconic.load` opens anywhere, and transformers as a plain decoder.
 
@@ -36,6 +66,7 @@ def export_run(
         folder: Folder to create; it may exist only if it is empty.
         dtype: Convert the decoder's weights.
         max_shard_bytes: Size limit of one safetensors file of the decoder.
+        server: What a server needs besides.
 
     Returns:
         The decoder that was written.
@@ -64,6 +95,8 @@ def export_run(
         write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
         run.parts.tokenizer.save(new)
         add_config_field(new / "config.json", EXPORT_FOLDER, {"method": run.recipe.method, "step": run.step})
+        if server is not None:
+            server.write(new)
         extras = new / EXPORT_FOLDER
         if adapter is not None:
             lora.save_adapter(adapter, extras)
@@ -72,6 +105,8 @@ def export_run(
             module.save(extras / file_name, fingerprints)
         (extras / RECIPE_FILE).write_text(tomli_w.dumps(recipe), encoding="utf-8")
         facts = {"schema": 1, "method": run.recipe.method, "step": run.step, "epoch": run.epoch}
+        if server is not None:
+            facts["vocab_size"] = server.vocab_size
         (extras / EXPORT_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         (extras / "README.txt").write_text(README_TEXT.format(method=run.recipe.method, step=run.step))
 

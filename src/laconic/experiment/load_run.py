@@ -1,6 +1,6 @@
 """Load a run at a committed step or as `laconic export` wrote it, or the decoder that a run starts with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,6 +137,8 @@ def load_export(folder: Path, device: torch.device, step: int | None, *, allow_c
     tokenizer = load_tokenizer(folder)
     decoder = build_nested.load_decoder(folder, getattr(torch, recipe.model.dtype), device)
     base = decoder.fingerprint
+    if "vocab_size" in facts:
+        decoder = crop_vocabulary(decoder, facts["vocab_size"])
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
     has_adapter = (extras / lora.ADAPTER_CONFIG_FILE).is_file()
@@ -149,6 +151,18 @@ def load_export(folder: Path, device: torch.device, step: int | None, *, allow_c
     if facts["epoch"] is not None:
         set_stage(method, facts["epoch"])
     return LoadedRun(folder, recipe, facts["step"], parts, method.eval(), facts["epoch"])
+
+
+def crop_vocabulary(decoder: Decoder, vocab_size: int) -> Decoder:
+    """Return a decoder with the first embeddings only: without those that an export for a server added."""
+    if vocab_size >= decoder.config.vocab_size:
+        return decoder
+    with torch.device("meta"):
+        cropped = Decoder(replace(decoder.config, vocab_size=vocab_size), seed=None)
+    sizes = {name: len(tensor) for name, tensor in cropped.state_dict().items()}
+    cropped.load_state_dict({name: x[: sizes[name]] for name, x in decoder.state_dict().items()}, assign=True)
+    cropped.source_folder, cropped.name_or_path = decoder.source_folder, decoder.name_or_path
+    return cropped.eval()
 
 
 def latest_step(folder: Path) -> StepFolder:

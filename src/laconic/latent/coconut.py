@@ -154,6 +154,18 @@ class Coconut(nn.Module):
         """Return whether this is the first step of an epoch other than the first."""
         return batch.step > 0 and batch.step % self.steps_per_epoch == 0
 
+    @property
+    def num_answer_latents(self) -> int:
+        """Number of latents before an answer, those of `eval_stage`.
+
+        Raises:
+            UsageError: If it depends on the chain, which is not known.
+        """
+        if not self.config.pad_latent_to_max:
+            raise UsageError("pad_latent_to_max=false: the number of latents depends on the chain to be predicted")
+        stage = self.config.max_stage if self.eval_stage is None else min(self.eval_stage, self.config.max_stage)
+        return stage * self.config.latents_per_step
+
     def think(
         self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False
     ) -> LatentRollout:
@@ -162,11 +174,8 @@ class Coconut(nn.Module):
         Raises:
             UsageError: If the number of latents depends on the chain, which is not known.
         """
-        if not self.config.pad_latent_to_max:
-            raise UsageError("pad_latent_to_max=false: the number of latents depends on the chain to be predicted")
-        stage = self.config.max_stage if self.eval_stage is None else min(self.eval_stage, self.config.max_stage)
+        num_latents = self.num_answer_latents
         with eval_no_grad(self):
-            num_latents = stage * self.config.latents_per_step
             return self.run_latents(questions, num_latents, None, intervention, record_passes)
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
