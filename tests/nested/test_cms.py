@@ -231,6 +231,19 @@ def test_cms_outer_gradient_changes_no_value(structure: str) -> None:
         assert_close([torch.cat([y, cms(x[:, 6:], state)[0]], 1)], [cms(x)[0]])
 
 
+@pytest.mark.parametrize("meta_gradient", ["first_order", "full", "reptile"])
+@pytest.mark.parametrize("lr_granularity", ["level", "token"])
+def test_cms_restart_has_equal_values_in_all_gradient_modes(meta_gradient: str, lr_granularity: str) -> None:
+    """Step sizes of later chunks depend on the starts, through which the gradient by the starts must not flow."""
+    options = {"structure": "nested", "meta_gradient": meta_gradient, "lr_granularity": lr_granularity}
+    cms, x = build((2, 4, 8), inner_lr=1.0, max_update_ratio=0.0, **options), noise(6, 1, 24, D)
+    with torch.no_grad():
+        expected = cms(x)[0]
+    for mode in ("full", "truncated", "first_order", "none"):
+        y, _ = cms(x, outer_gradient=mode, truncate_after=2 if mode == "truncated" else None)
+        assert_close([y], [expected], tolerance=1e-13)
+
+
 def test_cms_update_is_clipped_to_a_share_of_the_start() -> None:
     """In training and evaluation; a map that starts at zero is measured by its level."""
     x = 3 * noise(7, 2, 8, D)

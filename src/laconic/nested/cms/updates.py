@@ -217,7 +217,10 @@ def meta_gradient(
         steps = keep(steps)
         inner_params = CMSParams(shape, {name: keep(w).to(z.dtype) for name, w in params.weights.items()})
         start = {name: keep(to_dense(change)) for name, change in level.start_change.items()}
-        start = {name: x if x.requires_grad else detach_for_grad(x).requires_grad_() for name, x in start.items()}
+        # Recorded inputs and step sizes may depend on the start too; a copy of it leaves those paths out of the gradient.
+        start = {
+            name: x.clone() if x.requires_grad else detach_for_grad(x).requires_grad_() for name, x in start.items()
+        }
         now = replace(init_level(shape, l, len(z), z.detach()), change=start, meta_accumulated={})
         total, mode = z.new_zeros(()), GradientMode()
         for a in range(0, N, C):
