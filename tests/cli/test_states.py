@@ -23,6 +23,7 @@ from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
+from laconic.storage.tensor_tree import named_tensors
 from tests.compression.compressors import reader
 from tests.conftest import RunCli
 from tests.models.fixtures import fresh
@@ -392,6 +393,23 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     assert values.states_equal(model.load("again.safetensors"), state)
     out = run("generate", "donor", "Who", "--memory", "both.safetensors", "--max-tokens", "3")[1]
     assert out == f"Who{model.generate(['Who'], state, config=GenerationConfig(max_tokens=3))[0].text}\n"
+
+
+def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
+    model, sizes, states = donor_model(place), list[int](), list[FastWeightState]()
+    for dtype in ("float32", "bfloat16"):
+        arguments = ("compress", "donor", "book.txt", "--learn", "--out", "s.safetensors", "--dtype", dtype)
+        assert run(*arguments)[0] == 0
+        sizes.append(values.num_bytes(load_state("s.safetensors")))
+        states.append(model.load("s.safetensors"))
+    assert sizes[1] < 0.6 * sizes[0]
+    exact, rounded = (dict(named_tensors(state)) for state in states)
+    assert {name: x.dtype for name, x in rounded.items()} == {name: x.dtype for name, x in exact.items()}
+    assert all(torch.allclose(rounded[name], x, rtol=1e-2, atol=1e-2) for name, x in exact.items())
+
+
+def load_state(path: str) -> FastWeightState:
+    return state_file.read_state_file(path, "hope").state
 
 
 def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: Path, me: str) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from laconic.cli.arguments import refuse_flags, to_utf8
+from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
 from laconic.console import log_message, status
 from laconic.errors import UsageError
@@ -21,13 +21,20 @@ if TYPE_CHECKING:
     from laconic.experiment.read_into_state import ReadDocument
     from laconic.nested.state import FastWeightState
 
-VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "segment_tokens", "dtype", "seed")
+VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "segment_tokens", "seed")
 BATCH_FLAGS = ("input", "output", "sample", "allow_long_prompt", "quantize")
 MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
 
 
-def load_model(command: "CompressCommand | GenerateCommand", memory: Path | None) -> "NestedTextModel":
+def load_model(
+    command: "CompressCommand | GenerateCommand",
+    memory: Path | None,
+    dtype: str | None = None,
+    revision: str | None = None,
+) -> "NestedTextModel":
     """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
+
+    `dtype` and `revision` are those of a plain checkpoint.
 
     Raises:
         UsageError: For a run that does not learn while it reads (2).
@@ -39,14 +46,14 @@ def load_model(command: "CompressCommand | GenerateCommand", memory: Path | None
 
     name = to_utf8(command.model)
     if is_nested(name):
-        refuse_flags({"inner_lr": command.inner_lr}, f"{command.model} has learned its own")
+        flags = {"inner_lr": command.inner_lr, "dtype": dtype, "revision": revision}
+        refuse_flags(flags, f"not available for a trained model such as {command.model}")
         return load_nested(name, command.device)
     if not is_plain_model(name):
         raise UsageError(
             f"{command.model} has no fast weights, so it cannot learn while it reads; give a checkpoint or a run of "
             "method hope"
         )
-    dtype, revision = (getattr(command, flag, None) for flag in ("dtype", "revision"))
     levels = None if memory is None else read_untrained_levels(memory)
     if levels is None:
         inner_lr = UNTRAINED_INNER_LR if command.inner_lr is None else command.inner_lr
@@ -77,7 +84,8 @@ def compress_text(command: "CompressCommand") -> int:
     command.run_job(job, model.token_stream, key)
     if job.done is None:
         raise UsageError(f"{command.source} contains no text")
-    model.save(job.done, command.out, [[*(documents[0] if documents else ()), *row] for row in job.documents])
+    texts = [[*(documents[0] if documents else ()), *row] for row in job.documents]
+    model.save(job.done, command.out, texts, parse_dtype(command.dtype))
     command.partial_path.unlink(missing_ok=True)
     chunk_sizes = model.model.hope_config.chunk_sizes
     bytes_per_number = model.model.token_embedding.weight.element_size()
@@ -111,7 +119,7 @@ def generate_text(command: "GenerateCommand") -> int:
     from laconic.experiment.nested_model import match_rows, read_documents
 
     with status(f"loading {command.model}"):
-        model = load_model(command, memory)
+        model = load_model(command, memory, command.dtype, command.revision)
         if command.learn and not model.update_weights:
             raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
         state = None if memory is None else model.load(memory)

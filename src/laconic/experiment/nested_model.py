@@ -32,11 +32,12 @@ from laconic.experiment.untrained_levels import (
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models import weights
+from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import STATE_KIND, Hope, HopeAttention
-from laconic.nested.state import FastWeightState
+from laconic.nested.state import FastWeightState, LayerState
 
 NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens read at once; the result does not depend on it
@@ -243,13 +244,20 @@ class NestedTextModel:
         assert job.current is not None
         return job.current
 
-    def save(self, state: FastWeightState, path: str | Path, documents: Sequence[Sequence[ReadDocument]] = ()) -> None:
+    def save(
+        self,
+        state: FastWeightState,
+        path: str | Path,
+        documents: Sequence[Sequence[ReadDocument]] = (),
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Write a state to a file that only these weights and this tokenizer can open.
 
         Args:
             state: The state.
             path: The file.
             documents: Texts that each row has read.
+            dtype: Type of the numbers in the file. By default a loaded state equals the saved one bit for bit.
 
         Raises:
             NonFiniteError: If the state is not finite.
@@ -265,7 +273,7 @@ class NestedTextModel:
             levels = self.untrained.levels.model_dump(mode="json")
             source |= {"checkpoint": self.untrained.checkpoint, "levels": levels}
         state_file.save_state(
-            values.detach(state),
+            values.to(values.detach(state), dtype=dtype),
             path,
             memory_kind=STATE_KIND,
             model_fingerprint=self.model.weights_fingerprint,
@@ -290,7 +298,7 @@ class NestedTextModel:
                 "use that one"
             )
         embedding = cast(torch.Tensor, self.model.token_embedding.weight)
-        return cast(FastWeightState, values.to(state, embedding.device))
+        return values.to(restore_dtypes(state, embedding.dtype), embedding.device)
 
     def __repr__(self) -> str:
         levels = self.model.hope_config.chunk_sizes[0]
@@ -308,6 +316,18 @@ def match_rows(
         raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; pass one prompt, or one per row")
     repeated = list(ids) * rows if len(ids) == 1 else list(ids)
     return repeated, values.select_rows(state, [0] * len(repeated)) if rows == 1 else state
+
+
+def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightState:
+    """Return a state with KV caches in the dtype of the weights, and everything else in that of sums."""
+
+    def restore(layers: tuple[LayerState, ...]) -> tuple[LayerState, ...]:
+        return tuple(x if x.cache is None else replace(x, cache=x.cache.to(dtype=dtype)) for x in layers)
+
+    state = values.to(state, dtype=accumulation_dtype(dtype))
+    chunk = state.open_chunk
+    chunk = None if chunk is None else replace(chunk, layers_at_start=restore(chunk.layers_at_start))
+    return replace(state, layers=restore(state.layers), open_chunk=chunk)
 
 
 def read_documents(path: str | Path) -> list[list[ReadDocument]]:

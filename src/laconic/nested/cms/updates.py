@@ -217,7 +217,7 @@ def meta_gradient(
         steps = keep(steps)
         inner_params = CMSParams(shape, {name: keep(w).to(z.dtype) for name, w in params.weights.items()})
         start = {name: keep(to_dense(change)) for name, change in level.start_change.items()}
-        # Recorded inputs and step sizes may depend on the start too; a copy of it leaves those paths out of the gradient.
+        # Recorded inputs and step sizes may depend on the start too; a copy of it leaves those paths out.
         start = {
             name: x.clone() if x.requires_grad else detach_for_grad(x).requires_grad_() for name, x in start.items()
         }
