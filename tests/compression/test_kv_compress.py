@@ -42,27 +42,25 @@ def test_compress_kv_keeping_everything_continues_as_the_text(method: KVMethod) 
 def test_compress_kv_keeps_sinks_and_as_many_slots_as_asked(method: KVMethod) -> None:
     memory = compress_kv(make_decoder(), document(60), KVCompressionConfig(method, slots=20), repeat_prompt=PROMPT)
     assert memory.num_slots.tolist() == [20]
-    assert bool((memory.positions[..., :4] == torch.arange(4)).all())
     assert memory.has_equal_heads == (method != "kvzip")
     assert memory.num_tokens.tolist() == [60]
-    for positions, valid in zip(memory.positions.flatten(0, 2), memory.valid.flatten(0, 2), strict=True):
-        assert positions[valid].tolist() == sorted(set(positions[valid].tolist()))
+    for positions in memory.split_heads(memory.positions):
+        assert positions[:4].tolist() == [0, 1, 2, 3]
+        assert positions.tolist() == sorted(set(positions.tolist()))
 
 
 def test_compress_kv_of_smaller_sizes_are_nested() -> None:
     decoder, ids = make_decoder(), document(50)
     large, small = (compress_kv(decoder, ids, KVCompressionConfig("kvzip", slots=n)) for n in (30, 12))
-    for layer in range(2):
-        for head in range(2):
-            slots = [m.positions[layer, 0, head][m.valid[layer, 0, head]].tolist() for m in (large, small)]
-            assert set(slots[1]) <= set(slots[0])
+    heads = (m.split_heads(m.positions) for m in (large, small))
+    assert all(set(few.tolist()) <= set(many.tolist()) for many, few in zip(*heads, strict=True))
     assert large.keep_top_slots(12).is_equal(small)
 
 
 def test_compress_kv_window_is_the_text_without_its_middle() -> None:
     """StreamingLLM: sinks and newest tokens, at their own positions."""
     memory = compress_kv(make_decoder(), document(30), KVCompressionConfig("window", slots=10))
-    assert memory.positions[1, 0, 1].tolist() == [0, 1, 2, 3, 24, 25, 26, 27, 28, 29]
+    assert memory.split_heads(memory.positions)[3].tolist() == [0, 1, 2, 3, 24, 25, 26, 27, 28, 29]
 
 
 def test_compress_kv_random_depends_on_the_seed() -> None:
@@ -92,7 +90,7 @@ def test_compress_document_reads_long_documents_in_windows() -> None:
     parts = [compress_kv(decoder, ids[i : i + 100], KVCompressionConfig("snapkv", slots=20)) for i in (0, 100, 200)]
     joined = KVMemory.concat_documents(decoder.config, *(part.renumber_slots(decoder.config) for part in parts))
     assert torch.equal(joined.positions, result.memory.positions)
-    torch.testing.assert_close(result.memory.values[1][:, :, :20], first.values[1])
+    torch.testing.assert_close(result.memory.to_cache().crop(20).values[1], first.to_cache().values[1])
     torch.testing.assert_close(torch.stack(joined.keys), torch.stack(result.memory.keys))
     with pytest.raises(UsageError, match="more than the context of 128"):
         compress_kv(decoder, ids, KVCompressionConfig(keep=1.0))
@@ -105,7 +103,7 @@ def test_renumbered_slots_equal_reading_the_first_tokens() -> None:
     decoder, ids = make_decoder(), document(20)
     memory = compress_kv(decoder, ids, KVCompressionConfig("window", slots=8)).renumber_slots(decoder.config)
     shorter = decoder(decoder.embed(torch.tensor([ids[:4] + ids[-4:]]))).cache
-    torch.testing.assert_close(memory.keys[0], shorter.keys[0], rtol=0, atol=tolerances.FLOAT32)
+    torch.testing.assert_close(memory.to_cache().keys[0], shorter.keys[0], rtol=0, atol=tolerances.FLOAT32)
     assert memory.num_tokens.tolist() == [8]
 
 

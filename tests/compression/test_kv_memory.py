@@ -45,7 +45,8 @@ def make_metadata(decoder: Decoder, **changes: Any) -> KVMemoryMetadata:
 
 def shuffle_ranks(memory: KVMemory) -> KVMemory:
     generator = torch.Generator().manual_seed(3)
-    return replace(memory, ranks=torch.rand(memory.ranks.shape, generator=generator).argsort(-1))
+    ranks = [torch.rand(len(head), generator=generator).argsort() for head in memory.split_heads(memory.ranks)]
+    return replace(memory, ranks=torch.cat(ranks))
 
 
 IDS, NEXT = [1, 5, 9, 2, 8, 4, 4, 7, 3], [6, 2, 11]
@@ -65,13 +66,15 @@ def test_kv_memory_keep_top_slots_selects_by_rank_in_each_head() -> None:
     whole = shuffle_ranks(KVMemory.from_cache(read(decoder, IDS)))
     memory = whole.keep_top_slots(4)
     assert memory.M == 4
-    assert len({tuple(head) for layer in memory.positions for head in layer[0].tolist()}) > 1
-    for layer, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
-        for head in range(keys.shape[1]):
-            best = sorted(whole.ranks[layer, 0, head].argsort()[:4].tolist())
-            assert memory.positions[layer, 0, head].tolist() == best
-            assert torch.equal(keys[0, head], whole.keys[layer][0, head, best])
-            assert torch.equal(values[0, head], whole.values[layer][0, head, best])
+    heads = [
+        m.split_heads(x)
+        for m in (whole, memory)
+        for x in (m.positions, m.ranks, torch.cat(m.keys), torch.cat(m.values))
+    ]
+    assert len({tuple(positions.tolist()) for positions in heads[4]}) > 1
+    for positions, ranks, keys, values, *selected in zip(*heads, strict=True):
+        best = ranks.argsort()[:4].sort().values
+        assert all(torch.equal(x[best], y) for x, y in zip((positions, ranks, keys, values), selected, strict=True))
     assert memory.keep_top_slots(2).is_equal(whole.keep_top_slots(2))
     assert whole.keep_top_slots(99).is_equal(whole)
     with pytest.raises(UsageError, match="0 slots"):
@@ -114,8 +117,8 @@ def test_kv_memory_concat_documents_equals_reading_the_second_at_later_positions
     assert torch.equal(actual.positions, expected.positions)
     for mine, theirs in zip(actual.keys + actual.values, expected.keys + expected.values, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerances.FLOAT32)
-    halves = memory.keep_top_slots(6).positions
-    assert bool(((halves < 9).sum(-1) == 4).all())  # each document keeps its share
+    half = memory.keep_top_slots(6)
+    assert {int((head < 9).sum()) for head in half.split_heads(half.positions)} == {4}  # each document keeps its share
     other = make_decoder("gpt2")
     parts = [KVMemory.from_cache(read(other, ids)) for ids in (IDS, second)]
     with pytest.raises(UsageError, match="gpt2 with learned positions"):

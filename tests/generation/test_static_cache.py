@@ -1,6 +1,5 @@
 """StaticCacheDecoder equals decoding with the decoder on an immutable KV cache."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from tests.conftest import missing, needs
 from tests.models.fixtures import VARIANTS, decoder_of, fresh
+from tests.models.test_kv_prefix import LENGTHS, NUM_TOKENS, row_cache
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -59,20 +59,18 @@ def test_static_cache_equals_the_decoder(name: str, rows: list[list[int]]) -> No
     assert (actual[:, :, -97:].argmax(-1) == expected[:, :, -97:].argmax(-1)).all()
 
 
+@pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("name", ["llama", "llama, windows"])
-def test_static_cache_with_slots_of_single_heads(name: str) -> None:
-    ids = torch.randint(0, 97, (len(ROWS), STEPS), generator=torch.Generator().manual_seed(3))
+def test_static_cache_after_a_kv_prefix(name: str, num_rows: int) -> None:
+    ids = torch.randint(0, 97, (num_rows, STEPS), generator=torch.Generator().manual_seed(3))
     decoder = decoder_of(name)
     with torch.inference_mode():
-        cache = prefill_cache(decoder, ROWS)
-        shape = (len(cache.keys), *cache.keys[0].shape[:3], 1)
-        heads = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.6
-        cache = replace(cache, head_valid=tuple(heads))
+        prefixes = KVCache.concat_rows(*(row_cache(LENGTHS[i % 3], NUM_TOKENS[i % 3], i) for i in range(num_rows)))
+        cache = prefill(decoder, build_prompt(decoder, None, None, ROWS[:num_rows], None, None), prefixes, 512).state
         static = static_cache.StaticCacheDecoder(static_cache.fuse_weights(decoder), cache, STEPS)
         expected = CacheBackend(decoder, cache)
         torch.testing.assert_close(run_steps(static, ids), run_steps(expected, ids))
-        mine, theirs = static.to_cache(), expected.to_cache()
-        assert all(torch.equal(a, b) for a, b in zip(mine.head_valid, theirs.head_valid, strict=True))
+        assert static.to_cache().prefix is expected.to_cache().prefix is cache.prefix
 
 
 @pytest.mark.parametrize("copies", [0, 30_000], ids=["none", "some"])

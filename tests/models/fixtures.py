@@ -109,9 +109,10 @@ def read_whole(decoder: Decoder, batch: EmbedBatch, capture: tuple[str, ...] = (
     return decoder(batch.inputs_embeds, attention_mask=batch.attention_mask, capture=capture)
 
 
-def read_in_chunks(decoder: Decoder, batch: EmbedBatch, capture: tuple[str, ...] = ()) -> list[DecoderOutput]:
+def read_in_chunks(
+    decoder: Decoder, batch: EmbedBatch, capture: tuple[str, ...] = (), cache: KVCache | None = None
+) -> list[DecoderOutput]:
     """Run one forward pass per chunk, each on the cache of the one before."""
-    cache: KVCache | None = None
     outputs: list[DecoderOutput] = []
     for start, end in batch.chunks:
         mask = batch.attention_mask[:, start:end]

@@ -1,6 +1,6 @@
 """KVCache: every operation equals reading the equivalent batch, and leaves the old cache unchanged."""
 
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ from torch.autograd import gradcheck
 
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
-from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
 from tests.models.fixtures import (
@@ -264,47 +263,3 @@ def test_cache_load_refuses_an_invalid_tensor(
     atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
     with pytest.raises(CorruptArtifactError, match=f"tensor {name} is missing or has"):
         KVCache.load(path, decoder)
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("T", [1, 3])
-def test_cache_head_valid_hides_slots_from_single_heads(backend: str, T: int) -> None:
-    """A head that does not attend to a slot gives what it gives with the slot's key removed from that head alone."""
-    decoder = Decoder(DecoderConfig.tiny("llama")).eval().double()
-    decoder.attn_implementation = backend
-    ids = torch.tensor([[5, 8, 2, 9, 4], [1, 1, 7, 3, 6]])
-    cache = decoder(decoder.embed(ids)).cache
-    keep = torch.rand(2, 2, 2, 5, 1, generator=torch.Generator().manual_seed(0)) < 0.6
-    hidden = replace(cache, head_valid=tuple(keep))
-    new = decoder.embed(torch.tensor([[7, 3, 2], [4, 4, 1]])[:, :T])
-    output = decoder(new, hidden, capture=("probs",))
-    for layer in range(2):
-        p = output.activations[f"probs.{layer}"]
-        assert torch.equal(p[..., :5] > 0, keep[layer].repeat_interleave(2, 1).transpose(2, 3).expand(-1, -1, T, -1))
-        torch.testing.assert_close(p.sum(-1), torch.ones_like(p[..., 0]))
-    one_by_one, state = [], hidden
-    for t in range(T):
-        step = decoder(new[:, t : t + 1], state)
-        one_by_one, state = [*one_by_one, step.hidden_states], step.cache
-    torch.testing.assert_close(torch.cat(one_by_one, 1), output.hidden_states)
-    assert all(torch.equal(a, b) for a, b in zip(state.head_valid, output.cache.head_valid, strict=True))
-    for row in range(2):
-        alone = decoder(new[row : row + 1], hidden.select_rows([row]))
-        torch.testing.assert_close(alone.hidden_states[0], output.hidden_states[row])
-    everything = replace(cache, head_valid=tuple(torch.ones_like(x) for x in keep))
-    torch.testing.assert_close(decoder(new, everything).hidden_states, decoder(new, cache).hidden_states)
-
-
-def test_cache_head_valid_follows_every_operation(tmp_path: Path) -> None:
-    decoder = Decoder(DecoderConfig.tiny("llama")).eval()
-    cache = decoder(decoder.embed(torch.tensor([[5, 8, 2, 9], [1, 1, 7, 3]]))).cache.detach()
-    keep = torch.rand(2, 2, 2, 4, 1) < 0.5
-    hidden = replace(cache, head_valid=tuple(keep))
-    assert torch.equal(hidden.crop(3).head_valid[1], keep[1][:, :, :3])
-    assert torch.equal(hidden.append(cache).head_valid[0][:, :, :4], keep[0])
-    assert bool(hidden.append(cache).head_valid[0][:, :, 4:].all())
-    assert torch.equal(hidden.gather_slots(torch.tensor([[3, 0]] * 2)).head_valid[0], keep[0][:, :, [3, 0]])
-    assert torch.equal(KVCache.concat_rows(cache, hidden.crop(2)).head_valid[1][2:, :, 2:], keep[1][:, :, :2])
-    assert torch.equal(hidden.select_rows([1]).repeat_rows(3).head_valid[0], keep[0][1:].expand(3, -1, -1, -1))
-    hidden.save(tmp_path / "cache.safetensors", decoder)
-    assert KVCache.load(tmp_path / "cache.safetensors", decoder).equal(hidden)

@@ -275,7 +275,7 @@ def keys_first(self: Any, y: Tensor) -> Any:
 # Ends and state
 
 
-def counting_padding(valid: Tensor, past: Tensor, past_valid: Tensor) -> Tensor:
+def counting_padding(valid: Tensor, past: Tensor, past_valid: Tensor, prefix: Tensor | None = None) -> Tensor:
     return (past.shape[1] + torch.arange(valid.shape[1])).expand(valid.shape) * valid
 
 

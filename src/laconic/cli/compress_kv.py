@@ -91,10 +91,11 @@ class KVCompressionCost:
 
     Attributes:
         num_slots: Slots per KV head that are kept, on average.
-        largest_head: Slots of the head that keeps most, which a cache in use is padded to.
+        smallest_head: Slots of the head that keeps least.
+        largest_head: Slots of the head that keeps most.
         kept_bytes: Bytes of the kept keys and values.
         text_cache_bytes: Bytes of the KV cache of the texts.
-        used_cache_bytes: Bytes of the KV cache that a model in use holds.
+        used_cache_bytes: Bytes of the KV cache of all texts in use; each head of a batch is padded to its longest row.
         positions_spent: Positions that the decoder read to compress.
     """
 
@@ -121,13 +122,12 @@ class KVCompressionCost:
             "" if self.smallest_head == self.largest_head
             else f"; a head keeps {self.smallest_head:,} to {self.largest_head:,}"
         )  # fmt: skip
-        padded = "" if self.smallest_head == self.largest_head else ", padded to the largest head"
         return [
             f"read       {format_count(self.num_tokens, 'token')}{texts}{reading}",
             f"slots      {self.num_slots:,.1f} per KV head, {self.num_slots * self.num_texts / self.num_tokens:.1%} "
             f"by {self.method}{heads}",
             f"bytes      {format_bytes(self.kept_bytes)} of keys and values in place of "
-            f"{format_bytes(self.text_cache_bytes)}; {format_bytes(self.used_cache_bytes)} in use{padded}",
+            f"{format_bytes(self.text_cache_bytes)}; {format_bytes(self.used_cache_bytes)} in use",
             f"positions  {self.positions_spent:,} spent; {self.num_tokens:,} saved each time the memory is used",
         ]
 
@@ -135,7 +135,8 @@ class KVCompressionCost:
 def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> KVCompressionCost:
     """Return the cost of a memory."""
     assert memory.metadata is not None
-    (L, G, E), heads = memory.to_cache().shape_summary, memory.valid.sum(3)
+    cache, heads = memory.to_cache(), memory.slots
+    L, G, E = cache.shape_summary
     per_slot = 2 * E * memory.keys[0].element_size()
     tokens = sum(document.tokens for row in memory.metadata.documents for document in row)
     return KVCompressionCost(
@@ -146,9 +147,9 @@ def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> KVC
         num_slots=float(memory.num_slots.mean()),
         smallest_head=int(heads.min()),
         largest_head=int(heads.max()),
-        kept_bytes=int(memory.valid.sum()) * per_slot,
+        kept_bytes=memory.num_bytes,
         text_cache_bytes=L * G * tokens * per_slot,
-        used_cache_bytes=memory.valid.numel() * per_slot,
+        used_cache_bytes=cache.kv_bytes,
         positions_spent=positions,
     )
 

@@ -171,7 +171,7 @@ class GenerateCommand(SamplingFlags):
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
         """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
         import laconic
-        from laconic.cli.generate_kv import encode_after_memory, match_rows, select_memory_rows
+        from laconic.cli.generate_kv import build_row_caches, encode_after_memory, match_rows
         from laconic.experiment.kv_compressor import load_kv_memories
 
         with status(f"loading {self.model}"):
@@ -194,7 +194,7 @@ class GenerateCommand(SamplingFlags):
             return 0
         labels = [row.text or "" if row.should_echo and not self.no_echo else "" for row in rows]
         printer = GenerationPrinter(labels, is_silent=self.format == "json")
-        state = None if memory is None else select_memory_rows(memory, range(len(rows))).to_cache()
+        state = None if memory is None else build_row_caches(memory, range(len(rows)))
         generations = laconic.generate(decoder, tokenizer, input_ids=ids, state=state, config=printer.attach(config))
         self.print_generations([row.to_json() for row in rows], generations, decoder, printer)
         return 0

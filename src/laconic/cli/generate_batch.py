@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.generate_kv import hash_memory_files, select_memory_rows
+from laconic.cli.generate_kv import build_row_caches, hash_memory_files
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
 from laconic.cli.generate_prompts import PromptRow
 from laconic.compression.kv_memory import KVMemory
@@ -103,8 +103,7 @@ def generate_batches(
         options = replace(
             config, seed=seeds, return_state=False, on_prefill=timer.on_prefill, on_token=lambda *_: timer.on_token()
         )
-        chosen = None if memory is None else select_memory_rows(memory, range(start, start + len(batch)))
-        state = None if chosen is None else chosen.to_cache()
+        state = None if memory is None else build_row_caches(memory, range(start, start + len(batch)))
         generations = generate(decoder, tokenizer, input_ids=batch, state=state, config=options)
         timer.add(generations)
         yield from generations

@@ -11,6 +11,7 @@ from laconic.errors import UsageError
 if TYPE_CHECKING:
     from laconic.compression.kv_memory import KVMemory
     from laconic.data.tokenizer import Tokenizer
+    from laconic.models.cache import KVCache
 
 
 def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> tuple[list[PromptRow], "KVMemory"]:
@@ -39,9 +40,9 @@ def encode_after_memory(row: PromptRow, tokenizer: "Tokenizer", memory: "KVMemor
     return encode_prompt(tokenizer, memory, row.text)
 
 
-def select_memory_rows(memory: "KVMemory", rows: Sequence[int]) -> "KVMemory":
-    """Return the text of each prompt; a single text is that of all prompts."""
-    return memory.select_rows([0] * len(rows) if memory.B == 1 else list(rows))
+def build_row_caches(memory: "KVMemory", rows: Sequence[int]) -> "KVCache":
+    """Return the cache of each prompt's text; a single text is shared by all prompts, without copies."""
+    return memory.to_cache().repeat_rows(len(rows)) if memory.B == 1 else memory.select_rows(list(rows)).to_cache()
 
 
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:

@@ -91,7 +91,7 @@ def describe_kv_memory_file(path: Path, format: str) -> int:
     memory = KVMemory.load(path)
     assert memory.metadata is not None
     if format == "json":
-        heads = [[list(map(int, layer)) for layer in row] for row in memory.valid.sum(3).transpose(0, 1)]
+        heads = [[list(map(int, layer)) for layer in row] for row in memory.slots.transpose(0, 1)]
         counts = {"texts": memory.B, "tokens": list(map(int, memory.num_tokens)), "slots_per_head": heads}
         data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, **counts}
         print(json.dumps(data | {"metadata": asdict(memory.metadata)}, ensure_ascii=False, allow_nan=False))
@@ -106,7 +106,7 @@ def kv_memory_lines(path: Path, memory: "KVMemory") -> list[str]:
     from laconic.compression.memory_file import abbreviate_hash
     from laconic.experiment.cost import format_count
 
-    metadata, heads = memory.metadata, memory.valid.sum(3)
+    metadata, heads = memory.metadata, memory.slots
     assert metadata is not None
     settings = ", ".join(f"{name} {value}" for name, value in metadata.settings.items())
     lines = [

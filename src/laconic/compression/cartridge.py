@@ -113,7 +113,8 @@ def fit_cartridge(
         )
     batches, held_out = write_study_batches(decoder, document, config, requests, on_progress)
     start = memory.renumber_slots(decoder.config)
-    parameters = [t.detach().clone().requires_grad_() for t in (*start.keys, *start.values)]
+    cache = start.to_cache()
+    parameters = [t.detach().clone().requires_grad_() for t in (*cache.keys, *cache.values)]
     optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.steps)
     trainable = [p for p in decoder.parameters() if p.requires_grad]
@@ -122,14 +123,14 @@ def fit_cartridge(
         decoder.requires_grad_(False)
         for step in range(config.steps + 1):
             if step % STEPS_BETWEEN_CHECKS == 0 or step == config.steps:
-                losses[step] = held_out_loss(decoder, build_cache(start, parameters), held_out)
+                losses[step] = held_out_loss(decoder, replace_tensors(cache, parameters), held_out)
                 on_progress("fitting", step, config.steps, losses[step])
                 if losses[step] <= min(losses.values()):
                     best = [p.detach().clone() for p in parameters]
             if step == config.steps:
                 break
             optimizer.zero_grad()
-            study_loss(decoder, build_cache(start, parameters), batches[step % len(batches)]).backward()  # pyright: ignore[reportUnknownMemberType]
+            study_loss(decoder, replace_tensors(cache, parameters), batches[step % len(batches)]).backward()  # pyright: ignore[reportUnknownMemberType]
             for p in parameters:
                 assert p.grad is not None
                 p.grad[:, :, : config.num_frozen_tokens] = 0
@@ -138,10 +139,9 @@ def fit_cartridge(
     finally:
         for p in trainable:
             p.requires_grad_()
-    cache = build_cache(start, best)
-    return CartridgeFit(
-        replace(start, keys=cache.keys, values=cache.values), min(losses, key=losses.__getitem__), losses
-    )
+    fitted = KVMemory.from_cache(replace_tensors(cache, best))
+    fitted = replace(start, keys=fitted.keys, values=fitted.values)
+    return CartridgeFit(fitted, min(losses, key=losses.__getitem__), losses)
 
 
 @torch.no_grad()
@@ -176,10 +176,10 @@ def write_study_batches(
     return parts[0], parts[1]
 
 
-def build_cache(memory: KVMemory, parameters: Sequence[Tensor]) -> KVCache:
-    """Return the cache of a memory with other keys and values."""
-    L = len(memory.keys)
-    return replace(memory.to_cache(), keys=tuple(parameters[:L]), values=tuple(parameters[L:]))
+def replace_tensors(cache: KVCache, parameters: Sequence[Tensor]) -> KVCache:
+    """Return the cache with other keys and values."""
+    L = len(cache.keys)
+    return replace(cache, keys=tuple(parameters[:L]), values=tuple(parameters[L:]))
 
 
 def study_loss(decoder: Decoder, cache: KVCache, batch: StudyBatch) -> Float[Tensor, ""]:

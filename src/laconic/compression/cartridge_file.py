@@ -33,13 +33,14 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
         UsageError: If the memory has several documents, or other positions.
         BusyError: If the folder is not empty.
     """
-    if memory.B != 1 or int(memory.num_tokens) != memory.M or not bool(memory.valid.all()):
+    if memory.B != 1 or int(memory.num_tokens) != memory.M or not memory.has_equal_heads:
         raise UsageError(
             f"{memory!r} cannot be a peft cartridge, whose next token follows its last slot; fit it first "
             "(laconic compress --fit), or use KVMemory.renumber_slots"
         )
-    pairs = torch.stack([x[0].transpose(0, 1) for kv in zip(memory.keys, memory.values, strict=True) for x in kv], 1)
-    (L, G, E), M = memory.to_cache().shape_summary, memory.M
+    cache = memory.to_cache()
+    pairs = torch.stack([x[0].transpose(0, 1) for kv in zip(cache.keys, cache.values, strict=True) for x in kv], 1)
+    (L, G, E), M = cache.shape_summary, memory.M
     config = {
         "peft_type": "CARTRIDGE",
         "task_type": "CAUSAL_LM",

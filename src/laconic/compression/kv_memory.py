@@ -1,41 +1,46 @@
 """KV memory: the keys and values of a document that a model keeps, as an immutable value.
 
-Each layer and KV head keeps its own positions, and perhaps its own number of them. Keys are stored as the decoder
-rotated them, so that a memory continues as the document's KV cache does: new tokens follow at the position after the
-document.
+Each layer and KV head keeps its own positions, and perhaps its own number of them; nothing is padded. Keys are stored
+as the decoder rotated them, so that a memory continues as the document's KV cache does: new tokens follow at the
+position after the document.
 
-Shapes: L layers, B documents, G KV heads, M slots, E head size.
+Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from laconic.compression.kv_memory_file import KVMemoryMetadata, load_kv_tensors, save_kv_tensors
+from laconic.compression.kv_scores import merge_ranks
 from laconic.errors import UsageError
 from laconic.models import rope
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
+from laconic.models.kv_prefix import KVPrefix
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
 FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")  # RoPE scalings that do not depend on the text's length
+SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
 
 @dataclass(frozen=True)
 class KVMemory:
     """Keys and values that stand in for the text of documents, one row per document.
 
+    Slots stand one after the other, document by document and head by head, and in a head in ascending order of their
+    positions. Positions and ranks are those of all layers, layer by layer.
+
     Args:
-        keys: Per layer, rotated keys [B, G, M, E], in ascending order of their positions.
-        values: Per layer, values [B, G, M, E].
-        positions: Position of each slot [L, B, G, M].
-        ranks: The slots with ranks below m are a memory of m slots per head [L, B, G, M], on average over all heads.
-        valid: True at slots in use [L, B, G, M].
+        keys: Per layer, rotated keys [N, E].
+        values: Per layer, values [N, E].
+        positions: Position of each slot.
+        ranks: The slots with ranks below m are a memory of m slots per head, on average over all heads.
+        slots: Number of slots of each layer, document and head [L, B, G].
         num_tokens: Tokens read [B]; the next token has this position.
         metadata: The model that wrote the memory, the method, and the texts; None for a memory that is not saved.
 
@@ -48,31 +53,43 @@ class KVMemory:
         (2, 2, [4])
     """
 
-    keys: tuple[Float[Tensor, "B G M E"], ...]
-    values: tuple[Float[Tensor, "B G M E"], ...]
-    positions: Int[Tensor, "L B G M"]
-    ranks: Int[Tensor, "L B G M"]
-    valid: Bool[Tensor, "L B G M"]
+    keys: tuple[Float[Tensor, "_ E"], ...]
+    values: tuple[Float[Tensor, "_ E"], ...]
+    positions: Int[Tensor, " N"]
+    ranks: Int[Tensor, " N"]
+    slots: Int[Tensor, "L B G"]
     num_tokens: Int[Tensor, " B"]
     metadata: KVMemoryMetadata | None = None
 
     def __repr__(self) -> str:
-        shape = f"{len(self.keys)} layers, {self.keys[0].shape[1]} KV heads" if self.keys else "no layers"
         tokens, slots = list(map(int, self.num_tokens)), [round(float(n), 1) for n in self.num_slots]
-        return f"KVMemory({tokens} tokens in {slots} slots per head, {shape})"
+        L, _, G = self.slots.shape
+        return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
-        """Return a memory of all slots of a cache; later slots count as more important."""
+        """Return a memory of all valid slots of a cache; later slots count as more important.
+
+        Raises:
+            UsageError: If the cache begins with a memory whose heads have different numbers of slots.
+        """
+        if cache.prefix is not None:
+            raise UsageError("from_cache: heads of this cache have different numbers of slots; use its memory itself")
         L, G, _ = cache.shape_summary
-        shape = (L, cache.B, G, cache.S)
-        ranks = torch.arange(cache.S - 1, -1, -1, device=cache.valid.device).expand(shape)
-        num_tokens = 1 + F.pad(cache.positions.masked_fill(~cache.valid, -1), (1, 0), value=-1).amax(1)
-        positions = cache.positions[None, :, None].expand(shape)
-        valid = cache.valid[None, :, None].expand(shape)
-        if cache.head_valid:
-            valid = valid & torch.stack(cache.head_valid)[..., 0]
-        return cls(cache.keys, cache.values, positions, ranks, valid, num_tokens, metadata)
+        is_head_valid = cache.valid[:, None].expand(-1, G, -1)
+
+        def pack(x: Tensor) -> Tensor:
+            return x.expand(L, cache.B, G, -1)[is_head_valid.expand(L, -1, -1, -1)]
+
+        return cls(
+            tuple(k[is_head_valid] for k in cache.keys),
+            tuple(v[is_head_valid] for v in cache.values),
+            pack(cache.positions[:, None]),
+            pack(torch.arange(cache.S - 1, -1, -1, device=cache.valid.device)),
+            cache.valid.sum(1)[:, None].repeat(L, 1, G),
+            cache.next_position,
+            metadata,
+        )
 
     @property
     def B(self) -> int:
@@ -81,68 +98,88 @@ class KVMemory:
 
     @property
     def M(self) -> int:
-        """Largest number of slots of a head, or more."""
-        return self.valid.shape[3]
+        """Largest number of slots of a head."""
+        return int(self.slots.max()) if self.slots.numel() else 0
 
     @property
     def num_slots(self) -> Float[Tensor, " B"]:
-        """Slots in use per head, averaged over all heads and layers."""
-        return self.valid.sum(3).double().mean((0, 2))
+        """Slots per head of each document, averaged over all heads and layers."""
+        return self.slots.double().mean((0, 2))
 
     @property
     def has_equal_heads(self) -> bool:
-        """Whether all heads of a document use the same slots."""
-        return bool((self.valid == self.valid[:1, :, :1]).all())
+        """Whether all heads of a document have the same number of slots."""
+        return bool((self.slots == self.slots[:1, :, :1]).all())
 
     @property
     def num_bytes(self) -> int:
-        """Size of the slots in use: 2 E numbers of the keys' dtype and 8 bytes each."""
-        numbers = 2 * self.keys[0].shape[3] * self.keys[0].element_size() if self.keys else 0
-        return int(self.valid.sum()) * (numbers + 8)
+        """Size of the keys and values: 2 E numbers of their dtype for each slot."""
+        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor by its name in a saved file."""
-        keys = {f"keys.{i}": k for i, k in enumerate(self.keys)}
-        values = {f"values.{i}": v for i, v in enumerate(self.values)}
-        slots = {"positions": self.positions, "ranks": self.ranks, "valid": self.valid}
-        return keys | values | slots | {"num_tokens": self.num_tokens}
+    @property
+    def row_index(self) -> Int[Tensor, " N"]:
+        """Document of each slot of all layers."""
+        L, B, _ = self.slots.shape
+        rows = torch.arange(B, device=self.slots.device).repeat(L)
+        return rows.repeat_interleave(self.slots.sum(2).flatten())
 
-    def map_slots(self, function: Callable[[Tensor, int], Tensor]) -> "KVMemory":
-        """Apply `function` to every tensor that has slots, together with the index of its slot dimension."""
-        return replace(
-            self,
-            keys=tuple(function(k, 2) for k in self.keys),
-            values=tuple(function(v, 2) for v in self.values),
-            positions=function(self.positions, 3),
-            ranks=function(self.ranks, 3),
-            valid=function(self.valid, 3),
-        )
+    @property
+    def num_ranks(self) -> Int[Tensor, " B"]:
+        """One more than the largest rank of each document."""
+        return self.slots.new_zeros(self.B).scatter_reduce(0, self.row_index, self.ranks + 1, "amax")
+
+    def split_heads(self, x: Shaped[Tensor, "N *rest"]) -> list[Tensor]:
+        """Split a tensor with an entry per slot of all layers, in the order of `slots`, into its heads."""
+        return list(torch.split(x, to_ints(self.slots)))
+
+    def split_layers(self, x: Shaped[Tensor, "N *rest"]) -> list[Tensor]:
+        """Split a tensor with an entry per slot of all layers into layers."""
+        return list(torch.split(x, to_ints(self.slots.sum((1, 2)))))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVMemory":
         """Move to a device, and convert keys and values to a dtype."""
-        moved = replace(self.map_slots(lambda x, _: x.to(device)), num_tokens=self.num_tokens.to(device))
         return replace(
-            moved, keys=tuple(k.to(dtype) for k in moved.keys), values=tuple(v.to(dtype) for v in moved.values)
+            self,
+            keys=tuple(k.to(device, dtype) for k in self.keys),
+            values=tuple(v.to(device, dtype) for v in self.values),
+            **{name: getattr(self, name).to(device) for name in SLOT_TENSORS},
         )
 
     def is_equal(self, other: "KVMemory") -> bool:
         """Test whether every tensor is equal bit for bit, and the metadata too."""
-        mine, theirs = self.tensors(), other.tensors()
-        same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-        return same and self.metadata == other.metadata
+        if len(self.keys) != len(other.keys) or self.metadata != other.metadata:
+            return False
+        mine, theirs = ([*m.keys, *m.values, *(getattr(m, name) for name in SLOT_TENSORS)] for m in (self, other))
+        return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     def to_cache(self) -> KVCache:
-        """Return the KV cache that a decoder or `laconic.generate` continues from.
+        """Return the KV cache that a decoder or `laconic.generate` continues from, of as many bytes as the memory.
 
-        A cache has one position per slot for all heads; these only determine where the next token stands. They are the
-        largest of the heads, and `num_tokens` - 1 in the last slot of each row.
+        For one document it shares the memory's keys and values. A document whose heads have different numbers of slots
+        becomes a KV prefix. Otherwise the cache has one position per slot for all heads, which only determines where
+        the next token stands: the largest of the heads, and `num_tokens` - 1 in the last slot.
         """
-        valid, slot = self.valid.any(2).any(0), torch.arange(self.M, device=self.valid.device)
-        positions = self.positions.masked_fill(~self.valid, 0).amax((0, 2)).long()
-        is_last = slot == (slot * valid).amax(1, keepdim=True)
-        positions = torch.where(is_last, self.num_tokens[:, None] - 1, positions) * valid
-        heads = () if self.has_equal_heads else tuple(self.valid[..., None])
-        return KVCache(self.keys, self.values, positions, valid, heads)
+        rows = [self.select_rows([row]) for row in range(self.B)] if self.B != 1 else [self]
+        caches = [memory.to_dense_cache() if memory.has_equal_heads else memory.to_prefix_cache() for memory in rows]
+        return caches[0] if len(caches) == 1 else KVCache.concat_rows(*caches)
+
+    def to_dense_cache(self) -> KVCache:
+        """Return the cache of one document with as many slots in every head."""
+        (L, _, G), M = self.slots.shape, self.M
+        keys, values = (tuple(x.view(1, G, M, x.shape[1]) for x in tensors) for tensors in (self.keys, self.values))
+        positions = self.positions.view(L, 1, G, M).amax((0, 2))
+        positions = torch.cat([positions[:, : M - 1], self.num_tokens[:, None] - 1], 1)
+        return KVCache(keys, values, positions, torch.ones_like(positions, dtype=torch.bool))
+
+    def to_prefix_cache(self) -> KVCache:
+        """Return the cache of one document with a KV prefix and no slots."""
+        (L, _, G), E = self.slots.shape, self.keys[0].shape[1]
+        sizes = tuple(tuple(to_ints(layer)) for layer in self.slots[:, 0])
+        prefix = KVPrefix(
+            tuple(k[None] for k in self.keys), tuple(v[None] for v in self.values), (), self.num_tokens, sizes
+        )
+        nothing, positions = (self.keys[0].new_empty(1, G, 0, E),) * L, self.num_tokens.new_empty(1, 0)
+        return KVCache(nothing, nothing, positions, positions.bool(), prefix)
 
     def keep_top_slots(self, num_slots: int) -> "KVMemory":
         """Keep the most important slots: `num_slots` per head, on average over heads if the ranks compare heads.
@@ -152,26 +189,15 @@ class KVMemory:
         """
         if num_slots < 1:
             raise UsageError(f"cannot keep {num_slots} slots; give 1 or more")
-        return replace(self, valid=self.valid & (self.ranks < num_slots)).compact()
-
-    def compact(self) -> "KVMemory":
-        """Move the slots in use of each head to the left, drop those that no head uses, and fill the others with 0."""
-        M = int(self.valid.sum(3).max()) if self.valid.numel() else 0
-        order = (~self.valid).long().argsort(dim=-1, stable=True)[..., :M]
-
-        valid = self.valid.gather(3, order)
-
-        def gather(x: Tensor, layer: int) -> Tensor:
-            index = order[layer, ..., None].expand(-1, -1, -1, x.shape[3])
-            return x.gather(2, index).masked_fill(~valid[layer, ..., None], 0.0)
-
+        is_top = self.ranks < num_slots
+        layers, counts = self.split_layers(is_top), [head.sum() for head in self.split_heads(is_top)]
         return replace(
             self,
-            keys=tuple(gather(k, layer) for layer, k in enumerate(self.keys)),
-            values=tuple(gather(v, layer) for layer, v in enumerate(self.values)),
-            positions=self.positions.gather(3, order) * valid,
-            ranks=self.ranks.gather(3, order) * valid,
-            valid=valid,
+            keys=tuple(k[top] for k, top in zip(self.keys, layers, strict=True)),
+            values=tuple(v[top] for v, top in zip(self.values, layers, strict=True)),
+            positions=self.positions[is_top],
+            ranks=self.ranks[is_top],
+            slots=torch.stack(counts).view_as(self.slots),
         )
 
     def select_rows(self, rows: list[int]) -> "KVMemory":
@@ -183,28 +209,41 @@ class KVMemory:
         outside = next((row for row in rows if not 0 <= row < self.B), None)
         if outside is not None:
             raise UsageError(f"row {outside} is out of range; the memory has {self.B} rows, counted from 0")
-        index = torch.tensor(rows, dtype=torch.long, device=self.valid.device)
-        selected = self.map_slots(lambda x, dim: x.index_select(1 if dim == 3 else 0, index))
-        metadata = None if self.metadata is None else self.metadata.select_rows(rows)
-        return replace(selected, num_tokens=self.num_tokens[index], metadata=metadata)
+        sizes = self.slots.sum(2)
+
+        def select(x: Tensor, sizes: Int[Tensor, "n B"]) -> Tensor:
+            parts = torch.split(x, to_ints(sizes))
+            return torch.cat([x[:0], *(parts[i * self.B + row] for i in range(len(sizes)) for row in rows)])
+
+        return KVMemory(
+            tuple(select(k, layer[None]) for k, layer in zip(self.keys, sizes, strict=True)),
+            tuple(select(v, layer[None]) for v, layer in zip(self.values, sizes, strict=True)),
+            select(self.positions, sizes),
+            select(self.ranks, sizes),
+            self.slots[:, rows],
+            self.num_tokens[rows],
+            None if self.metadata is None else self.metadata.select_rows(rows),
+        )
 
     @staticmethod
     def concat_rows(*memories: "KVMemory") -> "KVMemory":
-        """Concatenate documents into one batch; rows with fewer slots are padded on the left with invalid ones.
+        """Concatenate documents into one batch.
 
         Raises:
             UsageError: If the shapes differ.
             CorruptArtifactError: If the memories were written by different models.
         """
-        first = check_joinable("concat_rows", memories)
-        M = max(memory.M for memory in memories)
-        padded = [memory.map_slots(lambda x, dim, n=M - memory.M: pad_slots(x, dim, n)) for memory in memories]
-        joined = {
-            name: torch.cat([m.tensors()[name] for m in padded], 1 if name in ("positions", "ranks", "valid") else 0)
-            for name in first.tensors()
-        }
+        check_joinable("concat_rows", memories)
         known = [memory.metadata for memory in memories if memory.metadata is not None]
-        return from_tensors(joined, KVMemoryMetadata.concat_rows(known) if known else None)
+        return KVMemory(
+            tuple(torch.cat(layer) for layer in zip(*(m.keys for m in memories), strict=True)),
+            tuple(torch.cat(layer) for layer in zip(*(m.values for m in memories), strict=True)),
+            concat_parts([m.split_layers(m.positions) for m in memories]),
+            concat_parts([m.split_layers(m.ranks) for m in memories]),
+            torch.cat([m.slots for m in memories], 1),
+            torch.cat([m.num_tokens for m in memories]),
+            KVMemoryMetadata.concat_rows(known) if known else None,
+        )
 
     @staticmethod
     def concat_documents(config: DecoderConfig, *memories: "KVMemory") -> "KVMemory":
@@ -229,22 +268,26 @@ class KVMemory:
         for memory in memories:
             moved.append(memory.shift_positions(config, start) if moved else memory)
             start = start + memory.num_tokens
-        sizes = [1 + m.ranks.masked_fill(~m.valid, -1).amax((0, 2, 3))[:, None, None] for m in moved]
         known = [memory.metadata for memory in memories if memory.metadata is not None]
+        sizes = [m.num_ranks for m in moved]
+        ranks = [merge_ranks(m.ranks, [size[m.row_index] for size in sizes], i) for i, m in enumerate(moved)]
+        keys = concat_parts([m.split_heads(torch.cat(m.keys)) for m in moved])
+        values = concat_parts([m.split_heads(torch.cat(m.values)) for m in moved])
+        slots = torch.stack([m.slots for m in moved]).sum(0)
+        layers = to_ints(slots.sum((1, 2)))
         return KVMemory(
-            tuple(torch.cat(layer, 2) for layer in zip(*(m.keys for m in moved), strict=True)),
-            tuple(torch.cat(layer, 2) for layer in zip(*(m.values for m in moved), strict=True)),
-            torch.cat([m.positions for m in moved], 3),
-            torch.cat([merge_ranks(m.ranks, sizes, i) for i, m in enumerate(moved)], 3),
-            torch.cat([m.valid for m in moved], 3),
+            torch.split(keys, layers),
+            torch.split(values, layers),
+            concat_parts([m.split_heads(m.positions) for m in moved]),
+            concat_parts([m.split_heads(x) for m, x in zip(moved, ranks, strict=True)]),
+            slots,
             start,
             KVMemoryMetadata.concat_documents(known) if known else None,
         )
 
     def shift_positions(self, config: DecoderConfig, offset: Int[Tensor, " B"]) -> "KVMemory":
         """Return the memory as if its document began at position `offset` of each row. Raises like `move_slots`."""
-        positions = self.positions + offset[:, None, None]
-        return self.move_slots(config, positions, self.num_tokens + offset)
+        return self.move_slots(config, self.positions + offset[self.row_index], self.num_tokens + offset)
 
     def renumber_slots(self, config: DecoderConfig) -> "KVMemory":
         """Give the slots of every head consecutive positions from 0, as StreamingLLM does. Raises like `move_slots`.
@@ -254,11 +297,11 @@ class KVMemory:
         """
         if not self.has_equal_heads:
             raise UsageError("renumber_slots: the heads have different numbers of slots; compress with equal_heads")
-        index = (self.valid.cumsum(3) - 1) * self.valid
-        return self.move_slots(config, index, self.valid[0, :, 0].sum(1))
+        index = torch.cat([torch.arange(n, device=self.slots.device) for n in to_ints(self.slots)])
+        return self.move_slots(config, index, self.slots[0].amax(1))
 
     def move_slots(
-        self, config: DecoderConfig, positions: Int[Tensor, "L B G M"], num_tokens: Int[Tensor, " B"]
+        self, config: DecoderConfig, positions: Int[Tensor, " N"], num_tokens: Int[Tensor, " B"]
     ) -> "KVMemory":
         """Rotate the keys on to other positions.
 
@@ -274,14 +317,13 @@ class KVMemory:
             scheme = "learned positions" if config.rope is None else f"{config.rope.kind} RoPE"
             raise UsageError(f"memories of {config.family} with {scheme} cannot be moved; use one memory at a time")
         keys = list[Tensor]()
-        for layer, (k, delta) in enumerate(zip(self.keys, (positions - self.positions).flatten(1, 2), strict=True)):
+        for layer, (k, delta) in enumerate(zip(self.keys, self.split_layers(positions - self.positions), strict=True)):
             if layer in config.nope_layers:
                 keys.append(k)
                 continue
-            omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, delta[:, 0])
-            cos, sin = rope.cos_sin_tables(delta, omega, 1.0, torch.float32)
-            heads = k.float().flatten(0, 1)[:, None]
-            keys.append(rope.rotate_pairs(heads, cos, sin).view(k.shape).to(k.dtype))
+            omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, delta[:1])
+            cos, sin = rope.cos_sin_tables(delta[None], omega, 1.0, torch.float32)
+            keys.append(rope.rotate_pairs(k.float()[None, None], cos, sin)[0, 0].to(k.dtype))
         return replace(self, keys=tuple(keys), positions=positions, num_tokens=num_tokens)
 
     def save(self, path: str | Path) -> None:
@@ -295,15 +337,11 @@ class KVMemory:
         if self.metadata is None:
             raise UsageError(f"{path}: this memory has no metadata that names its model; set `metadata` first")
         dtype = str(self.keys[0].dtype).removeprefix("torch.")
-        tensors = self.tensors()
-        heads = {
-            f"{kind}.{i}": tensors[f"{kind}.{i}"][valid]
-            for kind in ("keys", "values")
-            for i, valid in enumerate(self.valid)
-        }
-        slots = {"positions": self.positions[self.valid].int(), "ranks": self.ranks[self.valid].int()}
-        counts = {"slots": self.valid.sum(3), "num_tokens": self.num_tokens}
-        save_kv_tensors(Path(path), heads | slots | counts, replace(self.metadata, dtype=dtype))
+        tensors = {f"keys.{i}": k for i, k in enumerate(self.keys)}
+        tensors |= {f"values.{i}": v for i, v in enumerate(self.values)}
+        tensors |= {"positions": self.positions.int(), "ranks": self.ranks.int()}
+        tensors |= {"slots": self.slots.contiguous(), "num_tokens": self.num_tokens}
+        save_kv_tensors(Path(path), tensors, replace(self.metadata, dtype=dtype))
 
     @classmethod
     def load(cls, path: str | Path, reader: KVMemoryMetadata | None = None) -> "KVMemory":
@@ -319,48 +357,25 @@ class KVMemory:
         tensors, metadata = load_kv_tensors(Path(path))
         if reader is not None:
             metadata.check_reader(Path(path).name, reader)
-        slots = tensors["slots"]
-        valid = torch.arange(int(slots.max()), device="cpu") < slots[..., None]
-
-        def unpack(x: Tensor, valid: Tensor) -> Tensor:
-            padded = x.new_zeros(*valid.shape, *x.shape[1:])
-            padded[valid] = x
-            return padded
-
-        padded = {name: unpack(tensors[name].long(), valid) for name in ("positions", "ranks")}
-        padded |= {
-            f"{kind}.{i}": unpack(tensors[f"{kind}.{i}"], layer)
-            for kind in ("keys", "values")
-            for i, layer in enumerate(valid)
-        }
-        return from_tensors(padded | {"valid": valid, "num_tokens": tensors["num_tokens"]}, metadata)
+        return cls(
+            tuple(tensors[f"keys.{i}"] for i in range(metadata.layers)),
+            tuple(tensors[f"values.{i}"] for i in range(metadata.layers)),
+            tensors["positions"].long(),
+            tensors["ranks"].long(),
+            tensors["slots"],
+            tensors["num_tokens"],
+            metadata,
+        )
 
 
-def from_tensors(tensors: dict[str, Tensor], metadata: KVMemoryMetadata | None) -> KVMemory:
-    """Build a memory from the result of `KVMemory.tensors`."""
-    L = sum(name.startswith("keys.") for name in tensors)
-    keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(L)) for kind in ("keys", "values"))
-    slots = {name: tensors[name] for name in ("positions", "ranks", "valid", "num_tokens")}
-    return KVMemory(keys, values, **slots, metadata=metadata)
+def to_ints(x: Int[Tensor, "*shape"]) -> list[int]:
+    """Return the entries of a tensor in order."""
+    return list(map(int, x.flatten()))
 
 
-def merge_ranks(
-    ranks: Int[Tensor, "L B G M"], sizes: Sequence[Int[Tensor, "B 1 1"]], document: int
-) -> Int[Tensor, "L B G M"]:
-    """Return the ranks of one of several documents in a memory of all, so that each has its share of every size."""
-    merged = ranks.clone()
-    for other, size in enumerate(sizes):
-        scaled = ranks * size
-        if other < document:
-            merged += (scaled // sizes[document] + 1).minimum(size)
-        elif other > document:
-            merged += (-(-scaled // sizes[document])).minimum(size)
-    return merged
-
-
-def pad_slots(x: Tensor, dim: int, num_slots: int) -> Tensor:
-    """Add empty slots on the left."""
-    return F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (num_slots, 0))
+def concat_parts(memories: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Concatenate the first parts of several memories, then the second ones, and so on."""
+    return torch.cat([part for parts in zip(*memories, strict=True) for part in parts])
 
 
 def check_joinable(operation: str, memories: tuple[KVMemory, ...]) -> KVMemory:
@@ -369,7 +384,7 @@ def check_joinable(operation: str, memories: tuple[KVMemory, ...]) -> KVMemory:
         raise UsageError(f"{operation}: expected at least one memory")
     first = memories[0]
     for memory in memories[1:]:
-        shapes = [(len(m.keys), *m.keys[0].shape[1::2]) for m in (first, memory)]
+        shapes = [(*m.slots.shape[::2], m.keys[0].shape[1]) for m in (first, memory)]
         if shapes[0] != shapes[1]:
             raise UsageError(
                 f"{operation}: (layers, KV heads, head size) {shapes[1]} do not match {shapes[0]}; "

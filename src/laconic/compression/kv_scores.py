@@ -7,7 +7,7 @@ N keys; T queries; E head size. Scores are at least float32. Attention is comput
 does not grow with T.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -182,3 +182,21 @@ def rank_slots(
     age = is_recent.flip(0).cumsum(0).flip(0) - 1
     by_age = num_sinks + age + age.clamp(max=num_scored)
     return torch.where(is_sink, index, torch.where(is_recent, by_age, by_score))
+
+
+def merge_ranks(ranks: Int[Tensor, " N"], sizes: Sequence[Int[Tensor, " N"]], document: int) -> Int[Tensor, " N"]:
+    """Return the ranks of one of several documents in a memory of all, so that each has its share of every size.
+
+    Args:
+        ranks: Ranks of the document's slots.
+        sizes: Number of ranks of each document, in the row of each slot.
+        document: Index of the document.
+    """
+    merged = ranks.clone()
+    for other, size in enumerate(sizes):
+        scaled = ranks * size
+        if other < document:
+            merged += (scaled // sizes[document] + 1).minimum(size)
+        elif other > document:
+            merged += (-(-scaled // sizes[document])).minimum(size)
+    return merged

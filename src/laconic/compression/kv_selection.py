@@ -120,7 +120,7 @@ def rank_document(reader: DocumentReader, ids: Int[Tensor, "1 N"], ranking: Rank
     recent = torch.arange(N, device=ids.device) >= N - observed
     equal_heads = ranking.equal_heads or ranking.method not in SHARED_METHODS
     ranks = kv_scores.rank_slots(scores, min(ranking.num_sinks, N), recent, equal_heads)
-    return replace(KVMemory.from_cache(cache), ranks=ranks)
+    return replace(KVMemory.from_cache(cache), ranks=ranks.flatten())
 
 
 def score_cache(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:

@@ -90,8 +90,7 @@ class ChatSession:
             return 0
         if self.prefix.first_position is not None:
             return self.prefix.first_position
-        cache = self.prefix.cache
-        return 1 + int(cache.positions.masked_fill(~cache.valid, -1).amax()) if cache.S else 0
+        return int(self.prefix.cache.next_position.amax())
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 A backend holds the state of all running rows; each row that ends gets a state of its own.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -104,9 +106,15 @@ def final_state(backend: DecodeBackend, row: int, last_id: int, S: int) -> Decod
 @torch.inference_mode(False)
 @torch.no_grad()
 def copy_row(cache: KVCache, row: int, S: int) -> KVCache:
-    """Copy one row of a cache: the first S slots, and the valid ones of the others."""
+    """Copy one row of a cache: the first S slots, and the valid ones of the others. One row shares its prefix."""
     slots = torch.cat([torch.arange(S, device=cache.valid.device), S + cache.valid[row, S:].nonzero()[:, 0]])
-    return cache.map_tensors(lambda x: x[row : row + 1].index_select(1 if x.ndim == 2 else 2, slots))
+    copied = replace(cache, prefix=None).map_tensors(
+        lambda x: x[row : row + 1].index_select(1 if x.ndim == 2 else 2, slots)
+    )
+    if cache.prefix is None:
+        return copied
+    is_shared = cache.B == 1 and not cache.prefix.num_tokens.is_inference()
+    return replace(copied, prefix=cache.prefix if is_shared else cache.prefix.map_tensors(lambda x: x[[row]]))
 
 
 @torch.inference_mode(False)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
@@ -187,7 +186,7 @@ def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | Recurren
     if prompt.first_positions is not None:
         start = prompt.first_positions
     elif cache is not None:
-        start = 1 + F.pad(cache.positions.masked_fill(~cache.valid, -1), (1, 0), value=-1).amax(1)
+        start = cache.next_position
     first, config = int((start + prompt.attention_mask.sum(1)).amax()), decoder.config
     excess = first + max_tokens - config.max_position_embeddings
     if excess > 0 and config.position_encoding == "table":

@@ -21,7 +21,7 @@ from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.int8_linear import Int8Linear
-from laconic.models.positions import default_position_ids
+from laconic.models.prefix_attention import attend_by_head
 from laconic.models.quantize import PLAIN_MODULES
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
@@ -191,22 +191,20 @@ class StaticCacheDecoder:
         """Allocate a buffer, copy `cache` into it, and precompute positions and masks of the steps it has room for."""
         config, (_, G, E), S = self.weights.config, self.head_shape, cache.S
         new_slots = min(self.remaining_steps, max(MIN_NEW_SLOTS, S))
-        self.first_new_slot, self.num_filled, self.capacity = S, S, S + new_slots
+        self.first_new_slot, self.capacity = S, S + new_slots
+        self.num_filled: int = S
         self.buffer = cache.keys[0].new_empty(2 * len(cache.keys), cache.B, G, self.capacity, E)
         for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
             self.buffer[2 * i, :, :, :S], self.buffer[2 * i + 1, :, :, :S] = k, v
         valid = torch.ones(cache.B, new_slots, dtype=torch.bool, device=self.buffer.device)
-        positions = default_position_ids(valid, cache.positions, cache.valid)
+        positions = cache.continue_positions(valid)
         self.positions = torch.cat([cache.positions, positions], 1)
         self.valid = torch.cat([cache.valid, valid], 1)
         self.all_valid = bool(cache.valid.all())
         self.valid_count = self.valid.cumsum(1)
         no_bias = torch.zeros_like(self.valid, dtype=self.buffer.dtype)
         self.invalid_bias = no_bias.masked_fill(~self.valid, -math.inf)[:, None, None]
-        self.head_bias = tuple(
-            F.pad(torch.zeros_like(x, dtype=self.buffer.dtype).masked_fill_(~x, -math.inf)[..., 0], (0, new_slots))
-            for x in cache.head_valid
-        )
+        self.prefix = cache.prefix
         if self.weights.position_embedding is not None:
             self.position_vectors = F.embedding(positions.t() + config.position_offset, self.weights.position_embedding)
         if config.rope is not None:
@@ -233,11 +231,11 @@ class StaticCacheDecoder:
             slots[2 * i].copy_(qk[:, H:])
             slots[2 * i + 1].copy_(z[:, H + G :])
             kv, mask = windows[layer.window]
-            if self.head_bias:
-                bias = self.head_bias[i][:, :, None, : self.num_filled + 1]
-                mask = bias if mask is None else mask + bias
             q = qk[:, :H].view(B, G, R, E)
-            c = F.scaled_dot_product_attention(q, kv[2 * i], kv[2 * i + 1], mask, scale=layer.scale)
+            if self.prefix is None:
+                c = F.scaled_dot_product_attention(q, kv[2 * i], kv[2 * i + 1], mask, scale=layer.scale)
+            else:
+                c = attend_by_head(q, kv[2 * i], kv[2 * i + 1], mask, layer.scale, self.prefix.heads(i))
             x = x + layer.o(c.view(B, H * E))
             x = x + layer.down(self.mlp_hidden(layer.up(layer.norm2(x))))
         self.num_filled, self.remaining_steps = self.num_filled + 1, self.remaining_steps - 1
@@ -254,7 +252,7 @@ class StaticCacheDecoder:
     def attention_window(self, window: int | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Return the visible keys and values, alternating by layer, and their mask if one is needed."""
         end = self.num_filled + 1
-        if self.all_valid and (window is None or not self.head_bias):
+        if self.all_valid:
             start = 0 if window is None else max(0, end - window)
             return self.buffer[:, :, :, start:end].unbind(0), None
         mask = self.invalid_bias[..., :end]
@@ -266,13 +264,12 @@ class StaticCacheDecoder:
     def to_cache(self) -> KVCache:
         """Return the filled slots as views of the buffer."""
         filled = self.buffer[:, :, :, : self.num_filled].unbind(0)
-        heads = (bias[:, :, : self.num_filled, None] == 0 for bias in self.head_bias)
         return KVCache(
             filled[::2],
             filled[1::2],
             self.positions[:, : self.num_filled],
             self.valid[:, : self.num_filled],
-            tuple(heads),
+            self.prefix,
         )
 
     def select_rows(self, rows: list[int]) -> None:

@@ -6,7 +6,7 @@ Symbols: q, k, v queries, keys, values; a scores; p probabilities; S cached slot
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -52,12 +52,12 @@ def visibility_mask(valid: Bool[Tensor, "B P"], S: int, window: int | None) -> B
 
 def apply_bias_and_mask(
     a: Float[Tensor, "B H T P"],
-    visible: Bool[Tensor, "#B T P"] | Bool[Tensor, "#B H T P"],
+    visible: Bool[Tensor, "#B T P"],
     bias: Float[Tensor, "#B #T #P"] | None,
 ) -> Float[Tensor, "B H T P"]:
     """Eq. C13: a + bias, then minus infinity where not visible."""
     a = a if bias is None else a + bias.to(a.dtype)[:, None]
-    return a.masked_fill(~(visible if visible.ndim == 4 else visible[:, None]), -math.inf)
+    return a.masked_fill(~visible[:, None], -math.inf)
 
 
 def attention_probabilities(a: Float[Tensor, "B H T P"]) -> Float[Tensor, "B H T P"]:
@@ -76,12 +76,12 @@ class AttentionMask(NamedTuple):
     """The mask of one forward pass, for layers with the same window, in the form each backend needs.
 
     `causal` without `mask` is plain causality on an empty cache; neither of the two means that a single query sees
-    every slot. `visible` has a dimension for query heads if they see different slots.
+    every slot.
     """
 
     causal: bool
     mask: Tensor | None
-    visible: Bool[Tensor, "#B T P"] | Bool[Tensor, "#B H T P"] | None
+    visible: Bool[Tensor, "#B T P"] | None
     bias: Float[Tensor, "#B #T #P"] | None
 
 
@@ -123,22 +123,6 @@ def build_attention_mask(
     if bias is not None:
         mask = bias.to(dtype)[:, None].masked_fill(~mask, -math.inf)
     return AttentionMask(False, mask, visible, bias)
-
-
-def restrict_masks(
-    masks: Sequence[AttentionMask], head_valid: Sequence[Bool[Tensor, "B G S 1"]], valid: Bool[Tensor, "B P"], H: int
-) -> tuple[AttentionMask, ...]:
-    """Return the masks of all layers for a cache whose KV heads attend to different slots; all see the new ones."""
-    if not head_valid:
-        return tuple(masks)
-    S, P, restricted = head_valid[0].shape[2], valid.shape[1], list[AttentionMask]()
-    for layer, heads in zip(masks, head_valid, strict=True):
-        visible = visibility_mask(valid, S, None) if layer.visible is None else layer.visible
-        seen = F.pad(heads[..., 0].repeat_interleave(H // heads.shape[1], 1), (0, P - S), value=True)
-        visible = visible[:, None] & seen[:, :, None]
-        mask = visible if layer.bias is None or layer.mask is None else layer.mask.masked_fill(~visible, -math.inf)
-        restricted.append(AttentionMask(False, mask, visible, layer.bias))
-    return tuple(restricted)
 
 
 def capture_nothing(name: str, value: Tensor) -> Tensor:
@@ -197,8 +181,6 @@ def flex_attention_forward(
     if dropout:
         raise ValueError("flex attention has no dropout; set dropout to 0 or use sdpa")
     assert mask.visible is not None
-    if mask.visible.ndim == 4:
-        raise ValueError("flex attention has no masks per head; use sdpa")
     bias = torch.zeros_like(mask.visible, dtype=q.dtype) if mask.bias is None else mask.bias.to(q.dtype)
     bias = bias.masked_fill(~mask.visible, -math.inf).expand(q.shape[0], q.shape[2], k.shape[2])
     grouped = q.shape[1] != k.shape[1]

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from laconic.models import attention, rope
 from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.kv_prefix import KVPrefix
+from laconic.models.prefix_attention import attend_with_prefix
 
 
 def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*rows D"]:
@@ -115,12 +117,13 @@ def empty_embedding(n: int, width: int) -> nn.Embedding:
 
 
 class ForwardContext(NamedTuple):
-    """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend."""
+    """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend, KV prefix."""
 
     cos: Float[Tensor, "#B 1 T E"] | None
     sin: Float[Tensor, "#B 1 T E"] | None
     masks: tuple[AttentionMask, ...]
     backend: str
+    prefix: KVPrefix | None = None
 
 
 PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
@@ -217,11 +220,17 @@ class Block(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, capture: CaptureFn, capture_scores: bool
     ) -> Float[Tensor, "B T HE"]:
         """Run the attention backend; with `capture_scores` also the eager one, for the activations only it has."""
-        scale, mask = self.config.attention_scales[self.index], context.masks[self.index]
+        scale, mask, i = self.config.attention_scales[self.index], context.masks[self.index], self.index
+        backend = attention.ATTENTION_BACKENDS[context.backend]
+        dropout = self.config.dropout.attention if self.training else 0.0
+        if context.prefix is not None:
+            if capture_scores:
+                raise ValueError("scores and probs cannot be captured after a KV prefix, whose heads differ in length")
+            c = attend_with_prefix(backend, q, k, v, scale, mask, dropout, context.prefix.heads(i))
+            return capture("context", c)
         if capture_scores:
             attention.eager_attention(q, k, v, scale, mask, 0.0, capture)
-        dropout = self.config.dropout.attention if self.training else 0.0
-        return capture("context", attention.ATTENTION_BACKENDS[context.backend](q, k, v, scale, mask, dropout))
+        return capture("context", backend(q, k, v, scale, mask, dropout))
 
     def project_output(self, c: Float[Tensor, "B T HE"]) -> Float[Tensor, "B T D"]:
         """Eq. C16: c W_o^T + b_o."""

@@ -3,7 +3,7 @@
 Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
+from laconic.models import positions as positions_
 from laconic.models.config import DecoderConfig
+from laconic.models.kv_prefix import KVPrefix
+from laconic.models.kv_prefix import first_invalid_tensor as first_invalid_prefix_tensor
 from laconic.storage import atomic
 
 
@@ -37,8 +40,7 @@ class KVCache:
         values: Per layer, values [B, G, S, E].
         positions: Position of each slot [B, S].
         valid: True at real slots [B, S].
-        head_valid: Per layer, True at the slots that each KV head attends to [B, G, S, 1]; empty if all heads attend
-            to all valid slots.
+        prefix: Keys and values before the slots, of which every KV head has its own number.
 
     Example:
         >>> import torch, laconic
@@ -52,7 +54,7 @@ class KVCache:
     values: tuple[Tensor, ...]
     positions: Int[Tensor, "B S"]
     valid: Bool[Tensor, "B S"]
-    head_valid: tuple[Bool[Tensor, "B G S 1"], ...] = ()
+    prefix: KVPrefix | None = None
 
     def __repr__(self) -> str:
         dtype = str(self.keys[0].dtype).removeprefix("torch.") if self.keys else "empty"
@@ -79,13 +81,28 @@ class KVCache:
 
     @property
     def S(self) -> int:
-        """Number of slots, valid or not."""
+        """Number of slots, valid or not, after the prefix."""
         return self.valid.shape[1]
 
     @property
+    def next_position(self) -> Int[Tensor, " B"]:
+        """Position of the next token of each row."""
+        return self.continue_positions(self.valid.new_ones(self.B, 1))[:, 0]
+
+    def continue_positions(self, attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """Return the default positions of new tokens (Eq. C22)."""
+        prefix_tokens = self.prefix and self.prefix.num_tokens
+        return positions_.default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
+
+    @property
     def num_bytes(self) -> int:
-        """Size of all tensors: 2 L B G S E numbers of the keys' dtype, and 9 B S bytes."""
+        """Bytes in use: for slots, 2 L B G S E numbers of the keys' dtype and 9 B S bytes; and the prefix."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values alone, those of the prefix included."""
+        return sum(t.nbytes for t in self.tensors().values() if t.is_floating_point())
 
     @property
     def shape_summary(self) -> tuple[int, int, int]:
@@ -96,23 +113,23 @@ class KVCache:
         """Return every tensor by its name in a saved file."""
         keys = {f"keys.{i}": k for i, k in enumerate(self.keys)}
         values = {f"values.{i}": v for i, v in enumerate(self.values)}
-        heads = {f"head_valid.{i}": x for i, x in enumerate(self.head_valid)}
-        return keys | values | heads | {"positions": self.positions, "valid": self.valid}
+        prefix = {} if self.prefix is None else self.prefix.tensors()
+        return keys | values | {"positions": self.positions, "valid": self.valid} | prefix
 
     def extend(
         self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], positions: Tensor, valid: Tensor
     ) -> "KVCache":
-        """Return the cache after a forward pass, from tensors that include the new slots, seen by every head."""
-        new = valid.shape[1] - self.S
-        heads = tuple(F.pad(x, (0, 0, 0, new), value=True) for x in self.head_valid)
-        return KVCache(keys, values, positions, valid, heads)
+        """Return the cache after a forward pass, from tensors that include the new slots."""
+        return KVCache(keys, values, positions, valid, self.prefix)
 
     def append(self, other: "KVCache") -> "KVCache":
         """Append another cache's slots on the right, row by row.
 
         Raises:
-            ValueError: The numbers of rows or layers differ.
+            ValueError: The numbers of rows or layers differ, or the other cache has a prefix.
         """
+        if other.prefix is not None:
+            raise ValueError("append: the other cache has a prefix, which can only come first")
         if len(other.keys) != len(self.keys) or other.B != self.B:
             raise ValueError(
                 f"append: {other.B} rows of {len(other.keys)} layers do not match {self.B} rows of {len(self.keys)}"
@@ -122,11 +139,11 @@ class KVCache:
             tuple(torch.cat(pair, 2) for pair in zip(self.values, other.values, strict=True)),
             torch.cat([self.positions, other.positions], 1),
             torch.cat([self.valid, other.valid], 1),
-            concat_head_valid((self, other), 2),
+            self.prefix,
         )
 
     def crop(self, num_slots: int) -> "KVCache":
-        """Keep the first `num_slots` slots.
+        """Keep the first `num_slots` slots, and the prefix.
 
         Raises:
             ValueError: The cache has fewer slots.
@@ -138,7 +155,7 @@ class KVCache:
             tuple(v[:, :, :num_slots] for v in self.values),
             self.positions[:, :num_slots],
             self.valid[:, :num_slots],
-            tuple(x[:, :, :num_slots] for x in self.head_valid),
+            self.prefix,
         )
 
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
@@ -165,7 +182,7 @@ class KVCache:
             tuple(map(gather, self.values)),
             self.positions.gather(1, slots),
             self.valid.gather(1, slots),
-            tuple(map(gather, self.head_valid)),
+            self.prefix,
         )
 
     def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
@@ -201,12 +218,15 @@ class KVCache:
             raise ValueError(f"concat_rows: (layers, KV heads, head size) {other} does not match {shape}")
         S = max(cache.S for cache in caches)
         padded = [cache.pad_left(S - cache.S) for cache in caches]
+        prefix = next((cache.prefix for cache in caches if cache.prefix is not None), None)
+        if prefix is not None:
+            prefix = KVPrefix.concat_rows([c.prefix or KVPrefix.empty(prefix, c.B) for c in caches])
         return KVCache(
             tuple(torch.cat(layer, 0) for layer in zip(*(cache.keys for cache in padded), strict=True)),
             tuple(torch.cat(layer, 0) for layer in zip(*(cache.values for cache in padded), strict=True)),
             torch.cat([cache.positions for cache in padded], 0),
             torch.cat([cache.valid for cache in padded], 0),
-            concat_head_valid(padded, 0),
+            prefix,
         )
 
     def pad_left(self, num_slots: int) -> "KVCache":
@@ -220,7 +240,7 @@ class KVCache:
             tuple(map(pad, self.values)),
             F.pad(self.positions, (num_slots, 0)),
             F.pad(self.valid, (num_slots, 0), value=False),
-            tuple(map(pad, self.head_valid)),
+            self.prefix,
         )
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
@@ -239,10 +259,7 @@ class KVCache:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVCache":
         """Move to a device, and convert keys and values to a dtype."""
-        moved = self.map_tensors(lambda x: x.to(device))
-        return replace(
-            moved, keys=tuple(k.to(dtype) for k in moved.keys), values=tuple(v.to(dtype) for v in moved.values)
-        )
+        return self.map_tensors(lambda x: x.to(device, dtype if x.is_floating_point() else None))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply `function` to every tensor."""
@@ -251,7 +268,7 @@ class KVCache:
             tuple(map(function, self.values)),
             function(self.positions),
             function(self.valid),
-            tuple(map(function, self.head_valid)),
+            None if self.prefix is None else self.prefix.map_tensors(function),
         )
 
     def equal(self, other: "KVCache") -> bool:
@@ -284,24 +301,16 @@ class KVCache:
             tuple(tensors[f"values.{i}"] for i in layers),
             tensors["positions"],
             tensors["valid"],
-            tuple(tensors[f"head_valid.{i}"] for i in layers if f"head_valid.{i}" in tensors),
+            KVPrefix.from_tensors(tensors),
         )
-
-
-def concat_head_valid(caches: Sequence[KVCache], dim: int) -> tuple[Bool[Tensor, "B G S 1"], ...]:
-    """Concatenate the `head_valid` of caches; a cache without one has heads that attend to all its slots."""
-    if not any(cache.head_valid for cache in caches):
-        return ()
-    full = [c.head_valid or tuple(torch.ones_like(k[..., :1], dtype=torch.bool) for k in c.keys) for c in caches]
-    return tuple(torch.cat(layer, dim) for layer in zip(*full, strict=True))
 
 
 def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
+    prefix = {name: t for name, t in tensors.items() if name.startswith("prefix_")}
     layers = range(sum(name.startswith("keys.") for name in tensors))
-    kinds = ("keys", "values", "head_valid") if "head_valid.0" in tensors else ("keys", "values")
-    expected = {f"{kind}.{i}" for kind in kinds for i in layers} | {"positions", "valid"}
-    unmatched = min(tensors.keys() ^ expected, default=None)
+    expected = {f"{kind}.{i}" for kind in ("keys", "values") for i in layers} | {"positions", "valid"}
+    unmatched = min((tensors.keys() - prefix.keys()) ^ expected, default=None)
     if unmatched:
         return unmatched
     valid, shapes = tensors["valid"], {name: tuple(t.shape) for name, t in tensors.items()}
@@ -312,7 +321,8 @@ def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     first = shapes["keys.0"] if layers else ()
     if layers and (len(first) != 4 or first[::2] != shapes["valid"]):
         return "keys.0"
-    head = (*first[:3], 1)
-    heads = {name for name in expected if name.startswith("head_valid.")}
-    bad_head = next((name for name in heads if shapes[name] != head or tensors[name].dtype != torch.bool), None)
-    return bad_head or next((name for name in expected - {"positions", "valid"} - heads if shapes[name] != first), None)
+    bad = next((name for name in expected - {"positions", "valid"} if shapes[name] != first), None)
+    if bad or not prefix:
+        return bad
+    _, G, _, E = first or (0, 0, 0, 0)
+    return first_invalid_prefix_tensor(prefix, len(valid), (len(layers), G, E))

@@ -26,6 +26,7 @@ from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
 from laconic.models.int8_linear import Int8Linear, quantize_loaded_layers
+from laconic.models.kv_prefix import KVPrefix
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
@@ -279,6 +280,7 @@ class Decoder(nn.Module):
         all_valid: bool,
         needs_scores: bool,
         shared_positions: bool = False,
+        prefix: KVPrefix | None = None,
     ) -> ForwardContext:
         """Compute the RoPE tables of the new positions and each layer's mask, once per pass.
 
@@ -291,7 +293,7 @@ class Decoder(nn.Module):
             longest = 1 + positions.masked_fill(~valid[: len(positions)], -1).amax(1)
             omega, a = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
             cos, sin = rope.cos_sin_tables(positions[:, S:], omega, a, dtype)
-        sdpa_only = self.attn_implementation == "sdpa" and not needs_scores
+        sdpa_only = self.attn_implementation == "sdpa" and not needs_scores and prefix is None
         masks = {
             window: attention.build_attention_mask(
                 valid, S, all_valid=all_valid, window=window, bias=attention_bias, sdpa_only=sdpa_only, dtype=dtype
@@ -299,7 +301,7 @@ class Decoder(nn.Module):
             for window in dict.fromkeys(config.sliding_windows)
         }
         layer_masks = tuple(masks[window] for window in config.sliding_windows)
-        return ForwardContext(cos, sin, layer_masks, self.attn_implementation)
+        return ForwardContext(cos, sin, layer_masks, self.attn_implementation, prefix)
 
     def forward(
         self,
@@ -330,14 +332,14 @@ class Decoder(nn.Module):
         input_checks.check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, cache, attention_mask, position_ids, attention_bias
         )
-        (B, T), device, H = inputs_embeds.shape[:2], inputs_embeds.device, self.config.num_attention_heads
+        (B, T), device = inputs_embeds.shape[:2], inputs_embeds.device
         all_valid = attention_mask is None and cache is None
         mask = torch.ones(B, T, dtype=torch.bool, device=device) if attention_mask is None else attention_mask
         past = KVCache.empty(self.config, B, inputs_embeds.dtype, device) if cache is None else cache
         has_default_positions = position_ids is None
         shared_positions = all_valid and has_default_positions
         if position_ids is None:
-            position_ids = positions_.default_position_ids(mask, past.positions, past.valid)
+            position_ids = past.continue_positions(mask)
         valid, positions = torch.cat([past.valid, mask], 1), torch.cat([past.positions, position_ids], 1)
         if not torch.compiler.is_compiling():
             input_checks.check_dtype(self.layers, inputs_embeds)
@@ -354,8 +356,8 @@ class Decoder(nn.Module):
             all_valid=all_valid,
             needs_scores=any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request.layers),
             shared_positions=shared_positions,
+            prefix=past.prefix,
         )
-        context = context._replace(masks=attention.restrict_masks(context.masks, past.head_valid, valid, H))
         x = self.add_positions(inputs_embeds, position_ids)
         activations = {"embed": x} if "embed" in request.model else {}
         x, keys, values = self.run_layers(x, past, context, request, activations)

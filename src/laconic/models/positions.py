@@ -19,10 +19,14 @@ def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offse
 
 
 def default_position_ids(
-    attention_mask: Bool[Tensor, "B T"], past_positions: Int[Tensor, "B S"], past_valid: Bool[Tensor, "B S"]
+    attention_mask: Bool[Tensor, "B T"],
+    past_positions: Int[Tensor, "B S"],
+    past_valid: Bool[Tensor, "B S"],
+    num_prefix_tokens: Int[Tensor, " B"] | None = None,
 ) -> Int[Tensor, "B T"]:
-    """Eq. C22: count on from the largest valid cached position (from 0 if there is none); padding gets 0."""
+    """Eq. C22: count on from the largest valid cached position, or from the prefix, or from 0; padding gets 0."""
     first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
+    first = first if num_prefix_tokens is None else first.maximum(num_prefix_tokens)
     return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
 
 

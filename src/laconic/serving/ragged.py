@@ -20,6 +20,7 @@ from laconic.models import attention, rope
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.models.prefix_attention import attend_by_head
 from laconic.models.rope_scaling import ROPE_SCALINGS
 
 MAX_PACKED_BYTES = 2**30  # weights copied into the layout that is faster for several positions, the head first
@@ -41,24 +42,18 @@ class CacheRow:
         if cache is None:
             cache = KVCache.empty(config, 1, weight.dtype, weight.device)
         slots = cache.valid[0].nonzero()[:, 0]
-        positions = cache.positions[0, slots]
-        self.last_position = int(positions.amax()) if len(slots) else -1
+        self.prefix, self.last_position = cache.prefix, int(cache.next_position) - 1
         self.next_position = self.last_position + 1 if first_position is None else first_position
         self.num_filled = S = len(slots)
         shape = (2 * len(cache.keys), config.num_key_value_heads, S + num_tokens, config.head_dim)
         self.buffer = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         for i, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
             self.buffer[2 * i, :, :S], self.buffer[2 * i + 1, :, :S] = k[0, :, slots], v[0, :, slots]
-        # 0 at slots that a KV head attends to, else minus infinity; new slots are seen by every head
-        self.head_bias: tuple[Float[Tensor, "G S"], ...] = tuple(
-            torch.zeros_like(x[0, :, slots, 0], dtype=weight.dtype).masked_fill(~x[0, :, slots, 0], -math.inf)
-            for x in cache.head_valid
-        )
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffer."""
-        return self.buffer.nbytes
+        """Size of the buffer and of the KV prefix, which rows may share."""
+        return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.num_bytes)
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for as many new positions."""
@@ -178,7 +173,7 @@ def build_rope_tables(
 def build_mask(row: CacheRow, n: int, window: int | None, R: int) -> Float[Tensor, "Rn P"] | None:
     """Return the mask of n new positions for R query heads; None if one position sees all, or if causality is all."""
     S = row.num_filled
-    if n == 1 or (S == 0 and not row.head_bias and (window is None or window >= n)):
+    if n == 1 or (S == 0 and row.prefix is None and (window is None or window >= n)):
         return None
     valid = torch.ones(1, S + n, dtype=torch.bool, device=row.buffer.device)
     visible = attention.visibility_mask(valid, S, window)[0]
@@ -201,14 +196,13 @@ def attend(
     pair[0, :, S : S + n], pair[1, :, S : S + n] = k[columns].transpose(0, 1), v[columns].transpose(0, 1)
     first = max(0, S + 1 - window) if n == 1 and window is not None else 0
     keys, values, mask = pair[:1, :, first : S + n], pair[1:, :, first : S + n], span.masks[window]
-    if row.head_bias:
-        seen = row.head_bias[layer]
-        bias = F.pad(seen, (0, S + n - seen.shape[1]))[None, :, None, first:]
-        mask = bias if mask is None else mask + bias
-    elif n > 1 and mask is None:
+    if n > 1 and mask is None:
         causal = attention.AttentionMask(True, None, None, None)
         return attention.sdpa_attention(q[columns].transpose(0, 1)[None], keys, values, scale, causal, 0.0)[0]
     # the query heads of a group stand in for positions, so that their keys need not be repeated
     grouped = q[columns].view(n, G, H // G, E).permute(1, 2, 0, 3).reshape(1, G, -1, E)
-    c = F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+    if row.prefix is None:
+        c = F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+    else:
+        c = attend_by_head(grouped, keys, values, mask, scale, row.prefix.heads(layer))
     return c.view(G, H // G, n, E).permute(2, 0, 1, 3).reshape(n, H * E)

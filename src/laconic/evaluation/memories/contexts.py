@@ -74,10 +74,9 @@ def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
 
 def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:
     """Return the context of a KV memory of one document."""
-    cache, num_slots = memory.to_cache(), int(memory.valid.sum())
-    used = sum(x.numel() * x.element_size() for x in (*cache.keys, *cache.values))
-    file_bytes = num_slots * (slot_bytes(decoder) + INDEX_BYTES)
-    return ProbeContext(name, partial(read_after_cache, decoder, cache), float(memory.num_slots[0]), file_bytes, used)
+    cache, file_bytes = memory.to_cache(), memory.num_bytes + int(memory.slots.sum()) * INDEX_BYTES
+    read = partial(read_after_cache, decoder, cache)
+    return ProbeContext(name, read, float(memory.num_slots[0]), file_bytes, cache.kv_bytes)
 
 
 def iter_text_contexts(

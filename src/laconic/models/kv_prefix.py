@@ -1,0 +1,141 @@
+"""KV prefix: keys and values before the slots of a cache, of which every KV head has its own number.
+
+A memory that keeps many keys in a few heads takes as many bytes as these keys and values; nothing is padded to the
+longest head.
+
+Shapes: B rows, G KV heads, N keys of all heads of a layer, n keys of one head, E head size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class PrefixHead(NamedTuple):
+    """The prefix of one KV head; `valid` is None if all keys of all rows are."""
+
+    keys: Float[Tensor, "B n E"]
+    values: Float[Tensor, "B n E"]
+    valid: Bool[Tensor, "B n"] | None
+
+
+@dataclass(frozen=True)
+class KVPrefix:
+    """Immutable keys and values that every query attends to, whatever a sliding window hides.
+
+    Args:
+        keys: Per layer, rotated keys of all KV heads side by side [B, N, E].
+        values: Per layer, values [B, N, E].
+        valid: Per layer, True at the keys that a row has [B, N]; empty if every row has all of them.
+        num_tokens: Tokens that the prefix was computed from [B]; the next token has this position.
+        sizes: Per layer, number of keys of every head, padded to the longest row.
+    """
+
+    keys: tuple[Float[Tensor, "B _ E"], ...]
+    values: tuple[Float[Tensor, "B _ E"], ...]
+    valid: tuple[Bool[Tensor, "B _"], ...]
+    num_tokens: Int[Tensor, " B"]
+    sizes: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def heads(self, layer: int) -> list[PrefixHead]:
+        """Return the heads of a layer, as views."""
+        sizes = list(self.sizes[layer])
+        keys, values = torch.split(self.keys[layer], sizes, 1), torch.split(self.values[layer], sizes, 1)
+        valid = torch.split(self.valid[layer], sizes, 1) if self.valid else [None] * len(sizes)
+        return [PrefixHead(*head) for head in zip(keys, values, valid, strict=True)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by its name in a saved cache."""
+        layers = {"keys": self.keys, "values": self.values, "valid": self.valid}
+        named = {f"prefix_{kind}.{i}": x for kind, tensors in layers.items() for i, x in enumerate(tensors)}
+        sizes = torch.tensor(self.sizes, dtype=torch.long, device="cpu")
+        return named | {"prefix_tokens": self.num_tokens, "prefix_sizes": sizes}
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVPrefix":
+        """Apply `function` to every tensor."""
+        keys, values, valid = (tuple(map(function, x)) for x in (self.keys, self.values, self.valid))
+        return KVPrefix(keys, values, valid, function(self.num_tokens), self.sizes)
+
+    @classmethod
+    def empty(cls, like: "KVPrefix", B: int) -> "KVPrefix":
+        """Return B rows without keys, for a model with the layers and heads of another prefix."""
+        keys, tokens = tuple(k.new_empty(B, 0, k.shape[2]) for k in like.keys), like.num_tokens
+        sizes = tuple((0,) * len(layer) for layer in like.sizes)
+        return cls(keys, keys, (), tokens.new_zeros(B), sizes)
+
+    @staticmethod
+    def concat_rows(prefixes: Sequence["KVPrefix"]) -> "KVPrefix":
+        """Concatenate rows. Every head is padded to its longest row."""
+        sizes = tuple(
+            tuple(map(max, zip(*layers, strict=True))) for layers in zip(*(p.sizes for p in prefixes), strict=True)
+        )
+        keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
+        for layer, longest in enumerate(sizes):
+            rows = [p.pad_heads(layer, longest) for p in prefixes]
+            for joined, parts in zip((keys, values, valid), zip(*rows, strict=True), strict=True):
+                joined.append(torch.cat(parts))
+        is_padded = not all(bool(v.all()) for v in valid)
+        tokens = torch.cat([prefix.num_tokens for prefix in prefixes])
+        return KVPrefix(tuple(keys), tuple(values), tuple(valid) if is_padded else (), tokens, sizes)
+
+    def pad_heads(self, layer: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keys, values and validity of a layer with heads of these sizes."""
+        keys, values, valid = list[Tensor](), list[Tensor](), list[Tensor]()
+        for head, size in zip(self.heads(layer), sizes, strict=True):
+            more, ones = size - head.keys.shape[1], torch.ones_like(head.keys[..., 0], dtype=torch.bool)
+            keys.append(F.pad(head.keys, (0, 0, 0, more)))
+            values.append(F.pad(head.values, (0, 0, 0, more)))
+            valid.append(F.pad(ones if head.valid is None else head.valid, (0, more)))
+        return torch.cat(keys, 1), torch.cat(values, 1), torch.cat(valid, 1)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "KVPrefix | None":
+        """Return the prefix of a saved cache, None if it has none."""
+        if "prefix_sizes" not in tensors:
+            return None
+        sizes = tuple(tuple(map(int, layer)) for layer in tensors["prefix_sizes"])
+        keys, values, valid = (
+            tuple(tensors[f"prefix_{kind}.{i}"] for i in range(len(sizes)) if f"prefix_{kind}.0" in tensors)
+            for kind in ("keys", "values", "valid")
+        )
+        return cls(keys, values, valid, tensors["prefix_tokens"], sizes)
+
+
+def first_invalid_tensor(tensors: Mapping[str, Tensor], B: int, shape: tuple[int, int, int]) -> str | None:
+    """Return the name of a prefix tensor that is missing, unexpected, or does not fit B rows and a cache's shape.
+
+    Args:
+        tensors: Those whose name begins with `prefix_`.
+        B: Number of rows.
+        shape: Number of layers, number of KV heads, head size.
+    """
+    L, G, E = shape
+    kinds = ("keys", "values", "valid") if "prefix_valid.0" in tensors else ("keys", "values")
+    expected = {f"prefix_{kind}.{i}" for kind in kinds for i in range(L)} | {"prefix_tokens", "prefix_sizes"}
+    unmatched = min(tensors.keys() ^ expected, default=None)
+    if unmatched:
+        return unmatched
+    sizes, tokens = tensors["prefix_sizes"], tensors["prefix_tokens"]
+    if sizes.shape != (L, G) or sizes.dtype != torch.long or bool((sizes < 0).any()):
+        return "prefix_sizes"
+    if tokens.shape != (B,) or tokens.dtype != torch.long:
+        return "prefix_tokens"
+    for name in sorted(expected - {"prefix_tokens", "prefix_sizes"}):
+        kind, _, layer = name.partition(".")
+        N, x = int(sizes[int(layer)].sum()), tensors[name]
+        if kind == "prefix_valid":
+            if x.shape != (B, N) or x.dtype != torch.bool:
+                return name
+        elif x.shape != (B, N, E) or not x.is_floating_point():
+            return name
+    return None
