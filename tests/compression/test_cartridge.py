@@ -11,7 +11,7 @@ import torch
 from laconic.compression.cartridge import CartridgeConfig, distillation_loss, fit_cartridge
 from laconic.compression.cartridge_file import load_cartridge, save_cartridge
 from laconic.compression.kv_compress import KVCompressionConfig, compress_kv
-from laconic.compression.self_study import Requests, build_study_batch, write_study_rows
+from laconic.compression.self_study import QUOTED_TOKENS, Requests, build_study_batch, write_study_rows
 from laconic.errors import BusyError, InputError, UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -46,9 +46,9 @@ def test_distillation_loss_equals_its_definition() -> None:
 def test_study_batch_teacher_reads_the_rows_after_the_document(decoder: Decoder) -> None:
     cache = decoder(decoder.embed(torch.tensor([DOCUMENT]))).cache
     rows = write_study_rows(decoder, cache, DOCUMENT, REQUESTS, num_rows=8, max_tokens=5, seed=3)
-    assert [row.num_prompt for row in rows] == [0, 8, 0, 3, 0, 3, 0, 3]
+    assert [row.num_prompt for row in rows] == [0, 8, 8, 3, 0, 3, 0, 3]
     assert rows == write_study_rows(decoder, cache, DOCUMENT, REQUESTS, num_rows=8, max_tokens=5, seed=3)
-    assert rows[1].ids == tuple(DOCUMENT[-13:])  # the last passage, after the tokens that its request quotes
+    assert rows[2].ids == tuple(DOCUMENT[-13:])  # the last passage, after the tokens that its request quotes
     batch = build_study_batch(decoder, cache, rows)
     teacher = iter(batch.teacher)
     for row in rows:
@@ -56,6 +56,14 @@ def test_study_batch_teacher_reads_the_rows_after_the_document(decoder: Decoder)
         for position in range(max(row.num_prompt, 1) - 1, len(row.ids) - 1):
             torch.testing.assert_close(next(teacher), alone[position], atol=2e-5, rtol=1e-4)
     assert next(teacher, None) is None
+
+
+def test_requests_build_quote_spreads_passages_over_the_document() -> None:
+    requests, document = Requests(quote=((1, 2), (3,))), list(range(100, 100 + 2 * QUOTED_TOKENS))
+    passages = [requests.build_quote(document, (7,), share) for share in (0.0, 0.5, 1.0)]
+    starts = (0, QUOTED_TOKENS // 2, QUOTED_TOKENS)
+    assert passages == [[1, 2, *document[start : start + QUOTED_TOKENS], 3] for start in starts]
+    assert requests.build_quote(document, (), 0.5) == [], "a continuation follows the document"
 
 
 def test_fit_cartridge_lowers_the_held_out_loss(decoder: Decoder) -> None:

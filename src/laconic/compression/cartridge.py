@@ -18,7 +18,13 @@ from torch import Tensor
 
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_selection import DocumentReader
-from laconic.compression.self_study import Requests, StudyBatch, build_study_batch, write_study_rows
+from laconic.compression.self_study import (
+    QUOTED_TOKENS,
+    Requests,
+    StudyBatch,
+    build_study_batch,
+    write_study_rows,
+)
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
@@ -51,7 +57,7 @@ class CartridgeConfig:
     num_rows: int = 128
     max_tokens: int = 64
     batch_size: int = 8
-    learning_rate: float = 1e-2
+    learning_rate: float = 5e-2
     num_frozen_tokens: int = 1
     seed: int = 0
 
@@ -103,12 +109,13 @@ def fit_cartridge(
     Raises:
         UsageError: If the memory has several rows, or the document does not fit the context.
     """
-    context, needed = decoder.config.max_position_embeddings, len(document) + 2 * config.max_tokens
+    row_tokens = QUOTED_TOKENS + 2 * config.max_tokens
+    context, needed = decoder.config.max_position_embeddings, len(document) + row_tokens
     if memory.B != 1:
         raise UsageError(f"fit_cartridge: the memory has {memory.B} documents; fit one at a time")
     if needed > context:
         raise UsageError(
-            f"fit_cartridge: the document's {len(document):,} tokens and {2 * config.max_tokens} of a row exceed the "
+            f"fit_cartridge: the document's {len(document):,} tokens and {row_tokens} of a row exceed the "
             f"context of {context:,}; fit a shorter text"
         )
     batches, held_out = write_study_batches(decoder, document, config, requests, on_progress)

@@ -1,7 +1,9 @@
 """Self-study: texts about a document that the model itself writes, to distil the document into a smaller memory.
 
 Cartridges (arXiv:2506.06266), section 4. A row is a passage that the model is asked to repeat, a continuation of the
-document, or an answer to a request about it. The teacher is the model with the whole document in its KV cache.
+document, or an answer to a request about it. Before a request the model reads a passage of the document once more, so
+that the rows together ask about all of it; the passage is not part of the row. The teacher is the model with the whole
+document in its KV cache.
 
 Shapes: R rows, T columns, N scored ids, D width.
 """
@@ -21,14 +23,27 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 SAMPLED_TOGETHER = 8  # rows of one call of `generate`; each needs a copy of the document's cache
-PASSAGE_SHARE = 0.25  # share of the rows that are passages of the document
+PASSAGE_SHARE = 0.4  # share of the rows that are passages of the document
+QUOTED_TOKENS = 48  # of the passage that precedes a request
+TEMPERATURE = 0.7  # small models lose the subject at 1
 
 
 class Requests(NamedTuple):
-    """Token ids that are put after the document: requests to answer (empty: continue the text), and one to repeat."""
+    """Token ids that are put after the document: requests to answer (empty: continue the text), and one to repeat.
+
+    `quote` are the ids before and after a passage that a request refers to.
+    """
 
     prompts: tuple[tuple[int, ...], ...] = ((),)
     repeat: RepeatPrompt = RepeatPrompt()
+    quote: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+    def build_quote(self, document: Sequence[int], prompt: Sequence[int], share: float) -> list[int]:
+        """Return the passage to read before a prompt, at a share of the document; none before a continuation."""
+        if not prompt:
+            return []
+        start = int(share * max(len(document) - QUOTED_TOKENS, 0))
+        return [*self.quote[0], *document[start : start + QUOTED_TOKENS], *self.quote[1]]
 
 
 class StudyRow(NamedTuple):
@@ -66,7 +81,7 @@ def write_study_rows(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[StudyRow]:
-    """Return passages of a document and texts that the model writes about it, sampled at temperature 1.
+    """Return passages of a document and texts that the model writes about it.
 
     Args:
         decoder: Model.
@@ -91,9 +106,11 @@ def write_study_rows(
         numbers = range(first, min(first + SAMPLED_TOGETHER, num_rows))
         prompts = [requests.prompts[i % len(requests.prompts)] for i in numbers]
         config = GenerationConfig(
-            max_tokens=max_tokens, temperature=1.0, seed=[seed + i for i in numbers], return_state=False
+            max_tokens=max_tokens, temperature=TEMPERATURE, seed=[seed + i for i in numbers], return_state=False
         )
-        inputs = [[document[-1], *prompt] for prompt in prompts]
+        shares = [(i - num_passages) / (num_rows - num_passages) for i in numbers]
+        quotes = [requests.build_quote(document, p, share) for p, share in zip(prompts, shares, strict=True)]
+        inputs = [[document[-1], *quote, *prompt] for quote, prompt in zip(quotes, prompts, strict=True)]
         replies = generate(decoder, input_ids=inputs, state=context.repeat_rows(len(prompts)), config=config)
         rows += [StudyRow((*p, *reply.token_ids), len(p)) for p, reply in zip(prompts, replies, strict=True)]
     return rows

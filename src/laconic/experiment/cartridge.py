@@ -24,7 +24,8 @@ CHAT_REQUESTS = (
     "What does the text above say at its end?",
     "Write a short quiz about the text above, with the answers.",
 )
-TEXT_REQUESTS = ("", "\n\nQuestion:", "\n\nSummary:", "\n\nThe most important facts:\n1.")  # "": continue the text
+TEXT_REQUESTS = ("", "\n\nQuestion:", "\n\nThe most important facts:\n1.", "\n\nQuestion:")  # "": continue the text
+QUOTE = (SEPARATOR + '"...', '..."')  # around a passage that a request refers to
 
 
 def build_requests(tokenizer: Tokenizer, chat: bool) -> Requests:
@@ -33,8 +34,10 @@ def build_requests(tokenizer: Tokenizer, chat: bool) -> Requests:
         texts = [split_template(tokenizer, MARK + SEPARATOR + request)[1] for request in CHAT_REQUESTS]
     else:
         texts = list(TEXT_REQUESTS)
-    ids = tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-    return Requests(ids, build_repeat_prompt(tokenizer))
+    ids, (before, after) = (
+        tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in some) for some in (texts, QUOTE)
+    )
+    return Requests(ids, build_repeat_prompt(tokenizer), (before, after))
 
 
 def fit_text(
