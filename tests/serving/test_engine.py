@@ -1,19 +1,26 @@
 """The engine gives every request what `laconic.generate` gives it alone, whatever else runs."""
 
+import itertools
+import threading
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import laconic
+from laconic.errors import InputError, NonFiniteError, UsageError
 from laconic.experiment.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
-from laconic.serving.engine import Engine
-from laconic.serving.requests import FinishEvent
-from tests.serving.receiver import Receiver, submit
+from laconic.models.cache import KVCache
+from laconic.models.config import DecoderConfig
+from laconic.serving import sequence
+from laconic.serving.engine import Engine, EngineClosedError, QueueFullError
+from laconic.serving.requests import EngineRequest, ErrorEvent, FinishEvent, PromptEvent
+from tests.serving.receiver import Receiver, run_to_end, submit
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 STORIES = Path(laconic.__file__).parent / "checkpoints/stories260k"
@@ -76,3 +83,161 @@ def test_engine_gives_each_request_what_generate_gives_it_alone(
             logprobs = [event.logprob.logprob for event in receiver.tokens]
             assert logprobs == pytest.approx(alone.logprobs, abs=1e-3)
     assert engine.stats().num_running == engine.stats().kv_bytes == 0
+
+
+def encode(text: str) -> list[int]:
+    return stories().tokenizer.encode(text)
+
+
+def test_engine_reads_a_long_prompt_between_the_tokens_of_running_rows() -> None:
+    engine = Engine(stories(), prefill_chunk_size=16)
+    running = submit(engine, encode("Once"), config=GenerationConfig(max_tokens=60, eos_token_ids=()))
+    engine.run_once()
+    ids = [1, *torch.randint(3, 500, (240,), generator=torch.Generator().manual_seed(0)).tolist()]
+    config = GenerationConfig(max_tokens=5, eos_token_ids=())
+    long = submit(engine, ids, config=config)
+    run_to_end(engine)
+    gaps = [after - before for before, after in itertools.pairwise(running.steps[1:-1])]
+    assert set(gaps) == {1}, "a token of the running row in every step"
+    assert long.steps[0] >= 241 // 16
+    assert running.steps[-1] > long.steps[0]
+    alone = laconic.generate(stories().decoder, stories().tokenizer, input_ids=[ids], config=config)[0]
+    assert long.token_ids == alone.token_ids
+
+
+def test_engine_shares_a_step_between_prompts() -> None:
+    """A short prompt does not wait for a long one that came first."""
+    engine = Engine(stories(), prefill_chunk_size=16)
+    long = submit(engine, [1, *range(3, 203)], config=GenerationConfig(max_tokens=3))
+    engine.run_once()
+    short = submit(engine, encode("The dog"), config=GenerationConfig(max_tokens=3))
+    run_to_end(engine)
+    assert short.steps[-1] < long.steps[0]
+
+
+def test_engine_cancel_takes_effect_before_the_next_step() -> None:
+    engine = Engine(stories(), max_batch_size=2)
+    config = GenerationConfig(max_tokens=50, eos_token_ids=())
+    first, second, waiting = (submit(engine, encode(text), config=config) for text in TEXTS[:3])
+    for _ in range(4):
+        engine.run_once()
+    before = engine.stats()
+    assert (before.num_running, before.num_waiting, before.batch_size) == (2, 1, 2)
+    assert before.kv_bytes > 0
+    engine.cancel(first.id)
+    engine.cancel(12345)
+    num_tokens = len(first.token_ids)
+    engine.run_once()
+    assert first.finish == FinishEvent("cancelled", len(encode(TEXTS[0])), num_tokens)
+    assert engine.stats().num_waiting == 0
+    engine.cancel(waiting.id)
+    run_to_end(engine)
+    assert waiting.finish.reason == "cancelled"
+    assert second.token_ids == generate_alone(TEXTS[1], config).token_ids
+    engine.cancel(second.id)
+    assert engine.run_once()
+    assert second.finish.reason == "length", "a finished request cannot be cancelled"
+
+
+def test_engine_thread_serves_drains_and_closes() -> None:
+    engine = Engine(stories(), max_batch_size=1, max_queue=2)
+    config = GenerationConfig(max_tokens=5, eos_token_ids=())
+    first, second = (submit(engine, encode(text), config=config) for text in TEXTS[:2])
+    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+        submit(engine, encode("Tom"), config=config)
+    assert not engine.drain(timeout=0.01)
+    engine.start()
+    assert engine.drain(timeout=60)
+    assert first.token_ids == generate_alone(TEXTS[0], config).token_ids
+    assert second.token_ids == generate_alone(TEXTS[1], config).token_ids
+    with pytest.raises(EngineClosedError):
+        submit(engine, encode("Tom"), config=config)
+    stats = engine.stats()
+    assert (stats.num_generated_tokens, stats.num_running, stats.kv_bytes) == (10, 0, 0)
+    assert stats.num_prompt_tokens == sum(len(encode(text)) for text in TEXTS[:2])
+    engine.close()
+    assert not engine.thread.is_alive()
+
+
+def test_engine_close_cancels_what_runs_and_waits() -> None:
+    engine, started = Engine(stories(), max_batch_size=1), threading.Event()
+    events = list[object]()
+    request = EngineRequest(tuple(encode("Once")), config=GenerationConfig(max_tokens=400, eos_token_ids=()))
+
+    def receive(event: object) -> None:
+        events.append(event)
+        started.set()
+
+    engine.submit(request, receive)
+    waiting = submit(engine, encode("Tom"))
+    engine.start()
+    assert started.wait(60)
+    engine.close()
+    assert isinstance(events[-1], FinishEvent)
+    assert (events[-1].reason, waiting.finish.reason) == ("cancelled", "cancelled")
+
+
+def test_engine_row_that_is_not_finite_fails_alone() -> None:
+    engine = Engine(stories())
+    cache = stories().decoder(stories().decoder.embed(torch.tensor([encode("Once upon")]))).cache
+    broken = cache.map_tensors(lambda x: x * float("nan") if x.is_floating_point() else x)
+    config = GenerationConfig(max_tokens=8)
+    bad = submit(engine, [5, 6], state=broken, config=config)
+    good = submit(engine, encode(TEXTS[0]), config=config)
+    run_to_end(engine)
+    assert isinstance(bad.events[-1], ErrorEvent)
+    assert isinstance(bad.events[-1].error, NonFiniteError)
+    assert good.token_ids == generate_alone(TEXTS[0], config).token_ids
+    assert engine.stats().kv_bytes == 0
+
+
+def test_engine_drops_a_request_whose_receiver_fails() -> None:
+    engine = Engine(stories())
+
+    def fail(event: object) -> None:
+        raise RuntimeError("event loop is closed")
+
+    engine.submit(EngineRequest(tuple(encode("Once")), config=GenerationConfig(max_tokens=50)), fail)
+    good = submit(engine, encode(TEXTS[0]), config=CONFIGS[0])
+    engine.run_once()
+    assert engine.stats().num_running == 1
+    run_to_end(engine)
+    assert good.token_ids == generate_alone(TEXTS[0], CONFIGS[0]).token_ids
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        ({"token_ids": ()}, UsageError, "no token"),
+        ({"token_ids": (1, 512)}, InputError, "outside the vocabulary"),
+        ({"token_ids": (1,) * 500, "config": GenerationConfig(max_tokens=20)}, UsageError, "shorten by 8"),
+        ({"token_ids": (1,), "first_position": 510, "config": GenerationConfig(max_tokens=20)}, UsageError, "context"),
+        ({"token_ids": (1,), "question": "1+1="}, UsageError, "question"),
+        ({"token_ids": (1,), "config": GenerationConfig(suppress_token_ids=(512,))}, UsageError, "vocabulary"),
+        ({"token_ids": (1,), "config": GenerationConfig(seed=(1, 2))}, UsageError, "one number"),
+        ({"token_ids": (1,), "state": KVCache.empty(DecoderConfig.tiny("llama"), 1)}, UsageError, "the decoder"),
+    ],
+)
+def test_engine_refuses_what_does_not_fit(request_: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        submit(Engine(stories()), **request_)
+
+
+def test_engine_log_probabilities_of_prompt_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "LOGPROB_ROWS", 3)
+    engine = Engine(stories(), prefill_chunk_size=5)
+    ids = encode(TEXTS[2])
+    receiver = submit(engine, ids, config=GenerationConfig(max_tokens=4), num_top_logprobs=3, with_prompt_logprobs=True)
+    run_to_end(engine)
+    decoder, whole = stories().decoder, [*ids, *receiver.token_ids]
+    expected = decoder.logits(decoder(decoder.embed(torch.tensor([whole]))).hidden_states[0]).log_softmax(-1)
+    (prompt,) = [event for event in receiver.events if isinstance(event, PromptEvent)]
+    assert receiver.events[0] is prompt
+    scored = [*prompt.logprobs, *(event.logprob for event in receiver.tokens)]
+    assert [entry.token_id for entry in scored] == whole
+    assert (scored[0].logprob, scored[0].top) == (None, ())
+    for t, entry in enumerate(scored[1:]):
+        values, top = expected[t].topk(3)
+        assert entry.logprob == pytest.approx(float(expected[t, entry.token_id]), abs=1e-4)
+        assert [i for i, _ in entry.top] == top.tolist()
+        assert [p for _, p in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
