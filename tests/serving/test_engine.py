@@ -230,7 +230,8 @@ def test_engine_log_probabilities_of_prompt_and_tokens(monkeypatch: pytest.Monke
     receiver = submit(engine, ids, config=GenerationConfig(max_tokens=4), num_top_logprobs=3, with_prompt_logprobs=True)
     run_to_end(engine)
     decoder, whole = stories().decoder, [*ids, *receiver.token_ids]
-    expected = decoder.logits(decoder(decoder.embed(torch.tensor([whole]))).hidden_states[0]).log_softmax(-1)
+    with torch.no_grad():
+        expected = decoder.logits(decoder(decoder.embed(torch.tensor([whole]))).hidden_states[0]).log_softmax(-1)
     (prompt,) = [event for event in receiver.events if isinstance(event, PromptEvent)]
     assert receiver.events[0] is prompt
     scored = [*prompt.logprobs, *(event.logprob for event in receiver.tokens)]

@@ -1,19 +1,40 @@
 """The engine gives runs of every family what their `generate` gives."""
 
+import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import nn
 
 import laconic
+from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.errors import UsageError
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.nested_model import NestedTextModel
 from laconic.experiment.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.cot import Cot
 from laconic.serving.engine import Engine
 from laconic.serving.ragged import RaggedDecoder
+from laconic.serving.requests import PromptEvent
 from tests.runs import train_tiny_run
-from tests.serving.receiver import run_to_end, submit
+from tests.serving.receiver import Receiver, run_to_end, submit
+
+
+@cache
+def tiny_reasoner() -> Reasoner:
+    with tempfile.TemporaryDirectory() as folder:
+        return cast(Reasoner, laconic.load(train_tiny_run("nocot", Path(folder))))
+
 
 pytestmark = pytest.mark.usefixtures("unchecked")
+STORIES = Path(laconic.__file__).parent / "checkpoints/stories260k"
 QUESTIONS = ("1+2*3=", "4*5-6=", "7-3+12=", "9+9+9=", "2*2*2=")
 LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4")
 
@@ -40,3 +61,118 @@ def test_engine_answers_as_reasoner_generate(
         assert receiver.finish.latent_passes == answer.passes.latent
         assert receiver.finish.latent_positions == (2 if method in ("kava", "coconut") else 0)
     assert engine.stats().num_latent_passes == sum(r.finish.latent_passes for r in receivers)
+
+
+def test_engine_continues_the_cache_of_a_memory() -> None:
+    """Slots that are left out, positions that text before the memory has, and the state after another request."""
+    model = cast(LanguageModel, laconic.load(STORIES))
+    decoder, tokenizer = model.decoder, model.tokenizer
+    ids = torch.tensor([tokenizer.encode("Lily had a red ball. She liked to play with it in the park.")])
+    cache = decoder(decoder.embed(ids)).cache
+    memory = cache.with_valid(torch.arange(cache.S)[None] % 3 != 1)
+    config = GenerationConfig(max_tokens=12)
+    before = model.generate("One day", config)[0].state
+    question = tokenizer.encode("Tom", add_special_tokens=False)
+    engine = Engine(model, prefill_chunk_size=2)
+    cases = [(memory, None), (memory, 60), (memory, 4), (before, None)]
+    receivers = [submit(engine, question, state=s, first_position=p, config=config) for s, p in cases]
+    plain = submit(engine, tokenizer.encode("Tom"), config=config)
+    forked = submit(engine, (), state=before, config=config, with_prompt_logprobs=True)
+    run_to_end(engine)
+    for (state, position), receiver in zip(cases, receivers, strict=True):
+        first = None if position is None else torch.tensor([position])
+        (alone,) = laconic.generate(
+            decoder, tokenizer, input_ids=[question], state=state, first_positions=first, config=config
+        )
+        assert (receiver.token_ids, receiver.text) == (alone.token_ids, alone.text)
+        assert receiver.finish.num_prompt_tokens == len(question)
+    assert plain.token_ids == model.generate("Tom", config)[0].token_ids
+    assert forked.token_ids == laconic.generate(decoder, input_ids=[[]], state=before, config=config)[0].token_ids
+    assert forked.events[0] == PromptEvent()
+
+
+@pytest.mark.parametrize("overrides", [(), (*LORA, "compression.adapter_scope=write", "train.learning_rate=0.1")])
+def test_engine_reads_summary_vectors(
+    overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an adapter that only writes, the base model reads, also while another thread writes a memory."""
+    monkeypatch.chdir(tmp_path)
+    compressor = cast(TextCompressor, laconic.load(train_tiny_run("autocompressor", tmp_path, *overrides)))
+    memory = compressor.compress(["A text of two segments, which is not very long."])
+    prompts = ["Who arrived?", "What is", "Th"]
+    encoded = compressor.prepare_prompts(prompts, memory)
+    engine = Engine(compressor)
+    config = GenerationConfig(max_tokens=6)
+    receivers = list[Receiver]()
+    for i, ids in enumerate(encoded.prompt_ids):
+        cache = None if encoded.cache is None else encoded.cache.select_rows([i])
+        first = None if encoded.positions is None else int(encoded.positions[i])
+        receivers.append(submit(engine, ids, state=cache, first_position=first, config=config))
+    run_to_end(engine)
+    assert isinstance(engine.served.executor, RaggedDecoder)
+    hidden = [decoder(decoder.embed(torch.tensor([[5, 6]]))) for decoder in (compressor.decoder, engine.served.decoder)]
+    assert torch.equal(hidden[0].hidden_states, hidden[1].hidden_states) == (not overrides)
+    alone = compressor.generate(prompts, memory, config=config)
+    assert [r.token_ids for r in receivers] == [g.token_ids for g in alone]
+    assert [r.text for r in receivers] == [g.text for g in alone]
+
+
+@pytest.mark.parametrize("overrides", [(), ("mixer.kind=attention",)])
+def test_engine_reads_fast_weights(overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = cast(NestedTextModel, laconic.load(train_tiny_run("hope", tmp_path, *overrides)))
+    states = [None, model.compress(["A text that changes the fast weights."]), model.compress(["Another."])]
+    configs = [
+        GenerationConfig(max_tokens=5, seed=1, temperature=0.5),
+        GenerationConfig(max_tokens=7, update_on_prompt=True),
+        GenerationConfig(max_tokens=6, update_on_prompt=False, update_on_output=True),
+    ]
+    engine = Engine(model, prefill_chunk_size=3)
+    prompts = ["Who arrived?", "What", "A sentence"]
+    receivers = [
+        submit(engine, model.tokenizer.encode(p), state=s, config=c)
+        for p, s, c in zip(prompts, states, configs, strict=True)
+    ]
+    run_to_end(engine)
+    for prompt, state, config, receiver in zip(prompts, states, configs, receivers, strict=True):
+        alone = model.generate([prompt], state, config=config)[0]
+        assert (receiver.token_ids, receiver.text) == (alone.token_ids, alone.text)
+
+
+class AnswersOnly(nn.Module):
+    """A method without `prompt_answers`, as a class outside laconic may be."""
+
+    def __init__(self, method: Cot) -> None:
+        super().__init__()
+        self.method = method
+
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
+        return self.method.answer(questions, decoding)
+
+
+def test_engine_answers_with_a_method_that_only_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = cast(Reasoner, laconic.load(train_tiny_run("cot", tmp_path))).run
+    reasoner = Reasoner(replace(run, method=AnswersOnly(cast(Cot, run.method))))
+    engine = Engine(reasoner)
+    configs = [GenerationConfig(max_tokens=6), GenerationConfig(max_tokens=4, temperature=1.0, seed=3)]
+    receivers = [submit(engine, question=q, config=c) for q, c in zip(QUESTIONS, configs, strict=False)]
+    run_to_end(engine)
+    for question, config, receiver in zip(QUESTIONS, configs, receivers, strict=False):
+        (answer,) = reasoner.generate(question, config)
+        assert (receiver.token_ids, receiver.text) == (list(answer.token_ids), answer.text)
+        assert receiver.finish.num_tokens == len(answer.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"token_ids": (1, 2)}, "give a question"),
+        ({"question": "1+1=", "config": GenerationConfig(stop_strings="x")}, "stop_strings"),
+        ({"question": "1+1=", "with_prompt_logprobs": True}, "prompt log prob"),
+        ({"question": "1+1=", "config": GenerationConfig(max_tokens=10**6)}, "shorten by"),
+    ],
+)
+def test_engine_refuses_what_a_run_that_answers_cannot_do(request_: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        submit(Engine(tiny_reasoner()), **request_)
