@@ -382,6 +382,7 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     assert "level      chunk 64 in 2 layers: 1 updates, moved by " in out
     assert " nats per token while reading" in out
     assert run("compress", "donor", "second.txt", "--memory", "first.safetensors", "--out", "both.safetensors")[0] == 0
+    assert "; checkpoint " in run("inspect", "both.safetensors")[1]
     model = donor_model(place)
     state = model.compress([second], model.compress([first]))
     assert values.states_equal(model.load("both.safetensors"), state)
@@ -431,7 +432,11 @@ def test_reading_warns_if_learning_does_harm() -> None:
     clipped = NestedTextModel.from_pretrained("stories260k", inner_lr=1e3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        clipped.compress([story])
+        state = clipped.compress([story])
+    ids = clipped.tokenizer.encode(story)
+    assert ids[0] == clipped.tokenizer.bos_token_id
+    assert state.position.tolist() == [len(ids)]
+    assert clipped.compress([story], state).position.tolist() == [2 * len(ids) - 1], "BOS only at the beginning"
     unclipped = NestedTextModel.from_pretrained("stories260k", inner_lr=1e3, max_update_ratio=0)
     with pytest.warns(UserWarning, match="learning does harm"):
         unclipped.compress([story])

@@ -35,8 +35,10 @@ class PromptRow:
     source: dict[str, Any] = field(default_factory=dict)
     title: str = ""
 
-    def encode(self, tokenizer: "Tokenizer") -> list[int]:
+    def encode(self, tokenizer: "Tokenizer", is_continuation: bool = False) -> list[int]:
         """Return the ids of the text, or of the messages in the chat template.
+
+        A text that continues another one gets no special tokens such as BOS.
 
         Raises:
             UsageError: The prompt has no tokens.
@@ -44,7 +46,7 @@ class PromptRow:
         """
         if self.text is None:
             return tokenizer.encode(tokenizer.apply_chat_template(self.messages), add_special_tokens=False)
-        ids = tokenizer.encode(self.text)
+        ids = tokenizer.encode(self.text, add_special_tokens=not is_continuation)
         if not ids:
             raise UsageError(f"{self.name} is empty; give text")
         return ids

@@ -81,7 +81,7 @@ def compress_text(command: "CompressCommand") -> int:
     key = compress_resume_key(command, model)
     if command.resume:
         command.resume_from_partial(job, key)
-    command.run_job(job, model.token_stream, key)
+    command.run_job(job, partial(model.token_stream, is_new=before is None), key)
     if job.done is None:
         raise UsageError(f"{command.source} contains no text")
     texts = [[*(documents[0] if documents else ()), *row] for row in job.documents]
@@ -124,7 +124,7 @@ def generate_text(command: "GenerateCommand") -> int:
             raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
         state = None if memory is None else model.load(memory)
         documents = [] if memory is None else read_documents(memory)
-    ids, state = match_rows([row.encode(model.tokenizer) for row in rows], state)
+    ids, state = match_rows([row.encode(model.tokenizer, is_continuation=state is not None) for row in rows], state)
     if len(rows) < len(ids):
         rows = [replace(row, title=title) for row in rows for title in state_row_titles(documents, len(ids))]
     labels = [row.title + (row.text or "" if row.should_echo and not command.no_echo else "") for row in rows]
@@ -224,7 +224,7 @@ def describe_state_file(path: Path, format: str) -> int:
     lines = [
         f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
         f"{num_bytes:,} bytes",
-        f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…",
+        f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…{describe_levels(path)}",
         f"written    {summary['created'] or 'at an unknown time'} by laconic "
         f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
         *(format_reports(state, chunk_sizes) if chunk_sizes else []),
@@ -236,3 +236,13 @@ def describe_state_file(path: Path, format: str) -> int:
     ]
     print("\n".join(lines))
     return 0
+
+
+def describe_levels(path: Path) -> str:
+    """Return checkpoint and learning rate of a state that a plain checkpoint wrote, else ""."""
+    from laconic.experiment.untrained_levels import read_untrained_levels, read_writer_metadata
+
+    levels = read_untrained_levels(path)
+    if levels is None:
+        return ""
+    return f"; checkpoint {read_writer_metadata(path)['checkpoint'][:12]}… with inner_lr {levels.initial_inner_lr:g}"

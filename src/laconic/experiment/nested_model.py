@@ -150,12 +150,12 @@ class NestedTextModel:
             InputError: For an empty text.
             NonFiniteError: If a fast weight is not finite.
         """
-        job = self.start_reading(state)
-        return run_to_end(job, [[self.token_stream(name, [text]) for name, text in name_texts(texts, names)]])
+        job, is_new = self.start_reading(state), state is None
+        return run_to_end(job, [[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
         """Read one text that arrives in chunks, of any total length, into a state of one row."""
-        return run_to_end(self.start_reading(state), [[self.token_stream("stream", chunks)]])
+        return run_to_end(self.start_reading(state), [[self.token_stream("stream", chunks, state is None)]])
 
     def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
         """Return a job that reads texts; `initial_state` has one row, which every text continues."""
@@ -172,9 +172,11 @@ class NestedTextModel:
         """Tokens that are read at once."""
         return min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK
 
-    def token_stream(self, name: str, chunks: Iterable[str]) -> TokenStream:
-        """Return a text as a stream of tokens."""
-        return TokenStream(name, chunks, self.tokenizer, self.segment_tokens)
+    def token_stream(self, name: str, chunks: Iterable[str], is_new: bool = True) -> TokenStream:
+        """Return a text as a stream of tokens; a new one begins with BOS for a plain checkpoint that adds it."""
+        special_ids = self.tokenizer.encode("") if is_new and self.untrained is not None else []
+        prefix = special_ids if special_ids == [self.tokenizer.bos_token_id] else []
+        return TokenStream(name, chunks, self.tokenizer, self.segment_tokens, prefix)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -190,6 +192,8 @@ class NestedTextModel:
     ) -> list[Generation]:
         """Continue prompts on a state: one prompt per row, one prompt for all rows, or one row for all prompts.
 
+        On a state, prompts are encoded without special tokens such as BOS.
+
         `config` is as in :func:`laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids. With
         `config.update_on_prompt` the prompt updates the fast weights; a model without attention always updates them,
         because it could not condition on the prompt otherwise. The given state is never changed; each
@@ -198,7 +202,8 @@ class NestedTextModel:
         Raises:
             UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
         """
-        return self.generate_from_ids([self.tokenizer.encode(text) for text in prompts], state, config)
+        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in prompts]
+        return self.generate_from_ids(ids, state, config)
 
     def generate_from_ids(
         self,

@@ -22,13 +22,27 @@ Value = TypeVar("Value")  # the result, one row per text
 class TokenStream:
     """A text that arrives in chunks, as token segments; it is read once, and only one segment is in memory.
 
+    Args:
+        name: Name of the text.
+        chunks: Its text.
+        tokenizer: The tokenizer.
+        segment_tokens: Tokens of a segment of text.
+        prefix_ids: Ids before the first token of the text.
+
     Attributes:
         segments: Lengths of the segments returned so far.
         bytes: Approximate size of their text, since a character may be split.
     """
 
-    def __init__(self, name: str, chunks: Iterable[str], tokenizer: Tokenizer, segment_tokens: int) -> None:
-        self.name, self.digest, self.tokenizer = name, sha256(), tokenizer
+    def __init__(
+        self,
+        name: str,
+        chunks: Iterable[str],
+        tokenizer: Tokenizer,
+        segment_tokens: int,
+        prefix_ids: Sequence[int] = (),
+    ) -> None:
+        self.name, self.digest, self.tokenizer, self.prefix_ids = name, sha256(), tokenizer, prefix_ids
         self.segments: list[int] = []
         self.bytes = 0
         self.ids = iter_token_chunks(self.hash_chunks(chunks), tokenizer, segment_tokens)
@@ -47,8 +61,9 @@ class TokenStream:
         """
         ids = next(self.ids, [])
         if ids:
-            self.segments.append(len(ids))
             self.bytes += len(self.tokenizer.decode(ids).encode())
+            ids = ids if self.segments else [*self.prefix_ids, *ids]
+            self.segments.append(len(ids))
         elif not self.segments:
             raise InputError(f"{self.name}: empty; give a text to compress")
         return ids
