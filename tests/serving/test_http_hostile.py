@@ -13,8 +13,9 @@ JSON = {"Content-Type": "application/json"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 COMPLETION: dict[str, Any] = {"prompt": "Hi", "max_tokens": 1}
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1e308, 10**30, -(10**30), 2**63, "", "a", "NaN", [], [[]], [None], [[[[1]]]], {}, {"a": {"b": []}},
-    "\x00", "\ud800", float("nan"), float("inf"), "😀" * 50, ["a", 1], [1.5], [-(2**70)], "../../etc/passwd", "{{ 7 * 7 }}",
+    None, True, -1, 0, 1e308, 10**30, -(10**30), 2**63, "", "a", "NaN", [], [[]], [None], [[[[1]]]], {},
+    {"a": {"b": []}}, "\x00", "\ud800", float("nan"), float("inf"), "😀" * 50, ["a", 1], [1.5], [-(2**70)],
+    "../../etc/passwd", "{{ 7 * 7 }}",
 )  # fmt: skip
 FIELDS = (
     "prompt",
@@ -30,11 +31,14 @@ FIELDS = (
     "session",
 )
 RAW_BODIES = (
-    b"", b"{", b"[]", b"null", b"1", b'"a"', b"{}", b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": "a"', b"\x00" * 100,
+    b"", b"{", b"[]", b"null", b"1", b'"a"', b"{}", b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": "a"',
+    b"\x00" * 100,
     b'{"prompt": NaN}', b'{"prompt": "a", "temperature": NaN}', b'{"prompt": "a", "temperature": Infinity}',
     b'{"prompt": "a", "temperature": -Infinity}', b'{"prompt": "a", "max_tokens": 1e400}', b'{"prompt": "\\ud800"}',
-    b'{"prompt": "a", "prompt": 1}', b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-    b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b'{"prompt": [' + b"1," * 50_000 + b"1]}", b"PK\x03\x04", b"\x80\x04.",
+    b'{"prompt": "a", "prompt": 1}', b"[" * 100_000, b'{"a":' * 100_000,
+    b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b'{"prompt": [' + b"1," * 50_000 + b"1]}",
+    b"PK\x03\x04", b"\x80\x04.",
     b'{"prompt": "a", "stop": [' + b'"a",' * 5000 + b'"a"]}', b'\xef\xbb\xbf{"prompt": "a"}',
 )  # fmt: skip
 IDS = (

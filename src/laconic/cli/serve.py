@@ -19,6 +19,8 @@ from laconic.cli.arguments import (
 )
 from laconic.errors import UsageError
 
+MAX_PORT = 65535
+
 
 @dataclass(frozen=True)
 class ServeCommand:
@@ -75,6 +77,8 @@ class ServeCommand:
         key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
         if key is not None and not key.strip():
             raise UsageError("--api-key is empty; give a key, or leave it out")
+        if not 0 <= self.port <= MAX_PORT:
+            raise UsageError(f"--port {self.port}: give 0 to {MAX_PORT}")
         limits = {name: value for name, value in vars(self).items() if name.startswith("max_")}
         for name, value in limits.items():
             if value is not None and not value > 0:

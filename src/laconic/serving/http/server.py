@@ -1,6 +1,5 @@
 """Run the server: bind the address, load the model, serve until a signal, and finish what runs."""
 
-import ipaddress
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from laconic.errors import BusyError, LaconicError, UsageError, translate_os_err
 from laconic.experiment.load_model import LoadedModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
+from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import ServerLimits
 from laconic.storage.lock import lock_folder
 
@@ -87,16 +87,15 @@ def serve(
 
 def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
     """Return a listening socket; the errors are those of `serve`."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError, OverflowError) as error:
-        raise UsageError(f"--host {host} --port {port}: not an address of this machine: {error}") from None
-    if api_key is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    if api_key is None and not is_local_host(host):
         raise UnprotectedAddressError(
             f"--host {host} can be reached from other machines; give --api-key (or LACONIC_API_KEY), or bind 127.0.0.1"
         )
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise UsageError(f"--host {host} --port {port}: not an address of this machine: {error}") from None
+    family, kind, protocol, _, address = addresses[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,0 +1,226 @@
+"""`laconic serve` as a process: OpenAI's client, streams, disconnects, slow bodies, signals, exit codes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO, needs
+
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked")]
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+class ServerProcess:
+    """A running `laconic serve` with its port."""
+
+    def __init__(self, *flags: object, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "laconic", "serve", *map(str, flags), "--port", "0"]
+        self.process = subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": str(REPO / "src")} | (env or {}), stderr=subprocess.PIPE, text=True
+        )
+        self.log: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if "serving" in line:
+                break
+        else:
+            raise AssertionError("".join(self.log))
+        self.port = int(self.log[-1].split("/v1")[0].rsplit(":", 1)[1])
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        """Send a request and return status and body."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(
+            method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def metric(self, name: str) -> float:
+        """Return the value of a metric."""
+        lines = self.request("GET", "/metrics")[1].decode().splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Wait for a condition, at most 30 seconds."""
+        deadline = time.monotonic() + 30
+        while not is_done():
+            assert time.monotonic() < deadline, "".join(self.log)
+            time.sleep(0.02)
+
+
+@contextmanager
+def run_server(*flags: object, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Run a server for a block."""
+    server = ServerProcess(*flags, env=env)
+    try:
+        yield server
+    finally:
+        with suppress(ProcessLookupError):
+            server.process.kill()
+        server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(chat_folder: Path) -> Iterator[ServerProcess]:
+    """A server on the chat model, for all tests of this file that leave it running."""
+    with run_server(chat_folder, "--max-seconds", 5, "--max-batch-size", 2, "--max-queue", 4) as process:
+        yield process
+
+
+def open_client(server: ServerProcess, **options: Any) -> Any:
+    """Return OpenAI's client."""
+    needs("openai")
+    import openai
+
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", **options)
+
+
+def test_openai_client_chats_completes_and_streams(server: ServerProcess) -> None:
+    client = open_client(server)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    reply = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=1
+    )
+    assert len(reply.choices[0].logprobs.content) == reply.usage.completion_tokens == 6
+    again = client.chat.completions.create(
+        model="tiny", messages=[*MESSAGES, reply.choices[0].message, *MESSAGES], max_tokens=1
+    )
+    assert again.usage.prompt_tokens > reply.usage.prompt_tokens
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 6}
+    chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, **options))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == reply.choices[0].message.content
+    assert chunks[-1].usage == reply.usage
+    whole = client.completions.create(model="tiny", prompt="Once", max_tokens=5, temperature=0, logprobs=1)
+    pieces = client.completions.create(model="tiny", prompt="Once", max_tokens=5, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert len(whole.choices[0].logprobs.token_logprobs) == 5
+
+
+def test_openai_client_uses_memories(server: ServerProcess) -> None:
+    client = open_client(server)
+    body = {"text": "The meeting is on Thursday.", "method": "snapkv", "keep": 0.5}
+    memory = client.post("/memories", body=body, cast_to=dict)
+    options: dict[str, Any] = {"model": "tiny", "prompt": "When?", "max_tokens": 6, "temperature": 0}
+    plain = client.completions.create(**options).choices[0].text
+    assert client.completions.create(**options, extra_body={"memory": [memory["id"]]}).choices[0].text != plain
+    assert client.delete(f"/memories/{memory['id']}", cast_to=dict)["deleted"]
+
+
+def test_openai_client_raises_its_errors(server: ServerProcess) -> None:
+    client = open_client(server, max_retries=0)
+    import openai
+
+    def chat(**options: Any) -> None:
+        client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "max_tokens": 1} | options)
+
+    with pytest.raises(openai.BadRequestError, match="tools is not supported") as error:
+        chat(tools=[{"type": "function", "function": {"name": "f"}}])
+    assert (error.value.param, error.value.code) == ("tools", "unsupported_parameter")
+    with pytest.raises(openai.NotFoundError) as error:
+        chat(model="gpt-4")
+    assert error.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        chat(extra_body={"memory": ["none"]})
+    with pytest.raises(openai.APITimeoutError):
+        chat(max_tokens=400, n=2, timeout=0.001)
+
+
+def test_client_that_disconnects_stops_costing(server: ServerProcess) -> None:
+    for stream in (True, False):
+        body = json.dumps({"prompt": "a", "max_tokens": 500, "n": 2, "stream": stream})
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        if stream:
+            assert connection.getresponse().read(20)
+        server.wait_until(lambda: server.metric("laconic_batch_size") > 0)
+        assert connection.sock is not None
+        connection.sock.close()
+        connection.close()
+        server.wait_until(lambda: server.metric("laconic_batch_size") == 0)
+    status = 'laconic_requests_total{route="/v1/completions",status="499"}'
+    server.wait_until(lambda: server.metric(status) == 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"400"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n{", b"413"),
+        (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"403"),
+    ],
+)
+def test_raw_requests_are_refused(server: ServerProcess, data: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        with suppress(OSError):
+            connection.sendall(data)
+        assert connection.recv(100).split()[1] == status
+    assert server.request("GET", "/health")[0] == 200
+
+
+def test_slow_and_half_bodies_do_not_block(server: ServerProcess) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b'Content-Length: 100\r\n\r\n{"prompt": '
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+        slow.sendall(head)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as half:
+            half.sendall(head)
+        assert server.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert slow.recv(100).split()[1] == b"408"
+
+
+def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Path, monkeypatch) -> None:
+    monkeypatch.delenv("LACONIC_API_KEY", raising=False)
+    result = run_cli("serve", chat_folder, "--host", "0.0.0.0", "--port", 0)
+    assert result.code == 77
+    assert "give --api-key" in result.err
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        result = run_cli("serve", chat_folder, "--port", busy.getsockname()[1])
+    assert result.code == 73
+    assert "choose another port" in result.err
+    for flags, text in (
+        (("--api-key", " "), "--api-key is empty"),
+        (("--max-queue", 0), "--max-queue 0: give a number above 0"),
+        (("--memory", "letter"), "give NAME=FILE"),
+        (("--port", 70000), "--port 70000"),
+    ):
+        result = run_cli("serve", chat_folder, *flags)
+        assert (result.code, text in result.err) == (2, True), result.err
+
+
+def test_server_finishes_what_runs_after_sigterm(server: ServerProcess) -> None:
+    """The last test of the file, since it ends the server of all."""
+    body = {"prompt": "a", "max_tokens": 400, "stream": True}
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    first = response.read(10)
+    server.process.send_signal(signal.SIGTERM)
+    text = (first + response.read()).decode()
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in text
+    assert server.process.wait(timeout=60) == 0
+    assert "Traceback" not in "".join(server.log)
+    with pytest.raises(ConnectionError):
+        server.request("GET", "/health")
