@@ -44,6 +44,8 @@ def test_memory_file_contents(tmp_path: Path) -> None:
     assert memory.metadata is not None
     assert metadata.method_digest == memory.metadata.method_digest
     assert metadata.documents[0][0].segments == (7, 14, 21)
+    name = metadata.documents[0][0].name
+    assert f"<tr><td>{name}</td><td>42</td><td>5</td></tr>" in memory._repr_html_()
 
 
 def test_memory_file_of_an_empty_memory(tmp_path: Path) -> None:

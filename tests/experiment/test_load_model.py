@@ -64,6 +64,7 @@ def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: 
     assert thoughts.cache.B == 1
     assert len(thoughts.tokens) == len(thoughts.latents) == len(thoughts.hidden_states)
     assert len(repr(thoughts)) < 200
+    assert thoughts._repr_html_().count("<tr>") == 1 + len(thoughts.tokens)
     assert len(repr(model)) < 200
 
 

@@ -83,6 +83,11 @@ def test_state_num_bytes_counts_a_shared_tensor_once() -> None:
     assert state.num_bytes(m) == m.change.nbytes + m.num_tokens.nbytes
 
 
+def test_state_repr_is_one_short_line() -> None:
+    text = repr(state.FastWeightState((), torch.tensor([3, 5])))
+    assert text == "FastWeightState([3, 5] tokens, 0 layers, 0.0 MiB)"
+
+
 def test_state_concat_rows_pads_ranks_and_caches() -> None:
     short, long = cms_level(1, 1), cms_level(1, 3)
     both = state.concat_rows(short, long).change["down_proj"]

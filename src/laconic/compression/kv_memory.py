@@ -17,6 +17,7 @@ from torch import Tensor
 
 from laconic.compression.kv_memory_file import KVMemoryMetadata, load_kv_tensors, save_kv_tensors
 from laconic.compression.kv_scores import merge_ranks
+from laconic.compression.memory_file import memory_to_html
 from laconic.errors import UsageError
 from laconic.models import rope
 from laconic.models.cache import KVCache
@@ -65,6 +66,11 @@ class KVMemory:
         tokens, slots = list(map(int, self.num_tokens)), [round(float(n), 1) for n in self.num_slots]
         L, _, G = self.slots.shape
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
+
+    def _repr_html_(self) -> str:
+        documents = () if self.metadata is None else self.metadata.documents
+        sizes = [f"{float(n):,.1f}" for n in self.num_slots]
+        return memory_to_html(documents, "slots per head", self.num_tokens, sizes)
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_file import SourceDocument, abbreviate_hash, check_tensors
+from laconic.compression.memory_file import SourceDocument, abbreviate_hash, check_tensors, parse_metadata
 from laconic.errors import CorruptArtifactError
 from laconic.storage.atomic import load_artifact, save_artifact
 
@@ -117,22 +117,9 @@ class KVMemoryMetadata:
         Raises:
             CorruptArtifactError: If the format is newer or a field is malformed.
         """
-        schema = data.get("schema")
-        if type(schema) is int and schema != FORMAT_VERSION:
-            raise CorruptArtifactError(
-                f"memory: {file} has format version {schema}, this version of laconic reads {FORMAT_VERSION}; "
-                f"{'update laconic' if schema > FORMAT_VERSION else 'compress again'}"
-            )
         types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int)}
         types |= {"chat": bool, **dict.fromkeys(MAPPING_FIELDS, dict)}
-        bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
-        try:
-            rows = tuple(tuple(SourceDocument.from_json(entry) for entry in row) for row in data["documents"])
-        except (KeyError, TypeError, AttributeError):
-            bad, rows = bad or "documents", ()
-        if bad is not None:
-            raise CorruptArtifactError(f"memory: {file}: invalid metadata field {bad}; use another copy")
-        return cls(**{name: data[name] for name in types}, documents=rows)
+        return cls(**parse_metadata(file, data, FORMAT_VERSION, types))
 
 
 def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocument, ...]:

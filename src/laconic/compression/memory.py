@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
-from laconic.compression.memory_file import MemoryMetadata, load_memory, save_memory
+from laconic.compression.memory_file import MemoryMetadata, load_memory, memory_to_html, save_memory
 from laconic.errors import CorruptArtifactError, UsageError
 
 
@@ -47,6 +47,10 @@ class SummaryMemory:
     def __repr__(self) -> str:
         tokens, vectors = (list(map(int, numbers)) for numbers in (self.num_tokens, self.num_vectors))
         return f"SummaryMemory({tokens} tokens in {vectors} vectors of width {self.D})"
+
+    def _repr_html_(self) -> str:
+        documents = () if self.metadata is None else self.metadata.documents
+        return memory_to_html(documents, "vectors", self.num_tokens, [str(int(n)) for n in self.num_vectors])
 
     @classmethod
     def empty(
@@ -375,9 +379,7 @@ class SummaryMemory:
         tensors, metadata = load_memory(Path(path))
         if reader is not None:
             metadata.check_reader(Path(path).name, reader)
-        return cls.from_ragged(
-            tensors["vectors"], tensors["offsets"], tensors["segment_ids"], tensors["segment_tokens"], metadata
-        )
+        return cls.from_ragged(**tensors, metadata=metadata)
 
 
 def check_compatible(operation: str, memories: Sequence[SummaryMemory]) -> SummaryMemory:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
+from laconic.console import to_html_table
 from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
 from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
@@ -185,26 +187,55 @@ class MemoryMetadata:
         Raises:
             CorruptArtifactError: If the format is newer or a field is malformed.
         """
-        schema = data.get("schema")
-        if type(schema) is int and schema != FORMAT_VERSION:
-            raise CorruptArtifactError(
-                f"memory: {file} has format version {schema}, this version of laconic reads {FORMAT_VERSION}; "
-                f"{'update laconic' if schema > FORMAT_VERSION else 'compress again'}"
-            )
         types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int), "method": dict}
-        bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
-        if bad is None and not isinstance(data["method"].get("compression"), dict):
-            bad = "method"
-        try:
-            rows = tuple(tuple(SourceDocument.from_json(entry) for entry in row) for row in data["documents"])
-        except (KeyError, TypeError, AttributeError):
-            bad, rows = bad or "documents", ()
-        if bad is None:
-            metadata = cls(**{name: data[name] for name in types}, documents=rows)
-            if data.get("settings") == metadata.method_digest:
-                return metadata
-            bad = "settings"
-        raise CorruptArtifactError(f"memory: {file}: invalid metadata field {bad}; use another copy")
+        metadata = cls(**parse_metadata(file, data, FORMAT_VERSION, types))
+        if not isinstance(metadata.method.get("compression"), dict):
+            raise bad_field_error(file, "method")
+        if data.get("settings") != metadata.method_digest:
+            raise bad_field_error(file, "settings")
+        return metadata
+
+
+def parse_metadata(file: str, data: Mapping[str, Any], version: int, types: Mapping[str, type]) -> dict[str, Any]:
+    """Check the metadata of a memory file, and return its fields.
+
+    Args:
+        file: Name of the file, for messages.
+        data: The JSON object in the file.
+        version: Format version that this version of laconic reads.
+        types: Type of each field but `documents`.
+
+    Raises:
+        CorruptArtifactError: If the format is another one or a field is malformed.
+    """
+    schema = data.get("schema")
+    if type(schema) is int and schema != version:
+        raise CorruptArtifactError(
+            f"memory: {file} has format version {schema}, this version of laconic reads {version}; "
+            f"{'update laconic' if schema > version else 'compress again'}"
+        )
+    bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
+    if bad is not None:
+        raise bad_field_error(file, bad)
+    try:
+        rows = tuple(tuple(SourceDocument.from_json(entry) for entry in row) for row in data["documents"])
+    except (KeyError, TypeError, AttributeError):
+        raise bad_field_error(file, "documents") from None
+    return {name: data[name] for name in types} | {"documents": rows}
+
+
+def bad_field_error(file: str, name: str) -> CorruptArtifactError:
+    """Return the error for a malformed field."""
+    return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use another copy")
+
+
+def memory_to_html(
+    documents: Sequence[Sequence[SourceDocument]], unit: str, num_tokens: Int[Tensor, " B"], sizes: Sequence[str]
+) -> str:
+    """Return a table with the texts of each row, their tokens, and how many `unit` they became."""
+    names = [", ".join(document.name for document in row) for row in documents] or map(str, range(len(num_tokens)))
+    rows = [(name, f"{int(n):,}", size) for name, n, size in zip(names, num_tokens, sizes, strict=True)]
+    return to_html_table(("text", "tokens", unit), rows)
 
 
 def abbreviate_hash(fingerprint: str) -> str:

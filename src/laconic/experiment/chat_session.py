@@ -78,6 +78,10 @@ class ChatSession:
         self.num_reused = 0
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])  # fails now if there is no template
 
+    def __repr__(self) -> str:
+        used = f"{len(self.cached_ids):,} of {self.context_size:,} tokens"
+        return f"ChatSession({len(self.messages)} messages, {used})"
+
     @property
     def context_size(self) -> int:
         """Number of tokens that the model reads at most, without the slots of the prefix."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from laconic.batches import PassCounts
 from laconic.config.recipe import Recipe
+from laconic.console import to_html_table
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.language_model import describe_decoder
@@ -56,6 +57,13 @@ class Thoughts:
     def __repr__(self) -> str:
         M, D = self.latents.shape
         return f"Thoughts({self.question!r}, {M} latents of width {D}, {self.passes.total} passes: {self.tokens})"
+
+    def _repr_html_(self) -> str:
+        norms = self.latents.float().norm(dim=1).tolist()
+        rows = [
+            (str(m), token, f"{norm:.2f}") for m, (token, norm) in enumerate(zip(self.tokens, norms, strict=True), 1)
+        ]
+        return to_html_table(("latent", "most likely token", "norm"), rows)
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,10 @@ class FastWeightState:
     position: Int[Tensor, " B"]
     open_chunk: OpenChunk | None = None
 
+    def __repr__(self) -> str:
+        size = f"{num_bytes(self) / 2**20:,.1f} MiB"
+        return f"FastWeightState({list(map(int, self.position))} tokens, {len(self.layers)} layers, {size})"
+
     @property
     def attention_cache(self) -> KVCache | None:
         """KV cache of the first layer with attention; None for a model without attention."""
