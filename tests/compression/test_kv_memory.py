@@ -131,7 +131,7 @@ def test_kv_memory_file_round_trip(tmp_path: Path) -> None:
     memory = shuffle_ranks(KVMemory.from_cache(read(decoder, IDS), metadata)).keep_top_slots(4)
     memory.save(tmp_path / FILE)
     assert KVMemory.load(tmp_path / FILE, metadata).is_equal(memory)
-    assert f"<td>{len(IDS)}</td><td>4.0</td></tr>" in memory._repr_html_()
+    assert f"<td>{len(IDS)}</td><td>4</td></tr>" in memory._repr_html_()
     memory.to(dtype=torch.bfloat16).save(tmp_path / FILE)
     loaded = KVMemory.load(tmp_path / FILE)
     assert loaded.metadata is not None

@@ -68,9 +68,7 @@ class KVMemory:
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
 
     def _repr_html_(self) -> str:
-        documents = () if self.metadata is None else self.metadata.documents
-        sizes = [f"{float(n):,.1f}" for n in self.num_slots]
-        return memory_to_html(documents, "slots per head", self.num_tokens, sizes)
+        return memory_to_html(self.metadata, "slots per head", self.num_tokens, self.num_slots)
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
@@ -393,8 +391,7 @@ def check_joinable(operation: str, memories: tuple[KVMemory, ...]) -> KVMemory:
         shapes = [(*m.slots.shape[::2], m.keys[0].shape[1]) for m in (first, memory)]
         if shapes[0] != shapes[1]:
             raise UsageError(
-                f"{operation}: (layers, KV heads, head size) {shapes[1]} do not match {shapes[0]}; "
-                "use memories of one model"
+                f"{operation}: (layers, KV heads, head size) {shapes[1]} and {shapes[0]}; use memories of one model"
             )
         if (memory.metadata is None) != (first.metadata is None):
             raise UsageError(f"{operation}: one memory has metadata and another has none")

@@ -49,8 +49,7 @@ class SummaryMemory:
         return f"SummaryMemory({tokens} tokens in {vectors} vectors of width {self.D})"
 
     def _repr_html_(self) -> str:
-        documents = () if self.metadata is None else self.metadata.documents
-        return memory_to_html(documents, "vectors", self.num_tokens, [str(int(n)) for n in self.num_vectors])
+        return memory_to_html(self.metadata, "vectors", self.num_tokens, self.num_vectors)
 
     @classmethod
     def empty(

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from laconic.console import to_html_table
@@ -229,13 +229,24 @@ def bad_field_error(file: str, name: str) -> CorruptArtifactError:
     return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use another copy")
 
 
+class DescribesTexts(Protocol):
+    """Metadata of a memory of either kind."""
+
+    @property
+    def documents(self) -> Sequence[Sequence[SourceDocument]]: ...
+
+
 def memory_to_html(
-    documents: Sequence[Sequence[SourceDocument]], unit: str, num_tokens: Int[Tensor, " B"], sizes: Sequence[str]
+    metadata: DescribesTexts | None, unit: str, num_tokens: Int[Tensor, " B"], sizes: Shaped[Tensor, " B"]
 ) -> str:
     """Return a table with the texts of each row, their tokens, and how many `unit` they became."""
-    names = [", ".join(document.name for document in row) for row in documents] or map(str, range(len(num_tokens)))
-    rows = [(name, f"{int(n):,}", size) for name, n, size in zip(names, num_tokens, sizes, strict=True)]
-    return to_html_table(("text", "tokens", unit), rows)
+    rows = () if metadata is None else metadata.documents
+    names = [", ".join(document.name for document in row) for row in rows] or map(str, range(len(sizes)))
+    cells = zip(names, num_tokens, sizes, strict=True)
+    return to_html_table(
+        ("text", "tokens", unit),
+        [(name, f"{int(n):,}", f"{float(size):,.1f}".removesuffix(".0")) for name, n, size in cells],
+    )
 
 
 def abbreviate_hash(fingerprint: str) -> str:
