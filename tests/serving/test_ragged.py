@@ -1,6 +1,6 @@
 """Rows of different lengths in one pass give what the decoder gives each of them."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from laconic.serving import ragged
 from laconic.serving.ragged import CacheRow, RaggedDecoder
 from tests.conftest import missing
 from tests.models.fixtures import VARIANTS, decoder_of
+from tests.models.test_kv_prefix import LENGTHS as LENGTHS_OF_HEADS
+from tests.models.test_kv_prefix import batch_cache, row_cache
 from tests.tolerances import FLOAT32, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -37,7 +39,7 @@ def read_together(model: RaggedDecoder, rows: list[CacheRow], texts: list[Tensor
     return torch.cat([torch.cat(x) for x in hidden])
 
 
-def read_alone(decoder: Decoder, texts: list[Tensor], caches: list[KVCache | None]) -> Tensor:
+def read_alone(decoder: Decoder, texts: list[Tensor], caches: Sequence[KVCache | None]) -> Tensor:
     outputs = [decoder(decoder.embed(ids[None]), c) for ids, c in zip(texts, caches, strict=True)]
     return torch.cat([output.hidden_states[0] for output in outputs])
 
@@ -72,30 +74,36 @@ def test_ragged_decoder_with_length_dependent_rope(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, windows", "opt", "mistral, window of 1"])
-@pytest.mark.parametrize("has_heads", [False, True])
-def test_ragged_rows_continue_memories(name: str, has_heads: bool) -> None:
-    """Slots that are not valid, positions with gaps, and heads that attend to different slots."""
+def test_ragged_rows_continue_caches(name: str) -> None:
+    """Slots that are not valid, and positions with gaps."""
     decoder, texts = decoder_of(name), [random_ids(n, n) for n in LENGTHS]
-    if has_heads and "window" in name:
-        texts = [ids[:2] for ids in texts]  # rows see every slot within the shortest window
     generator = torch.Generator().manual_seed(1)
     caches = list[KVCache | None]()
     with torch.inference_mode():
         for n in (6, 1, 9):
             mask = torch.rand(1, n, generator=generator) < 0.7
             mask[:, -1] = True
-            positions = torch.arange(n)[None] * 2
-            cache = decoder(
-                decoder.embed(random_ids(n, n)[None]), attention_mask=mask, position_ids=positions * mask
-            ).cache
-            if has_heads:
-                shape = (len(cache.keys), *cache.keys[0].shape[:3], 1)
-                cache = replace(cache, head_valid=tuple(torch.rand(shape, generator=generator) < 0.6))
-            caches.append(cache)
+            embeds, positions = decoder.embed(random_ids(n, n)[None]), torch.arange(n)[None] * 2
+            caches.append(decoder(embeds, attention_mask=mask, position_ids=positions * mask).cache)
         expected = read_alone(decoder, texts, caches)
         rows = [CacheRow(decoder, cache, None, 1) for cache in caches]
         actual = read_together(RaggedDecoder(decoder), rows, texts, (4, 1, 11))
         assert error(actual, expected) <= CLOSE
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, windows"])
+def test_ragged_rows_continue_kv_prefixes(name: str) -> None:
+    """Memories whose heads have their own lengths, alone and as rows of a batch, beside a row without one."""
+    decoder, texts = decoder_of(name), [random_ids(n, n) for n in LENGTHS]
+    batch = batch_cache()
+    with torch.inference_mode():
+        for caches in (
+            [row_cache(LENGTHS_OF_HEADS[1], 12, 1), None, row_cache(LENGTHS_OF_HEADS[0], 9, 0)],
+            [batch.select_rows([row]) for row in range(3)],
+        ):
+            rows = [CacheRow(decoder, cache, None, 1) for cache in caches]
+            actual = read_together(RaggedDecoder(decoder), rows, texts, (4, 1, 11))
+            assert error(actual, read_alone(decoder, texts, caches)) <= CLOSE
 
 
 def test_ragged_row_grows_and_never_reads_unfilled_slots(monkeypatch: pytest.MonkeyPatch) -> None:
