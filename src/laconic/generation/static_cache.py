@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.block import Block, Namespace, gated_mlp_hidden, mlp_hidden
+from laconic.models.block import Block, Namespace, RMSNorm, gated_mlp_hidden, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -39,6 +39,7 @@ STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks")
 
 LinearFn = Callable[[Tensor], Tensor]
+ResidualFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def is_stock_decoder(decoder: Decoder) -> bool:
@@ -63,10 +64,10 @@ class FusedLayer(NamedTuple):
     qkv: LinearFn
     q_norm: LinearFn | None
     k_norm: LinearFn | None
-    o: LinearFn
+    add_o: ResidualFn
     norm2: LinearFn
     up: LinearFn
-    down: LinearFn
+    add_down: ResidualFn
     scale: float
     window: int | None
 
@@ -102,7 +103,7 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
         if int8_layers:
             if should_copy:
                 return Int8Linear.concat(int8_layers).multiply
-            return partial(concat_outputs, [layer.multiply for layer in int8_layers])
+            return concat_outputs([layer.multiply for layer in int8_layers])
         weights = [(m.weight, m.bias if isinstance(m, nn.Linear) else None) for m in modules]
         return fuse_linear(cast(Any, weights), should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
 
@@ -111,14 +112,14 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
 
     def fuse_layer(i: int, block: Block) -> FusedLayer:
         return FusedLayer(
-            block.submodule("norm1"),
+            fuse_norm(block.submodule("norm1")),
             fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v"),
             block.submodule("q_norm") if config.qk_norm else None,
             block.submodule("k_norm") if config.qk_norm else None,
-            fuse_roles(block, "o"),
-            block.submodule("norm2"),
+            add_residual(fuse_roles(block, "o")),
+            fuse_norm(block.submodule("norm2")),
             fuse_roles(block, "gate", "up") if config.gated_mlp else fuse_roles(block, "up"),
-            fuse_roles(block, "down"),
+            add_residual(fuse_roles(block, "down")),
             config.attention_scales[i],
             config.sliding_windows[i],
         )
@@ -126,7 +127,24 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
     lm_head = fuse([decoder.token_embedding if config.tie_word_embeddings else decoder.get_submodule(names.head)])
     layers = [fuse_layer(i, block) for i, block in enumerate(decoder.layers) if isinstance(block, Block)]
     positions = decoder.get_parameter(f"{names.position_embedding}.weight") if names.position_embedding else None
-    return FusedWeights(config, token_embedding, positions, layers, decoder.get_submodule(names.final_norm), lm_head)
+    final_norm = fuse_norm(decoder.get_submodule(names.final_norm))
+    return FusedWeights(config, token_embedding, positions, layers, final_norm, lm_head)
+
+
+def fuse_norm(norm: nn.Module) -> LinearFn:
+    """Return a norm as a function; float32 RMSNorm on CPUs as LayerNorm of (x, -x), three kernels instead of seven."""
+    weight = norm.weight
+    if not isinstance(norm, RMSNorm) or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return norm
+    D, mirrored = len(weight), torch.cat([weight, weight])
+    return lambda x: F.layer_norm(torch.cat([x, -x], -1), (2 * D,), mirrored, None, norm.eps)[:, :D]
+
+
+def add_residual(linear: LinearFn) -> ResidualFn:
+    """Return a linear layer that adds its output to the residual stream, in one operation where torch has one."""
+    if isinstance(linear, partial) and linear.func is torch.mm:
+        return partial(torch.addmm, mat2=linear.keywords["mat2"])
+    return lambda x, y: x + linear(y)
 
 
 def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
@@ -137,9 +155,14 @@ def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
     return num_bytes if num_bytes <= MAX_COPY_BYTES else min(MAX_COPY_BYTES, int(MAX_COPY_SHARE * num_bytes))
 
 
-def concat_outputs(layers: Sequence[LinearFn], x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
-    """Apply layers of one input and concatenate their outputs."""
-    return layers[0](x) if len(layers) == 1 else torch.cat([layer(x) for layer in layers], -1)
+def concat_outputs(layers: Sequence[LinearFn]) -> LinearFn:
+    """Return layers of one input as a function that concatenates their outputs."""
+    return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
+
+
+def multiply(weight: Float[Tensor, "D N"], bias: Tensor | None) -> LinearFn:
+    """Return x W + b as a function of x."""
+    return partial(torch.mm, mat2=weight) if bias is None else partial(torch.addmm, bias, mat2=weight)
 
 
 def fuse_linear(
@@ -147,8 +170,7 @@ def fuse_linear(
 ) -> LinearFn:
     """Return linear layers of one input as one function: a transposed or packed copy, or the weights in place."""
     if not copy:
-        functions = [partial(F.linear, weight=w, bias=b) for w, b in weights_and_biases]
-        return partial(concat_outputs, functions)
+        return concat_outputs([multiply(w.t(), b) for w, b in weights_and_biases])
     weights, bias = [w for w, _ in weights_and_biases], None
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if any(b is not None for _, b in weights_and_biases):
@@ -156,8 +178,7 @@ def fuse_linear(
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
         return pack_linear(weight, bias)
-    weight = weight.t().contiguous()
-    return partial(torch.mm, mat2=weight) if bias is None else partial(torch.addmm, bias, mat2=weight)
+    return multiply(weight.t().contiguous(), bias)
 
 
 def has_onednn_packing(device: torch.device) -> bool:
@@ -220,14 +241,15 @@ class StaticCacheDecoder:
         if self.weights.position_embedding is not None:
             x = x + self.position_vectors[t]
         slots = self.buffer.select(3, self.num_filled).unbind(0)
+        rotation = None if self.weights.config.rope is None else self.rotation_matrix(t)
         windows = {window: self.attention_window(window) for window in self.windows}
         for i, layer in enumerate(self.weights.layers):
             z = layer.qkv(layer.norm1(x)).view(B, H + 2 * G, E).to(x.dtype)  # int8 layers return bfloat16
             qk = z[:, : H + G]
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat([layer.q_norm(z[:, :H]), layer.k_norm(z[:, H : H + G])], 1)
-            if self.weights.config.rope is not None and i not in self.weights.config.nope_layers:
-                qk = torch.addcmul(qk * self.cos[t], qk.roll(E // 2, -1), self.sin[t])
+            if rotation is not None and i not in self.weights.config.nope_layers:
+                qk = torch.bmm(qk, rotation)
             slots[2 * i].copy_(qk[:, H:])
             slots[2 * i + 1].copy_(z[:, H + G :])
             kv, mask = windows[layer.window]
@@ -236,11 +258,17 @@ class StaticCacheDecoder:
                 c = F.scaled_dot_product_attention(q, kv[2 * i], kv[2 * i + 1], mask, scale=layer.scale)
             else:
                 c = attend_by_head(q, kv[2 * i], kv[2 * i + 1], mask, layer.scale, self.prefix.heads(i))
-            x = x + layer.o(c.view(B, H * E))
-            x = x + layer.down(self.mlp_hidden(layer.up(layer.norm2(x))))
+            x = layer.add_o(x, c.view(B, H * E))
+            x = layer.add_down(x, self.mlp_hidden(layer.up(layer.norm2(x))))
         self.num_filled, self.remaining_steps = self.num_filled + 1, self.remaining_steps - 1
         hidden = self.weights.final_norm(x)
         return hidden, self.weights.lm_head(hidden).to(x.dtype)
+
+    def rotation_matrix(self, t: int) -> Float[Tensor, "B E E"]:
+        """Return RoPE of step t as a matrix: one product per layer is faster than products with cos and sin."""
+        E = self.cos.shape[-1]
+        identity = torch.eye(E, dtype=self.cos.dtype, device=self.cos.device)
+        return torch.addcmul(identity * self.cos[t], identity.roll(E // 2, 0), self.sin[t])
 
     def mlp_hidden(self, u: Float[Tensor, "B NF"]) -> Float[Tensor, "B F"]:
         """Apply the activation to gate and up side by side, or to up alone."""
