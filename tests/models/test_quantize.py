@@ -15,7 +15,7 @@ from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
-from laconic.models.int8_linear import KERNEL_ALIGNMENT, MAX_KERNEL_ROWS, Int8Linear, quantize_rows
+from laconic.models.int8_linear import KERNEL_ALIGNMENT, MAX_DIGIT_ROWS, MAX_KERNEL_ROWS, Int8Linear, quantize_rows
 from laconic.models.quantize import quantize_decoder
 from tests.models.fixtures import fresh
 from tests.tolerances import error
@@ -37,7 +37,7 @@ def test_quantize_rows_keeps_rows_of_zeros() -> None:
     assert (values * scale.float()[:, None]).eq(0).all()
 
 
-@pytest.mark.parametrize("num_rows", [1, MAX_KERNEL_ROWS, MAX_KERNEL_ROWS + 1])
+@pytest.mark.parametrize("num_rows", [1, MAX_KERNEL_ROWS, MAX_KERNEL_ROWS + 1, MAX_DIGIT_ROWS, MAX_DIGIT_ROWS + 1])
 @pytest.mark.parametrize("width", [4 * KERNEL_ALIGNMENT, 4 * KERNEL_ALIGNMENT - 4])
 def test_int8_linear_equals_its_dequantized_weights(num_rows: int, width: int) -> None:
     torch.manual_seed(0)
@@ -50,6 +50,16 @@ def test_int8_linear_equals_its_dequantized_weights(num_rows: int, width: int) -
 def test_int8_linear_rows_are_independent() -> None:
     layer, x = Int8Linear.from_float(torch.randn(33, 64)), torch.randn(MAX_KERNEL_ROWS, 64)
     assert layer(x).equal(torch.cat([layer(row[None]) for row in x]))
+    x = torch.randn(MAX_DIGIT_ROWS, 64) * torch.logspace(-6, 6, MAX_DIGIT_ROWS)[:, None]
+    assert layer.multiply_digits(x).equal(torch.cat([layer.multiply_digits(row[None]) for row in x]))
+
+
+def test_int8_linear_multiply_digits_is_exact_to_15_bits() -> None:
+    torch.manual_seed(0)
+    layer, x = Int8Linear.from_float(torch.randn(33, 64)), torch.randn(3, 64)
+    x[1] = 0
+    assert error(layer.multiply_digits(x), F.linear(x, layer.dequantize(torch.float32))) < 2.0**-13
+    assert layer.multiply_digits(x)[1].eq(0).all()
 
 
 def test_int8_linear_quantizes_large_weights_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class FusedLayer(NamedTuple):
     k_norm: LinearFn | None
     add_o: ResidualFn
     norm2: LinearFn
-    up: LinearFn
+    mlp_hidden: LinearFn
     add_down: ResidualFn
     scale: float
     window: int | None
@@ -92,39 +92,35 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
     token_embedding = decoder.token_embedding.weight
     remaining = max_copy_bytes
 
-    def fuse(modules: Sequence[nn.Module]) -> LinearFn:
+    def fuse(modules: Sequence[nn.Module]) -> list[LinearFn]:
         nonlocal remaining
         size = sum(m.weight.nbytes for m in modules if isinstance(m.weight, Tensor))
         int8_layers = [m for m in modules if isinstance(m, Int8Linear)]
-        if len(int8_layers) == 1:
-            return int8_layers[0].multiply
         should_copy = size <= remaining
         remaining -= size if should_copy else 0
         if int8_layers:
-            if should_copy:
-                return Int8Linear.concat(int8_layers).multiply
-            return concat_outputs([layer.multiply for layer in int8_layers])
+            return [x.multiply for x in ([Int8Linear.concat(int8_layers)] if should_copy else int8_layers)]
         weights = [(m.weight, m.bias if isinstance(m, nn.Linear) else None) for m in modules]
         return fuse_linear(cast(Any, weights), should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
 
-    def fuse_roles(block: Block, *roles: str) -> LinearFn:
+    def fuse_roles(block: Block, *roles: str) -> list[LinearFn]:
         return fuse([block.submodule(role) for role in roles])
 
     def fuse_layer(i: int, block: Block) -> FusedLayer:
         return FusedLayer(
             fuse_norm(block.submodule("norm1")),
-            fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v"),
+            concat_outputs(fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v")),
             block.submodule("q_norm") if config.qk_norm else None,
             block.submodule("k_norm") if config.qk_norm else None,
-            add_residual(fuse_roles(block, "o")),
+            add_residual(*fuse_roles(block, "o")),
             fuse_norm(block.submodule("norm2")),
-            fuse_roles(block, "gate", "up") if config.gated_mlp else fuse_roles(block, "up"),
-            add_residual(fuse_roles(block, "down")),
+            fuse_mlp(fuse_roles(block, *(("gate", "up") if config.gated_mlp else ("up",))), config),
+            add_residual(*fuse_roles(block, "down")),
             config.attention_scales[i],
             config.sliding_windows[i],
         )
 
-    lm_head = fuse([decoder.token_embedding if config.tie_word_embeddings else decoder.get_submodule(names.head)])
+    (lm_head,) = fuse([decoder.token_embedding if config.tie_word_embeddings else decoder.get_submodule(names.head)])
     layers = [fuse_layer(i, block) for i, block in enumerate(decoder.layers) if isinstance(block, Block)]
     positions = decoder.get_parameter(f"{names.position_embedding}.weight") if names.position_embedding else None
     final_norm = fuse_norm(decoder.get_submodule(names.final_norm))
@@ -133,18 +129,18 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
 
 def fuse_norm(norm: nn.Module) -> LinearFn:
     """Return a norm as a function; float32 RMSNorm on CPUs as LayerNorm of (x, -x), three kernels instead of seven."""
-    weight = norm.weight
-    if not isinstance(norm, RMSNorm) or weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if not isinstance(norm, RMSNorm) or norm.weight.dtype != torch.float32 or norm.weight.device.type != "cpu":
         return norm
-    D, mirrored = len(weight), torch.cat([weight, weight])
-    return lambda x: F.layer_norm(torch.cat([x, -x], -1), (2 * D,), mirrored, None, norm.eps)[:, :D]
+    D, eps, mirrored = len(norm.weight), norm.eps, torch.cat([norm.weight, norm.weight])
+    return lambda x: F.layer_norm(torch.cat([x, -x], -1), (2 * D,), mirrored, None, eps)[:, :D]
 
 
 def add_residual(linear: LinearFn) -> ResidualFn:
     """Return a linear layer that adds its output to the residual stream, in one operation where torch has one."""
     if isinstance(linear, partial) and linear.func is torch.mm:
-        return partial(torch.addmm, mat2=linear.keywords["mat2"])
-    return lambda x, y: x + linear(y)
+        return cast(ResidualFn, partial(torch.addmm, mat2=linear.keywords["mat2"]))
+
+    return lambda x, y: x + cast(Tensor, linear(y))
 
 
 def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
@@ -160,6 +156,19 @@ def concat_outputs(layers: Sequence[LinearFn]) -> LinearFn:
     return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
 
 
+def fuse_mlp(layers: Sequence[LinearFn], config: DecoderConfig) -> LinearFn:
+    """Return the input of the MLP's output projection as a function; `layers` are up, or gate and up, fused or not."""
+
+    def hidden(x: Float[Tensor, "B D"]) -> Float[Tensor, "B F"]:
+        outputs = [layer(x) for layer in layers]
+        if not config.gated_mlp:
+            return mlp_hidden(outputs[0], config.activation)
+        gate, up = outputs if len(outputs) == 2 else outputs[0].chunk(2, -1)
+        return gated_mlp_hidden(gate, up, config.activation)
+
+    return hidden
+
+
 def multiply(weight: Float[Tensor, "D N"], bias: Tensor | None) -> LinearFn:
     """Return x W + b as a function of x."""
     return partial(torch.mm, mat2=weight) if bias is None else partial(torch.addmm, bias, mat2=weight)
@@ -167,18 +176,18 @@ def multiply(weight: Float[Tensor, "D N"], bias: Tensor | None) -> LinearFn:
 
 def fuse_linear(
     weights_and_biases: Sequence[tuple[Tensor, Tensor | None]], copy: bool, should_pack: bool = False
-) -> LinearFn:
-    """Return linear layers of one input as one function: a transposed or packed copy, or the weights in place."""
+) -> list[LinearFn]:
+    """Return linear layers of one input as one function of a transposed or packed copy, or each in place."""
     if not copy:
-        return concat_outputs([multiply(w.t(), b) for w, b in weights_and_biases])
+        return [multiply(w.t(), b) for w, b in weights_and_biases]
     weights, bias = [w for w, _ in weights_and_biases], None
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if any(b is not None for _, b in weights_and_biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in weights_and_biases])
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
-        return pack_linear(weight, bias)
-    return multiply(weight.t().contiguous(), bias)
+        return [pack_linear(weight, bias)]
+    return [multiply(weight.t().contiguous(), bias)]
 
 
 def has_onednn_packing(device: torch.device) -> bool:
@@ -245,21 +254,22 @@ class StaticCacheDecoder:
         windows = {window: self.attention_window(window) for window in self.windows}
         for i, layer in enumerate(self.weights.layers):
             z = layer.qkv(layer.norm1(x)).view(B, H + 2 * G, E).to(x.dtype)  # int8 layers return bfloat16
-            qk = z[:, : H + G]
+            qk, v = z.split_with_sizes([H + G, G], 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat([layer.q_norm(z[:, :H]), layer.k_norm(z[:, H : H + G])], 1)
             if rotation is not None and i not in self.weights.config.nope_layers:
                 qk = torch.bmm(qk, rotation)
-            slots[2 * i].copy_(qk[:, H:])
-            slots[2 * i + 1].copy_(z[:, H + G :])
+            q, k = qk.split_with_sizes([H, G], 1)
+            slots[2 * i].copy_(k)
+            slots[2 * i + 1].copy_(v)
             kv, mask = windows[layer.window]
-            q = qk[:, :H].view(B, G, R, E)
+            q = q.view(B, G, R, E)
             if self.prefix is None:
                 c = F.scaled_dot_product_attention(q, kv[2 * i], kv[2 * i + 1], mask, scale=layer.scale)
             else:
                 c = attend_by_head(q, kv[2 * i], kv[2 * i + 1], mask, layer.scale, self.prefix.heads(i))
             x = layer.add_o(x, c.view(B, H * E))
-            x = layer.add_down(x, self.mlp_hidden(layer.up(layer.norm2(x))))
+            x = layer.add_down(x, layer.mlp_hidden(layer.norm2(x)))
         self.num_filled, self.remaining_steps = self.num_filled + 1, self.remaining_steps - 1
         hidden = self.weights.final_norm(x)
         return hidden, self.weights.lm_head(hidden).to(x.dtype)
@@ -269,13 +279,6 @@ class StaticCacheDecoder:
         E = self.cos.shape[-1]
         identity = torch.eye(E, dtype=self.cos.dtype, device=self.cos.device)
         return torch.addcmul(identity * self.cos[t], identity.roll(E // 2, 0), self.sin[t])
-
-    def mlp_hidden(self, u: Float[Tensor, "B NF"]) -> Float[Tensor, "B F"]:
-        """Apply the activation to gate and up side by side, or to up alone."""
-        if not self.weights.config.gated_mlp:
-            return mlp_hidden(u, self.weights.config.activation)
-        gate, up = u.chunk(2, -1)
-        return gated_mlp_hidden(gate, up, self.weights.config.activation)
 
     def attention_window(self, window: int | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Return the visible keys and values, alternating by layer, and their mask if one is needed."""

@@ -15,7 +15,11 @@ from laconic.models.weights import has_fast_bfloat16
 
 # Private, but torch has no public weight-only kernel for CPUs, and torchao's is slower than float32 unless compiled.
 INT8_MATMUL: Any = torch.ops.aten._weight_int8pack_mm
-MAX_KERNEL_ROWS = 16  # for more rows, a matrix product with dequantised weights is faster
+INT8_PRODUCT: Any = torch.ops.aten._int_mm
+HAS_VNNI = getattr(torch.cpu, "_is_vnni_supported", bool)()  # else products of int8 matrices are slow
+DIGIT = 254  # values of the second digit of an activation for each of the first
+MAX_KERNEL_ROWS = 4  # for more rows, `Int8Linear.multiply_digits` is faster
+MAX_DIGIT_ROWS = 32  # for more rows, a matrix product with dequantised weights is faster
 KERNEL_ALIGNMENT = 16  # torch's kernel reads past the end of rows of other lengths
 QUANTIZED_ROWS = 512  # output channels quantised at once, which bounds temporary memory
 
@@ -23,8 +27,8 @@ QUANTIZED_ROWS = 512  # output channels quantised at once, which bounds temporar
 class Int8Linear(nn.Module):
     """Linear layer with constant int8 weights. Gradients flow to its input.
 
-    Activations are rounded to bfloat16 wherever no gradient is needed, as torch's int8 kernel requires it. Its
-    relative error of 2^-9 is small beside that of the weights (about 1%).
+    Wherever no gradient is needed, activations are rounded to bfloat16 or to two digits of int8, as kernels require it.
+    Their relative error, at most 2^-9, is small beside that of the weights (about 1%).
     """
 
     def __init__(self, weight: Int8[Tensor, "N D"], scale: Tensor, bias: Tensor | None) -> None:
@@ -62,14 +66,30 @@ class Int8Linear(nn.Module):
         return self.multiply(x.reshape(-1, x.shape[-1])).to(x.dtype).view(*x.shape[:-1], -1)
 
     def multiply(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
-        """Return the output without a gradient: in bfloat16 where that is fast, else in x's dtype."""
+        """Return the output without a gradient, in bfloat16 or in x's dtype, as the fastest kernel has it."""
         B, D = x.shape
         if x.device.type == "cpu" and B <= MAX_KERNEL_ROWS and D % KERNEL_ALIGNMENT == 0:
             y = INT8_MATMUL(x.to(torch.bfloat16), self.weight, self.scale.to(torch.bfloat16))
+        elif x.device.type == "cpu" and B <= MAX_DIGIT_ROWS and HAS_VNNI:
+            y = self.multiply_digits(x).to(x.dtype)
         else:
             dtype = torch.bfloat16 if has_fast_bfloat16(x.device) else x.dtype
             y = F.linear(x.to(dtype), self.weight.to(dtype)) * self.scale.to(dtype)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def multiply_digits(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
+        """Return W x from a product of int8 matrices, without bias, in float32.
+
+        Each row of activations becomes two rows of int8: its leading digits, and their remainders as second digits,
+        with an error below 2^-15 of the row's largest value. Most of the time goes into reading the weights.
+        """
+        x, B = x.float(), len(x)
+        step = (x.abs().amax(-1, keepdim=True) / 127).clamp_min_(torch.finfo(torch.float32).tiny)
+        digits = x / step
+        leading = digits.round()
+        digits = torch.cat([leading, digits.sub_(leading).mul_(DIGIT)]).to(torch.int8)
+        y = INT8_PRODUCT(digits, self.weight.t()) * self.scale.float()
+        return torch.add(y[:B], y[B:], alpha=1 / DIGIT).mul_(step)
 
 
 def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Tensor]:
