@@ -197,7 +197,7 @@ def test_kv_memory_concat_refuses_other_models() -> None:
     theirs = KVMemory.from_cache(cache, make_metadata(decoder, model="0" * 64))
     with pytest.raises(CorruptArtifactError, match="differ in model"):
         KVMemory.concat_rows(mine, theirs)
-    with pytest.raises(UsageError, match="do not match"):
+    with pytest.raises(UsageError, match="use memories of one model"):
         KVMemory.concat_rows(mine, KVMemory.from_cache(read(make_decoder("gpt2"), IDS), mine.metadata))
     joined = KVMemory.concat_documents(decoder.config, mine, mine)
     assert joined.metadata is not None

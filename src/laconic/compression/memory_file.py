@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int, Shaped
@@ -229,6 +229,7 @@ def bad_field_error(file: str, name: str) -> CorruptArtifactError:
     return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use another copy")
 
 
+@runtime_checkable
 class DescribesTexts(Protocol):
     """Metadata of a memory of either kind."""
 
