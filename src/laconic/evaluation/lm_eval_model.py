@@ -1,0 +1,252 @@
+"""Models of laconic in EleutherAI's lm-evaluation-harness: checkpoints, runs that think, and memories.
+
+lm-eval has no plug-ins for models, so `laconic-lm-eval`, which is its command line with the model `laconic` registered,
+takes the place of `lm_eval`. In Python, importing this module registers the model.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from torch import Tensor
+from tqdm import tqdm
+
+import laconic
+from laconic.errors import UsageError
+from laconic.experiment.kv_compressor import load_kv_memories
+from laconic.generation.config import GenerationConfig
+from laconic.models.cache import KVCache
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+DEFAULT_BATCH_SIZE = 8
+EncodedRequest = tuple[tuple[str, str], list[int], list[int]]
+
+
+class ScoredContinuation(NamedTuple):
+    """Log probability of a continuation in nats, and whether greedy decoding would write it."""
+
+    logprob: float
+    is_greedy: bool
+
+
+@register_model("laconic")
+class LaconicLM(TemplateLM):
+    """A checkpoint or a run as a model of lm-eval.
+
+    `loglikelihood` and `loglikelihood_rolling` need a model that continues texts. A run that answers questions has
+    `generate_until`, which takes the whole context as the question and answers after its latent thoughts.
+
+    Args:
+        pretrained: What `laconic.load` takes: checkpoint, GGUF file, hub or short name, run, or exported run.
+        memory: File of `laconic compress` that every context follows, for a checkpoint or an AutoCompressor.
+        batch_size: Rows per forward pass; "auto" for 8.
+        device: Device of the model.
+        dtype: Type of a checkpoint's weights.
+        max_length: Positions of context and continuation; by default those of the model, without the memory's.
+        max_gen_toks: New tokens where a task gives no limit.
+        quantize: "int8" for weight-only int8.
+        max_batch_size: Ignored; lm-eval always passes it.
+
+    Raises:
+        UsageError: If a memory is given for a model that reads none.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        memory: str | None = None,
+        batch_size: int | str = DEFAULT_BATCH_SIZE,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+        quantize: Any = None,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.pretrained = pretrained
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):  # lm-eval's default
+            device = "cpu"
+        self.model = laconic.load(pretrained, device=device, dtype=dtype, quantize=quantize)
+        self.tokenizer: Any = self.model.tokenizer
+        self.batch_size = DEFAULT_BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
+        self.max_gen_toks = max_gen_toks
+        self._device = self.model.decoder.token_embedding.weight.device
+        self.cache, self.first_position = self.read_memory(memory)
+        used = 0 if self.cache is None else self.first_position or 1 + int(self.cache.positions.max())
+        self.max_length = max_length or self.model.decoder.config.max_position_embeddings - used
+
+    def read_memory(self, memory: str | None) -> tuple[KVCache | None, int | None]:
+        """Return the cache of a memory, and the position after it if that is not the next one."""
+        if memory is None:
+            return None, None
+        if isinstance(self.model, laconic.LanguageModel):
+            return load_kv_memories([memory], self.model.decoder, self.model.tokenizer).to_cache(), None
+        if isinstance(self.model, laconic.TextCompressor):
+            encoded = self.model.prepare_prompts(["x"], self.model.load(memory))
+            return encoded.cache, None if encoded.positions is None else int(encoded.positions[0])
+        raise UsageError(f"memory: {self.pretrained} reads no memories; leave it out")
+
+    def reading_mode(self) -> AbstractContextManager[object]:
+        """Return a context in which an adapter that only writes memories is off."""
+        return self.model.reading_mode() if isinstance(self.model, laconic.TextCompressor) else nullcontext()
+
+    @property
+    def eot_token_id(self) -> int:
+        """Id that ends a text."""
+        eos = self.tokenizer.eos_token_id
+        return self.model.decoder.config.eos_token_ids[0] if eos is None else eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Id before a text that has no context."""
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name under which lm-eval caches requests."""
+        return self.pretrained.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Return the ids of a text; by default with special tokens, unless it begins with one or follows a memory."""
+        if add_special_tokens is None:
+            prefix = self.tokenizer.decode([self.prefix_token_id], skip_special_tokens=False)
+            add_special_tokens = self.cache is None and not string.startswith(prefix)
+        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Render a conversation with the model's chat template."""
+        return self.tokenizer.apply_chat_template(chat_history, add_generation_prompt=add_generation_prompt)
+
+    def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
+        """Return the log likelihood of whole texts, in windows of `max_length` with one token of context."""
+        results: list[float] = []
+        for (text,) in [request.args for request in requests]:
+            windows = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            pairs = [(("", ""), *utils.make_disjoint_window(window)) for window in windows]
+            results.append(sum(logprob for logprob, _ in self._loglikelihood_tokens(pairs, disable_tqdm=True)))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), results[-1])
+        return results
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(self, requests: list[EncodedRequest], disable_tqdm: bool = False, **_: Any) -> list[Any]:
+        """Score continuations, in batches of rows of similar length."""
+        if isinstance(self.model, laconic.Reasoner | laconic.NestedTextModel):
+            kind = type(self.model).__name__
+            raise UsageError(
+                f"{self.pretrained} is a {kind}; lm-eval's loglikelihood tasks need one that continues texts"
+            )
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
+        results: dict[int, ScoredContinuation] = {}
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
+            for start in range(0, len(order), self.batch_size):
+                rows = order[start : start + self.batch_size]
+                scores = self.score_batch([requests[i][1:] for i in rows])
+                for i, score in zip(rows, scores, strict=True):
+                    results[i] = score
+                    if requests[i][0] != ("", ""):
+                        self.cache_hook.add_partial("loglikelihood", requests[i][0], tuple(score))
+                bar.update(len(rows))
+        return [tuple(results[i]) for i in range(len(requests))]
+
+    def score_batch(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[ScoredContinuation]:
+        """Score the continuation of each pair of context and continuation; long contexts lose their beginning."""
+        decoder, device = self.model.decoder, self._device
+        inputs = [(context + continuation)[-(self.max_length + 1) :][:-1] for context, continuation in pairs]
+        T = max(map(len, inputs))
+        ids = torch.tensor([[0] * (T - len(row)) + row for row in inputs], device=device)
+        mask = torch.tensor([[False] * (T - len(row)) + [True] * len(row) for row in inputs], device=device)
+        cache = None if self.cache is None else self.cache.repeat_rows(len(pairs))
+        positions: Tensor | None = None
+        if self.first_position is not None:
+            positions = (self.first_position + mask.cumsum(1) - 1).clamp(min=0)
+        padding_mask = None if mask.all() else mask
+        with self.reading_mode():
+            hidden = decoder(
+                decoder.embed(ids), cache, attention_mask=padding_mask, position_ids=positions
+            ).hidden_states
+        scores: list[ScoredContinuation] = []
+        for row, (_, continuation) in zip(hidden, pairs, strict=True):
+            logprobs = decoder.logits(row[-len(continuation) :]).float().log_softmax(-1)
+            targets = torch.tensor(continuation, device=device)
+            total = float(logprobs.gather(1, targets[:, None]).sum())
+            scores.append(ScoredContinuation(total, bool((logprobs.argmax(-1) == targets).all())))
+        return scores
+
+    def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
+        """Write continuations or answers, in batches of requests with the same options."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for i, request in enumerate(requests):
+            groups[repr(request.args[1])].append(i)
+        results: dict[int, str] = {}
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
+            for rows in groups.values():
+                config, until = self.build_config(requests[rows[0]].args[1])
+                rows.sort(key=lambda i: -len(requests[i].args[0]))
+                for batch in (rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)):
+                    texts = self.write_texts([requests[i].args[0] for i in batch], config, until)
+                    for i, text in zip(batch, texts, strict=True):
+                        results[i] = text
+                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                    bar.update(len(batch))
+        return [results[i] for i in range(len(requests))]
+
+    def build_config(self, options: dict[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        """Return the generation options and the stop strings of a task's `generation_kwargs`."""
+        known: dict[str, Any] = dict(normalize_gen_kwargs(options, self.max_gen_toks))
+        until = [text for text in known.pop("until", []) if text]
+        sampling: Any = {name: known[name] for name in ("top_p", "top_k") if known.get(name) is not None}
+        temperature = float(known.get("temperature", 0.0)) if known.get("do_sample") else 0.0
+        config = GenerationConfig(
+            max_tokens=int(known["max_gen_toks"]), temperature=temperature, return_state=False, **sampling
+        )
+        return config, until
+
+    def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: Sequence[str]) -> list[str]:
+        """Continue contexts, or answer them as questions, up to the first stop string."""
+        if isinstance(self.model, laconic.Reasoner):
+            return [cut_at(answer.text, until) for answer in self.model.generate(contexts, config)]
+        if isinstance(self.model, laconic.NestedTextModel):
+            return [cut_at(generation.text, until) for generation in self.model.generate(contexts, config=config)]
+        decoder, room = self.model.decoder, self.max_length - config.max_tokens
+        if room < 1:
+            raise UsageError(f"max_gen_toks={config.max_tokens} leaves no room in a context of {self.max_length}")
+        eos = tuple(dict.fromkeys((*decoder.config.eos_token_ids, self.eot_token_id)))
+        config = replace(config, stop_strings=tuple(until), eos_token_ids=eos)
+        ids = [self.tok_encode(context)[-room:] for context in contexts]
+        first = None if self.first_position is None else torch.full((len(ids),), self.first_position)
+        cache = None if self.cache is None else self.cache.repeat_rows(len(ids))
+        with self.reading_mode():
+            generations = laconic.generate(
+                decoder, self.tokenizer, input_ids=ids, state=cache, first_positions=first, config=config
+            )
+        # As `hf` decodes: the new ids alone, so that a SentencePiece tokenizer drops the space before the first word.
+        return [cut_at(self.tokenizer.decode(generation.token_ids), until) for generation in generations]
+
+
+def cut_at(text: str, stop_strings: Iterable[str]) -> str:
+    """Return a text up to the first stop string."""
+    ends = [text.find(stop) for stop in stop_strings if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def main() -> None:
+    """Run lm-eval's command line, which then knows the model `laconic`."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

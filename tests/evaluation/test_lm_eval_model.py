@@ -1,0 +1,119 @@
+"""The model `laconic` of lm-eval scores and writes as lm-eval's own `hf` model, item by item."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO, RunCli, needs
+from tests.runs import train_tiny_run
+
+needs("lm_eval")
+import lm_eval  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+import laconic  # noqa: E402
+from laconic.errors import UsageError  # noqa: E402
+from laconic.evaluation import lm_eval_model  # noqa: E402
+from laconic.evaluation.lm_eval_model import cut_at  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+TASKS = REPO / "tests/evaluation/lm_eval_tasks"
+STORIES = REPO / "src/laconic/checkpoints/stories260k"
+NATS = 1e-4  # per item
+LaconicLM: Any = lm_eval_model.LaconicLM
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_repository(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The tasks name their rows from the repository's folder; `datasets` caches them in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPO)
+        patch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
+        yield
+
+
+def evaluate(model: Any, *tasks: str, **options: Any) -> dict[str, list[dict[str, Any]]]:
+    """Evaluate a model on tasks and return the samples of each."""
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    results: Any = lm_eval.simple_evaluate(
+        model=model, tasks=list(tasks), task_manager=manager, bootstrap_iters=0, verbosity="ERROR", **options
+    )
+    return {task: sorted(rows, key=lambda row: row["doc_id"]) for task, rows in results["samples"].items()}
+
+
+def hf_model(folder: Path, **options: Any) -> Any:
+    """lm-eval's own model of transformers, in float32 on the CPU."""
+    from lm_eval.models import huggingface
+
+    hf: Any = huggingface.HFLM
+    return hf(pretrained=str(folder), device="cpu", dtype="float32", batch_size=2, **options)
+
+
+@pytest.mark.parametrize("max_length", [None, 24])
+def test_laconic_lm_equals_hf(max_length: int | None) -> None:
+    tasks = ("stories_choice", "stories_rolling", "stories_generate")[: 3 if max_length is None else 2]
+    ours = evaluate(LaconicLM(str(STORIES), batch_size=3, max_length=max_length), *tasks)
+    theirs = evaluate(hf_model(STORIES, max_length=max_length), *tasks)
+    choices = zip(ours["stories_choice"], theirs["stories_choice"], strict=True)
+    for a, b in choices:
+        for mine, other in zip(a["filtered_resps"], b["filtered_resps"], strict=True):
+            assert mine[0] == pytest.approx(other[0], abs=NATS)
+            assert mine[1] == other[1]
+    for a, b in zip(ours["stories_rolling"], theirs["stories_rolling"], strict=True):
+        assert float(a["filtered_resps"][0]) == pytest.approx(float(b["filtered_resps"][0]), abs=NATS)
+    if max_length is None:
+        texts = [[row["filtered_resps"] for row in rows["stories_generate"]] for rows in (ours, theirs)]
+        assert texts[0] == texts[1]
+        assert len({str(text) for text in texts[0]}) > 1
+
+
+@pytest.mark.slow
+def test_laconic_lm_by_name_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The arguments are those of lm_eval; only the model's name is new."""
+    from laconic.evaluation.lm_eval_model import main
+
+    arguments = ["run", "--model", "laconic", "--model_args", f"pretrained={STORIES}", "--tasks", "stories_choice"]
+    monkeypatch.setattr("sys.argv", ["laconic-lm-eval", *arguments, "--include_path", str(TASKS), "--batch_size", "4"])
+    main()
+    assert "stories_choice" in capsys.readouterr().out
+
+
+def test_laconic_lm_with_a_memory(run_cli: RunCli, tmp_path: Path) -> None:
+    """Behind a memory of the whole text, a continuation is as likely as behind the text."""
+    story = "Once upon a time, there was a little girl named Lily. She had a red ball."
+    (tmp_path / "story.txt").write_text(story)
+    memory = tmp_path / "story.safetensors"
+    flags = ("--method", "window", "--keep", "1", "--out", memory)
+    assert run_cli("compress", STORIES, tmp_path / "story.txt", *flags).code == 0
+    plain, reader = LaconicLM(str(STORIES)), LaconicLM(str(STORIES), memory=str(memory))
+    question, answer = " Then Lily", " played with the red ball."
+    with_text = plain._loglikelihood_tokens(
+        [(("", ""), plain.tok_encode(story) + reader.tok_encode(question), reader.tok_encode(answer))]
+    )
+    with_memory = reader._loglikelihood_tokens([(("", ""), reader.tok_encode(question), reader.tok_encode(answer))])
+    assert with_memory[0][0] == pytest.approx(with_text[0][0], abs=1e-3)
+    without = plain._loglikelihood_tokens([(("", ""), plain.tok_encode(question), reader.tok_encode(answer))])
+    assert with_memory[0][0] > without[0][0] + 0.1
+    assert reader.max_length < plain.max_length
+
+
+def test_laconic_lm_answers_with_thoughts(tmp_path: Path) -> None:
+    run = train_tiny_run("kava", tmp_path)
+    model = LaconicLM(str(run), max_gen_toks=5)
+    requests: list[Any] = [
+        type("Request", (), {"args": (question, {"until": ["<"]})})() for question in ("1+2=", "3*4=", "9-1=")
+    ]
+    reasoner = laconic.load(run)
+    assert isinstance(reasoner, laconic.Reasoner)
+    answers = reasoner.generate(["1+2=", "3*4=", "9-1="], laconic.GenerationConfig(max_tokens=5))
+    assert model.generate_until(requests) == [cut_at(answer.text, ["<"]) for answer in answers]
+    with pytest.raises(UsageError, match="continues texts"):
+        model._loglikelihood_tokens([(("a", "b"), [1], [2])])
+    with pytest.raises(UsageError, match="reads no memories"):
+        LaconicLM(str(run), memory="x.safetensors")
+
+
+def test_cut_at_the_first_stop_string() -> None:
+    assert cut_at("one. two, three", [",", "."]) == "one"
+    assert cut_at("one", ["."]) == "one"
