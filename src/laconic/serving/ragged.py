@@ -17,7 +17,6 @@ from torch import Tensor
 
 from laconic.generation.static_cache import MIN_PACKED_ROWS, FusedWeights, fuse_weights
 from laconic.models import attention, rope
-from laconic.models.block import gated_mlp_hidden, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.prefix_attention import attend_by_head
@@ -124,8 +123,8 @@ class RaggedDecoder:
                 qk = torch.addcmul(qk * cos, qk.roll(E // 2, -1), sin)
             q, k, v = qk[:, :H], qk[:, H:], z[:, H + G :]
             c = torch.cat([attend(span, i, q, k, v, layer.scale, layer.window) for span in spans])
-            x = x + layer.o(c)
-            x = x + layer.down(self.mlp_hidden(layer.up(layer.norm2(x))))
+            x = layer.add_o(x, c)
+            x = layer.add_down(x, layer.mlp_hidden(layer.norm2(x)))
         for span, n in zip(spans, lengths, strict=True):
             span.row.num_filled += n
         return list(weights.final_norm(x).split(lengths))
@@ -152,13 +151,6 @@ class RaggedDecoder:
             spans.append(AttentionSpan(row, slice(first, first + n), row.num_filled, masks))
             first += n
         return spans
-
-    def mlp_hidden(self, u: Float[Tensor, "N NF"]) -> Float[Tensor, "N F"]:
-        """Apply the activation to gate and up side by side, or to up alone."""
-        if not self.config.gated_mlp:
-            return mlp_hidden(u, self.config.activation)
-        gate, up = u.chunk(2, -1)
-        return gated_mlp_hidden(gate, up, self.config.activation)
 
 
 def build_rope_tables(
