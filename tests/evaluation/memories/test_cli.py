@@ -130,9 +130,11 @@ def score_passages(folder: Path) -> float:
 def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:
     flags = ("--limit", 1, "--methods", "window", "--keep", 0.1, "--fit", 1)
     points = evaluate_json(run_cli, "tiny", *FLAGS, *flags)["comparisons"][0]["contexts"]
-    names = ["no context", "full text", "last tokens 0.1", "fit 0.1", "window 0.1"]
+    names = ["no context", "full text", "last tokens 0.1", "fit 1 steps 0.1", "window 0.1"]
     assert [point["name"] for point in points] == names
     assert points[3]["used_bytes"] == points[4]["used_bytes"]
+    run_cli("evaluate", "tiny", *FLAGS, "--limit", 2, "--methods", "window", "--keep", 0.1, "--device", "cpu")
+    assert run_cli("report", "tiny", "--out", "page.html").code == 0, "one document of fit, two of the others"
 
 
 def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:

@@ -129,7 +129,8 @@ def iter_kv_contexts(
             requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=steps or 1)
             with torch.enable_grad():
                 memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
-        yield build_kv_context(decoder, name_context(method, keep), memory)
+        name = f"{FIT} {steps} steps" if method == FIT else method
+        yield build_kv_context(decoder, name_context(name, keep), memory)
 
 
 def read_text_with_compressor(method: AutoCompressor, name: str, document: Sequence[int]) -> ProbeContext:

@@ -9,7 +9,6 @@ from markupsafe import Markup
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
 from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_table
 from laconic.evaluation.report.plots import has_matplotlib, render_plot
-from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import NUM_RESAMPLES, percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table
@@ -29,6 +28,7 @@ LEGEND = (
     "measured on all documents, none has a larger share with a cache in use of the same size or a smaller one."
 )
 PLOT_SIZE = (13.0, 7.0)
+ContextMetrics = dict[str, dict[tuple[int, str], Mapping[str, Any]]]  # by context, then by seed and document
 LOWEST_SHARE = -30  # in percent, that is plotted
 
 
@@ -96,32 +96,34 @@ def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequenc
 
 
 def compare_results(results: Sequence[RunResult]) -> list[Comparison]:
-    """Group results by their documents; the results of a run's methods are put together."""
-    groups: dict[tuple[str, ...], dict[str, dict[str, dict[str, Mapping[str, Any]]]]] = {}
+    """Group results by their documents; the results of a run's methods are put together.
+
+    Runs whose baselines are not finished are left out.
+    """
+    groups: dict[tuple[str, str], dict[str, ContextMetrics]] = {}
     for result in results:
-        key = (result.variant["data"], result.variant["tokens"], str(result.limit or "all"))
-        for items in result.items_by_seed:
-            by_context = groups.setdefault(key, {}).setdefault(result.run, {})
-            collect_metrics(by_context, items)
+        contexts = groups.setdefault((result.variant["data"], result.variant["tokens"]), {}).setdefault(result.run, {})
+        for seed, items in zip(result.seeds, result.items_by_seed, strict=True):
+            for item in items:
+                for name, metrics in item.conditions.items():
+                    contexts.setdefault(name, {})[seed, item.id] = metrics
     return [
         Comparison(
             f"Compressed memories: {data}, documents of up to {int(tokens):,} tokens",
-            points := [point for run, contexts in runs.items() for point in build_points(run, contexts)],
+            points := [
+                p for run, contexts in runs.items() if NO_CONTEXT in contexts for p in build_points(run, contexts)
+            ],
             [task for task in TASK_TITLES if any(point.has_task(task) for point in points)],
         )
-        for (data, tokens, _), runs in groups.items()
+        for (data, tokens), runs in groups.items()
     ]
 
 
-def collect_metrics(by_context: dict[str, dict[str, Mapping[str, Any]]], items: Sequence[EvalItem]) -> None:
-    """Add the metrics of items, by context and document."""
-    for item in items:
-        for name, metrics in item.conditions.items():
-            by_context.setdefault(name, {})[item.id] = metrics
+def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
+    """Return the points of a run: the baselines first, then methods by name and size.
 
-
-def build_points(run: str, contexts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[MemoryPoint]:
-    """Return the points of a run: the baselines first, then methods by name and size."""
+    A context is compared with the baselines on the documents that it has.
+    """
     none, full = contexts[NO_CONTEXT], contexts[FULL_TEXT]
     order = {NO_CONTEXT: 0, FULL_TEXT: 1, LAST_TOKENS: 2}
     points = list[MemoryPoint]()
@@ -129,7 +131,7 @@ def build_points(run: str, contexts: Mapping[str, Mapping[str, Mapping[str, Any]
         method = name.rstrip("0123456789.").rstrip()
         shares = dict[str, Share]()
         for task in TASK_TITLES:
-            documents = [d for d, metrics in by_document.items() if task in metrics]
+            documents = [d for d, metrics in by_document.items() if task in metrics and d in none]
             if documents:
                 nats = ([group[d][task]["nats"] for d in documents] for group in (none, by_document, full))
                 share = estimate_share(*nats)
