@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import laconic
-from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint, read_prompt
+from laconic.evaluation.checkpoints import is_checkpoint, load_checkpoint_run, prepare_checkpoint, read_prompt
+from laconic.models.int8_linear import Int8Linear
 from tests.conftest import RunCli
 from tests.data.test_chat_rows import CHATML
 
@@ -79,6 +81,23 @@ def test_prepare_checkpoint_keeps_prompts_apart(rows: Path) -> None:
     assert is_checkpoint("stories260k")
     assert not is_checkpoint(one)
     assert not is_checkpoint(rows.parent)
+
+
+def test_evaluate_checkpoint_quantize_compares_with_float_weights(rows: Path, run_cli: RunCli) -> None:
+    flags = ("--quantize", "int8", "--baseline", "stories260k", "--tasks", rows, "--limit", 1)
+    result = run_cli("evaluate", "stories260k", *flags, "--format", "json")
+    assert result.code == 0, result.err
+    assert "stories260k-int8-plain-0-shot" in result.out
+    keys = {
+        file.parents[2].name: json.loads(file.read_text())["metadata"]["key"].get("quantize")
+        for file in (rows.parent / "cache").glob("evaluations/*/*/evaluations/*/result.json")
+    }
+    assert keys == {"stories260k-int8-plain-0-shot": "int8", "stories260k-plain-0-shot": None}
+    folder = prepare_checkpoint("stories260k", quantize="int8")
+    modules = load_checkpoint_run(folder, torch.device("cpu")).parts.decoder.modules()
+    assert any(isinstance(module, Int8Linear) for module in modules)
+    refused = run_cli("evaluate", rows.parent / "no-run", "--quantize", "int8")
+    assert refused.code != 0
 
 
 def test_evaluate_checkpoint_refusals(rows: Path, run_cli: RunCli) -> None:

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import (
     OptionalInt,
+    OptionalQuantization,
     OptionalStr,
     OutputFormat,
     parse_ints,
@@ -92,6 +93,8 @@ class EvaluateCommand:
     """memories: length to which documents are cut (default: 1024)"""
     fit: OptionalInt = None
     """memories: also train a cartridge for this many steps; slow"""
+    quantize: OptionalQuantization = None
+    """models: int8 evaluates with weights rounded to 8 bits; --baseline MODEL compares with the unrounded ones"""
     device: OptionalStr = None
     """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
     format: OutputFormat = "human"
@@ -109,7 +112,7 @@ class EvaluateCommand:
 
         device = resolve_device(self.device)
         tasks = split_commas(to_utf8(self.tasks))
-        runs = tuple(self.resolve(to_utf8(run)) for run in self.runs)
+        runs = tuple(self.resolve(to_utf8(run), self.quantize) for run in self.runs)
         suite = choose_suite(runs, tasks)
         for name, users in OPTION_USERS.items():
             if name not in suite.options:
@@ -176,14 +179,15 @@ class EvaluateCommand:
             fit=self.fit,
         )
 
-    def resolve(self, run: str) -> str:
+    def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""
         from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint
 
         if is_checkpoint(run):
             style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
-            return str(prepare_checkpoint(run, style, self.shots or 0, self.shots_from))
-        refuse_flags({"prompt": self.prompt, "shots_from": self.shots_from}, f"only for models, and {run} is a run")
+            return str(prepare_checkpoint(run, style, self.shots or 0, self.shots_from, quantize))
+        flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
+        refuse_flags(flags, f"only for models, and {run} is a run")
         if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
             raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
         return run

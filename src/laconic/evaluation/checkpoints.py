@@ -32,6 +32,7 @@ from laconic.storage.cache_dir import cache_dir
 from laconic.storage.strict_json import read_json, to_canonical_json
 
 PromptStyle = Literal["chat", "plain"]
+Quantization = Literal["int8"]
 MARKER_FILE = "checkpoint.json"
 NO_FILE = "no-training-rows.jsonl"  # a recipe names training rows; a checkpoint has none
 QUESTION, ANSWER = "Question:", "Answer:"
@@ -39,11 +40,12 @@ STOP_STRINGS = (f"\n\n{QUESTION}", f"\n{QUESTION}")  # where a plain prompt's an
 
 
 class CheckpointPrompt(NamedTuple):
-    """How a checkpoint is asked: by its chat template or as plain text, and after how many solved examples."""
+    """How a checkpoint is asked: with a chat template or plain text, after how many solved examples, with which weights."""
 
     style: PromptStyle
     shots: int = 0
     shots_from: str | None = None
+    quantize: Quantization | None = None
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -53,7 +55,11 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def prepare_checkpoint(
-    path_or_name: str, style: PromptStyle | None = None, shots: int = 0, shots_from: str | None = None
+    path_or_name: str,
+    style: PromptStyle | None = None,
+    shots: int = 0,
+    shots_from: str | None = None,
+    quantize: Quantization | None = None,
 ) -> Path:
     """Create the folder in which the results of a checkpoint are stored.
 
@@ -62,6 +68,7 @@ def prepare_checkpoint(
         style: How it is asked; by default with its chat template if it has one.
         shots: Number of solved examples before each question.
         shots_from: Data set or file of the examples; by default the training split of the task's data set.
+        quantize: "int8" evaluates it with 8-bit weights.
 
     Returns:
         The folder, which the functions of `laconic.evaluation.runs` accept as a run.
@@ -73,15 +80,18 @@ def prepare_checkpoint(
     tokenizer = load_tokenizer(folder)
     if style == "chat" and tokenizer.chat_template is None:
         raise InputError(f"--prompt chat: {path_or_name} has no chat template; use --prompt plain")
-    prompt = CheckpointPrompt(style or ("chat" if tokenizer.chat_template else "plain"), shots, shots_from)
+    prompt = CheckpointPrompt(style or ("chat" if tokenizer.chat_template else "plain"), shots, shots_from, quantize)
+    fields = {name: value for name, value in prompt._asdict().items() if name != "quantize" or value}
     name = re.sub(r"[^\w.-]", "-", Path(path_or_name).name)
-    key = hashlib.sha256(to_canonical_json([str(folder.resolve()), *prompt]).encode()).hexdigest()[:8]
-    results = cache_dir() / "evaluations" / key / f"{name}-{prompt.style}-{shots}-shot"
+    key = hashlib.sha256(to_canonical_json([str(folder.resolve()), *fields.values()]).encode()).hexdigest()[:8]
+    results = (
+        cache_dir() / "evaluations" / key / "-".join(filter(None, [name, quantize, prompt.style, f"{shots}-shot"]))
+    )
     if not (results / RECIPE_FILE).is_file():
         data = {"path": NO_FILE, "chain_steps": "all", "format": "chat" if prompt.style == "chat" else "codi"}
         recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
         results.mkdir(parents=True, exist_ok=True)
-        marker = prompt._asdict() | {"model": path_or_name}
+        marker = fields | {"model": path_or_name}
         atomic.write_file_atomically(results / MARKER_FILE, lambda new: new.write_text(to_canonical_json(marker)))
         atomic.write_file_atomically(results / RECIPE_FILE, lambda new: new.write_bytes(tomli_w.dumps(recipe).encode()))
     return results
@@ -107,13 +117,14 @@ def read_prompt(folder: Path) -> CheckpointPrompt | None:
     if not path.is_file():
         return None
     marker: dict[str, Any] = read_json(path)
-    return CheckpointPrompt(**{name: marker[name] for name in CheckpointPrompt._fields})
+    return CheckpointPrompt(**{name: marker[name] for name in CheckpointPrompt._fields if name in marker})
 
 
 def load_checkpoint_run(folder: Path, device: torch.device) -> LoadedRun:
     """Load the checkpoint of a results folder as a run at step 0, whose method writes out its answers."""
     recipe, _ = load_recipe(folder / RECIPE_FILE)
-    decoder = Decoder.from_pretrained(str(recipe.model.name), device=device)
+    prompt = read_prompt(folder)
+    decoder = Decoder.from_pretrained(str(recipe.model.name), device=device, quantize=prompt and prompt.quantize)
     parts = build_parts(recipe, decoder, load_tokenizer(str(recipe.model.name)), decoder.fingerprint)
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 

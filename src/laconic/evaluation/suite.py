@@ -236,8 +236,10 @@ def describe_evaluation(
     key: Mapping[str, str] | None = None,
 ) -> EvalMetadata:
     """Return the metadata of an evaluation of a run; the checkpoint's hash is added to `key`."""
-    weights = run.parts.base if read_prompt(run.folder) else step_hash(run.folder, run.step)
-    key = {"checkpoint": weights, **(key or {})}
+    prompt = read_prompt(run.folder)
+    weights = step_hash(run.folder, run.step) if prompt is None else run.parts.base
+    quantization = {"quantize": prompt.quantize} if prompt is not None and prompt.quantize else {}
+    key = {"checkpoint": weights, **quantization, **(key or {})}
     return EvalMetadata(kind, task, run_name(run.folder), run.recipe.seed, run.step, limit, shots, variant or {}, key)
 
 
