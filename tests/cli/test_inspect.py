@@ -290,6 +290,12 @@ def test_check_comparable() -> None:
     inspect.check_comparable([fake_run(), fake_run()])
 
 
+def test_inspect_names_what_it_reads_if_given_a_model(run_cli: RunCli) -> None:
+    code, _, err = run_cli("inspect", "stories260k", "Once")
+    assert code == 2
+    assert "stories260k is a model, which has no latent thoughts; give a run" in err
+
+
 def test_inspect_refuses_runs_that_drop_different_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = question_sets.load_question_set
 

@@ -73,9 +73,18 @@ class InspectCommand:
 
     def run(self) -> int:
         """Inspect, print the summary and write the page."""
-        if Path(self.model).is_file():
+        from laconic.models.named_models import NAMED_MODELS
+
+        folder = Path(self.model)
+        is_named = self.model in NAMED_MODELS and not folder.exists()
+        if folder.suffix == ".gguf" or is_named or (folder / "config.json").is_file():
+            raise UsageError(
+                f"{self.model} is a model, which has no latent thoughts; give a run that was trained to think, or a "
+                f"memory file. laconic verify parity {self.model} compares a model with transformers"
+            )
+        if folder.is_file():
             return self.inspect_file()
-        if not Path(self.model).exists():
+        if not folder.exists():
             raise InputError(f"no {self.model}; give the directory of a run and a question, or a memory file")
         from laconic.evaluation.inspection.page import render_inspection_page
         from laconic.evaluation.inspection.summary import format_summary, summary_to_json

@@ -24,6 +24,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build import build_experiment
+from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.meta_model import (
     build_meta_method,
@@ -343,7 +344,7 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of {memory['micro_batch_size']} rows",
         f"micro-batch  {fits['here']} rows fit into the {format_bytes(fits['free'])} free here; {others}",
         f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
-        f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {plan['threads']} threads",
+        f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {format_count(plan['threads'], 'thread')}",
         f"disk         {format_bytes(disk['step'])} per step, {disk['steps_kept']} kept: {format_bytes(disk['kept'])}",
     ]
     if "measured" in plan:

@@ -14,7 +14,6 @@ from laconic.evaluation.inspection.summary import (
 from laconic.evaluation.report.page import (
     PagePlot,
     PageSection,
-    PageTable,
     render_details,
     render_facts,
     render_list,
@@ -23,7 +22,7 @@ from laconic.evaluation.report.page import (
 )
 from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps
 from laconic.evaluation.statistics import Estimate
-from laconic.evaluation.tables import format_interval, format_percent
+from laconic.evaluation.tables import Table, format_interval, format_percent
 
 INTERVENTION_LABELS = {
     "zero": "zeros in their place",
@@ -56,7 +55,7 @@ def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
         header = ["intervention", "on", "correct, %", "donor's, %", "change, points", f"minus {summary.runs[0].name}'s"]
         caption = f"{run.name} ({run.method})"
         width = 5 if run is summary.runs[0] else 6
-        tables.append(render_table(PageTable(header[:width], [row[:width] for row in rows], caption, 2)))
+        tables.append(render_table(Table(header[:width], [row[:width] for row in rows], caption, 2)))
     note = (
         f"Protocol {summary.protocol.name}; the majority baseline, always “{answer}”, is correct in "
         f"{format_percent(floor)} %. Changes are paired by question, with a 95 % bootstrap interval and Holm's "
@@ -104,7 +103,7 @@ def iteration_blocks(summary: DatasetSummary) -> list[str]:
             row.append(text + (" as trained" if log is not None and n == run.trained_iterations else ""))
         rows.append(row)
     header = ["iterations", *(f"{run.name}, correct, %" for run in summary.runs)]
-    return [render_table(PageTable(header, rows))] if rows else []
+    return [render_table(Table(header, rows))] if rows else []
 
 
 def chain_word_blocks(summary: DatasetSummary) -> list[str]:
@@ -124,7 +123,7 @@ def chain_word_blocks(summary: DatasetSummary) -> list[str]:
         "Latents whose most likely token after the last pass occurs in the question's chain; in the chain of another "
         "question, which is chance; and the share of the chain that they name in its order."
     )
-    return [about, render_table(PageTable(header, rows, num_text_columns=2))] if rows else []
+    return [about, render_table(Table(header, rows, num_text_columns=2))] if rows else []
 
 
 def similarity_blocks(summary: DatasetSummary) -> list[str]:
@@ -142,7 +141,7 @@ def similarity_blocks(summary: DatasetSummary) -> list[str]:
     if not rows:
         return []
     header = ["run", "map", "diagonal contrast", "look-ahead, %"]
-    blocks: list[str] = [render_table(PageTable(header, rows, num_text_columns=2))]
+    blocks: list[str] = [render_table(Table(header, rows, num_text_columns=2))]
     keys = dict.fromkeys(key for run in summary.runs for key in run.mean_maps)
     for space, baseline in keys if has_matplotlib() else ():
         panels = [
@@ -176,7 +175,7 @@ def selector_blocks(summary: DatasetSummary) -> list[str]:
         ]
         whole = f", without {run.num_unreduced_chains} that are selected whole" if run.num_unreduced_chains else ""
         caption = f"{run.name}: {run.selector_statistics[0].num_chains} chains{whole}"
-        blocks.append(render_table(PageTable(header, rows, caption)))
+        blocks.append(render_table(Table(header, rows, caption)))
     about = (
         "Share of tokens selected, in percent: of each class, and of each fifth of a chain. Heads: selected tokens "
         "that two heads have in common; random: that a head has in common with policy random; chance: both for "

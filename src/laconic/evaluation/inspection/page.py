@@ -21,7 +21,6 @@ from laconic.evaluation.report.page import (
     NO_PLOTS,
     PagePlot,
     PageSection,
-    PageTable,
     render_details,
     render_facts,
     render_list,
@@ -31,7 +30,7 @@ from laconic.evaluation.report.page import (
     render_tokens,
 )
 from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps, show_whitespace
-from laconic.evaluation.tables import format_percent
+from laconic.evaluation.tables import Table, format_percent
 
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
@@ -89,7 +88,7 @@ def lens_blocks(summary: QuestionSummary) -> list[str]:
         passes = list(zip(name_passes(run), run.lens.passes, strict=True))
         header = ["pass", "bot", *(str(i + 1) for i in range(len(run.lens.top_tokens)))]
         rows = [[name, *(shade_guess(slot[0]) for slot in row)] for name, row in passes]
-        blocks.append(render_table(PageTable(header, rows, run.name, len(header))))
+        blocks.append(render_table(Table(header, rows, run.name, len(header))))
         if summary.chain:
             blocks.append(
                 f"After the last pass, {format_percent(run.lens.share_in_chain)} % of the latents name a token of the "
@@ -101,7 +100,7 @@ def lens_blocks(summary: QuestionSummary) -> list[str]:
             for i, slot in enumerate(row)
         ]
         most_likely = f"The {len(passes[0][1][0])} most likely tokens of each latent"
-        blocks.append(render_details(most_likely, [render_table(PageTable((), rows, num_text_columns=2))]))
+        blocks.append(render_details(most_likely, [render_table(Table((), rows, num_text_columns=2))]))
     return blocks
 
 
@@ -181,7 +180,7 @@ def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]
         [selection.policy, *(format_percent(float(selection.mask[..., tokens == name].mean())) for name in classes)]
         for selection in run.selections
     ]
-    by_class = PageTable(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
+    by_class = Table(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
     if not has_matplotlib():
         return [render_table(by_class)]
     heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[0].mask.shape[1])]
@@ -235,7 +234,7 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
     header = ["intervention", "on", *(run.name for run in runs)]
     blocks = [
         "One question shows what can happen, not how often; laconic inspect RUN --task SET asks many.",
-        render_table(PageTable(header, rows, num_text_columns=len(header))),
+        render_table(Table(header, rows, num_text_columns=len(header))),
     ]
     for run in runs:
         kinds = dict.fromkeys(effect.spec.kind for effect in run.slot_effects)
@@ -253,5 +252,5 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
         header = ["latent", *number_labels(len(run.lens.top_tokens))]
         if rows:
             caption = f"{run.name}: one latent at a time, {run.slot_effects[0].spec.target}"
-            blocks.append(render_table(PageTable(header, rows, caption, len(header))))
+            blocks.append(render_table(Table(header, rows, caption, len(header))))
     return [*blocks, render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]

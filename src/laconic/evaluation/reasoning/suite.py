@@ -36,6 +36,7 @@ from laconic.evaluation.runs import flush_denormals, seed_runs
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
 from laconic.evaluation.validation import COT_TEACHER_METHODS
+from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.training.signals import SignalInterruptError
@@ -201,6 +202,7 @@ def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:
 
 def environment_facts(device: torch.device) -> list[tuple[str, str]]:
     """Return the device and the versions of the libraries."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    threads = format_count(torch.get_num_threads(), "thread")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))
     return [("device", f"{device}, {name}; {platform()}"), ("versions", versions)]

@@ -8,7 +8,6 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from laconic.evaluation.tables import Table
-from laconic.evaluation.tables import Table as PageTable  # noqa: F401
 
 NO_PLOTS = "Plots need matplotlib: pip install 'laconic[report]'."
 
