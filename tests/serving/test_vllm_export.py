@@ -154,6 +154,16 @@ def test_export_run_command_keeps_what_answers_need(run_cli: RunCli, tmp_path: P
         assert answer_ids(load_reasoner(folder).run) == expected
 
 
+def test_export_suppresses_padding_unless_it_ends_the_answer(tmp_path: Path) -> None:
+    run = build_reasoning_run("kava", tmp_path)
+    eos = run.parts.tokenizer.eos_token_id
+    for pad, suppressed in ((0, [0]), (eos, []), (None, [])):  # SmolLM2 pads with its eos
+        run.parts.decoder.config = replace(run.parts.decoder.config, pad_token_id=pad)
+        export_for_vllm(run, tmp_path / f"out-{pad}")
+        config = json.loads((tmp_path / f"out-{pad}/config.json").read_text())
+        assert config["laconic"]["suppress_token_ids"] == suppressed
+
+
 def test_export_of_coconut_has_the_latents_of_its_stage(tmp_path: Path) -> None:
     run = replace(build_reasoning_run("coconut", tmp_path / "run", M=3), epoch=0)
     set_stage(run.method, 0)

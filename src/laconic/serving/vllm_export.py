@@ -75,7 +75,7 @@ def export_for_vllm(
     vocab_size = decoder.config.vocab_size
     if run.parts.latents is not None:
         ids = add_control_tokens(backend)
-        table = build_thoughts_table(run, ids)
+        table = build_thoughts_table(run, ids, encoder.eos_token_id)
         decoder = add_control_embeddings(decoder, run.parts.latents, ids)
         begin, latent, end = CONTROL_TOKENS
         thoughts = begin + latent * table.num_latents + end
@@ -92,8 +92,8 @@ def export_for_vllm(
     export_run(whole, folder, dtype=dtype, max_shard_bytes=max_shard_bytes, server=server)
 
 
-def build_thoughts_table(run: LoadedRun, ids: ControlIds) -> ThoughtsTable:
-    """Return how a run thinks; Coconut has the latents of its stage."""
+def build_thoughts_table(run: LoadedRun, ids: ControlIds, eos_token_id: int) -> ThoughtsTable:
+    """Return how a run thinks; Coconut has the latents of its stage. Padding is suppressed unless it is the eos."""
     latents, method, config = run.parts.latents, run.method, run.parts.decoder.config
     assert latents is not None
     names, pad = ("schedule", "num_iterations", "projection", "projection_width"), config.pad_token_id
@@ -105,7 +105,7 @@ def build_thoughts_table(run: LoadedRun, ids: ControlIds) -> ThoughtsTable:
             "num_latents": M,
             **{name: latents.settings[name] for name in names},
             **{f"{name}_token_id": id for name, id in ids._asdict().items()},
-            "suppress_token_ids": () if pad is None or pad >= config.vocab_size else (pad,),
+            "suppress_token_ids": () if pad in (None, eos_token_id) or pad >= config.vocab_size else (pad,),
         }
     )
 
