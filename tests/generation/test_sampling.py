@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from laconic.generation import sampling
 from laconic.generation.config import GenerationConfig
 from laconic.generation.sampling import (
     Sampler,
@@ -35,10 +36,12 @@ def is_kept(logits: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_filters_equal_transformers(seed: int) -> None:
+@pytest.mark.parametrize("candidates", [20, 256])
+def test_filters_equal_transformers(seed: int, candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("transformers")
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+    monkeypatch.setattr(sampling, "TOP_P_CANDIDATES", candidates)
     none: Any = None
     logits = logits_of(seed)
     for k in (1, 2, 7, 50, 200, 1000):

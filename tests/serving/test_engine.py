@@ -242,3 +242,27 @@ def test_engine_log_probabilities_of_prompt_and_tokens(monkeypatch: pytest.Monke
         assert entry.logprob == pytest.approx(float(expected[t, entry.token_id]), abs=1e-4)
         assert [i for i, _ in entry.top] == top.tolist()
         assert [p for _, p in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("place", ["forward", "logits"])
+def test_engine_thread_survives_errors(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as too little memory: the requests of the step fail, later ones do not."""
+    engine = Engine(stories())
+    work, is_broken = getattr(engine.served.executor, place), [True]
+
+    def fail_once(*inputs: Any) -> Any:
+        if is_broken.pop() if is_broken else False:
+            raise RuntimeError("out of memory")
+        return work(*inputs)
+
+    monkeypatch.setattr(engine.served.executor, place, fail_once)
+    bad = submit(engine, encode("Once"))
+    engine.start()
+    with engine.changed:
+        assert engine.changed.wait_for(lambda: engine.stats().num_running == 0 < len(bad.events), 60)
+    assert isinstance(bad.events[-1], ErrorEvent)
+    assert bad.events[-1].error.args == ("out of memory",)
+    good = submit(engine, encode(TEXTS[0]), config=CONFIGS[0])
+    assert engine.drain(60)
+    assert good.token_ids == generate_alone(TEXTS[0], CONFIGS[0]).token_ids
+    engine.close()

@@ -13,6 +13,8 @@ from torch import Tensor
 from laconic.generation.config import GenerationConfig, Number
 from laconic.models.positions import next_token
 
+TOP_P_CANDIDATES = 256  # ids among which top-p is decided, where they have enough probability
+
 
 def apply_repetition_penalty(
     logits: Float[Tensor, "B V"], present: Bool[Tensor, "B V"], penalty: Number
@@ -29,6 +31,12 @@ def filter_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
 
 def filter_top_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
     """Keep the smallest set of most likely ids whose total probability is at least p (at least one id)."""
+    top, ids = logits.softmax(-1).topk(min(TOP_P_CANDIDATES, logits.shape[1]))
+    mass = top.cumsum(-1)
+    if bool((mass[:, -1] >= p).all()):  # sorting the whole vocabulary takes ten times as long
+        likely = logits.gather(1, ids).masked_fill(mass - top >= p, -math.inf)
+        likely[:, 0] = logits.gather(1, ids[:, :1])[:, 0]
+        return torch.full_like(logits, -math.inf).scatter(1, ids, likely)
     ascending, order = logits.sort()
     removed = ascending.softmax(-1).cumsum(-1) <= 1 - p
     removed[:, -1] = False

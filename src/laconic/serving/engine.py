@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.errors import LaconicError
 from laconic.serving.requests import EngineRequest
-from laconic.serving.scheduler import ChunkSizer, share_positions
+from laconic.serving.scheduler import STEP_SECONDS, ChunkSizer, share_positions
 from laconic.serving.sequence import OnEvent, RunningSequence
 from laconic.serving.served_model import ServableModel, ServedModel
 
@@ -102,7 +102,7 @@ class Engine:
         self.is_closed = self.is_draining = False
         self.last_stats = EngineStats()
         self.ids = count(1)
-        self.num_latent_passes = 0
+        self.num_latent_passes, self.start_seconds = 0, 0.0
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 
@@ -168,7 +168,13 @@ class Engine:
         while not self.is_closed:
             with self.changed:
                 self.changed.wait_for(lambda: self.running or self.waiting or self.cancelled or self.is_closed)
-            self.run_once()
+            try:
+                self.run_once()
+            except Exception as error:  # no request may wait for a thread that has ended
+                for sequence in self.running:
+                    sequence.fail(error)
+                self.running = []
+                self.publish_stats(0)
         with self.changed:
             self.cancelled.update(s.id for s in (*self.running, *self.waiting))
             self.take_changes()
@@ -180,7 +186,9 @@ class Engine:
             has_work = bool(self.running or self.waiting or self.cancelled)
             arrivals = self.take_changes()
         if arrivals:
+            start = time.perf_counter()
             self.served.start(arrivals)
+            self.start_seconds = (time.perf_counter() - start) / len(arrivals)
             self.num_latent_passes += sum(s.latent_passes for s in arrivals)
             self.running = [s for s in self.running if not s.has_ended]
             self.publish_stats(0)
@@ -197,6 +205,8 @@ class Engine:
         self.waiting = deque(s for s in self.waiting if not s.has_ended)
         self.running = [s for s in self.running if not s.has_ended]
         num_free = self.max_batch_size - len(self.running)
+        if self.running and self.start_seconds:  # running rows wait while questions are thought about
+            num_free = min(num_free, max(1, int(STEP_SECONDS / self.start_seconds)))
         arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
         self.running += arrivals
         self.publish_stats(0)
