@@ -18,9 +18,11 @@ from laconic.generation.config import GenerationConfig
 from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer
+from tests.serving.interleaving import check_no_leaks
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "The meeting has been moved to Thursday at noon, in the red room."
+COLOURS = (("Monday", "red"), ("Friday", "green"), ("Sunday", "blue"))
 CONFIG = GenerationConfig(max_tokens=6, eos_token_ids=())
 
 
@@ -202,3 +204,11 @@ def test_memories_of_an_autocompressor(
     assert complete(server) == compressor.generate(["When?"], config=GenerationConfig(max_tokens=6))[0].text
     response = server.post("/v1/memories", json={"text": TEXT, "method": "kvzip"})
     assert error_of(response) == (400, "method: tiny is trained to compress; leave it out")
+
+
+@pytest.mark.parametrize("num_requests", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_memories_do_not_leak_between_requests(client: TestClient, num_requests: int) -> None:
+    texts = [f"{word} was the day of the meeting, and the room was {colour}. " for word, colour in COLOURS]
+    ids = [create(client, text=text, keep=0.5, method="window")["id"] for text in texts]
+    names: list[dict[str, Any]] = [{}, *({"memory": [id]} for id in ids), {"memory": ids[:2]}, {"memory": ids[::-1]}]
+    check_no_leaks(client, names, num_requests)

@@ -17,6 +17,7 @@ from laconic.nested.state import states_equal
 from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run
 from tests.serving.conftest import start_client
+from tests.serving.interleaving import check_no_leaks
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "The meeting has been moved to Thursday at noon, in the red room."
@@ -126,3 +127,13 @@ def test_sessions_have_limits_and_names(learner: TestClient, client: TestClient)
     response = learner.post("/v1/memories", json={"text": TEXT})
     assert "which reads no memories; use /v1/sessions" in response.json()["error"]["message"]
     assert client.post("/v1/sessions").status_code == 400
+
+
+@pytest.mark.parametrize("num_requests", [8, pytest.param(300, marks=pytest.mark.slow)])
+def test_sessions_do_not_leak_between_requests(learner: TestClient, num_requests: int) -> None:
+    ids = [post(learner, "")["id"] for _ in range(3)]
+    for number, id in enumerate(ids[1:]):
+        post(learner, f"/{id}/learn", text=f"{TEXT} And {number} times more. " * (number + 1))
+    check_no_leaks(learner, [{"session": id} for id in ids] + [{}], num_requests)
+    for id in ids:
+        learner.delete(f"/v1/sessions/{id}")
