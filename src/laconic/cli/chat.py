@@ -43,10 +43,12 @@ class ChatCommand(SamplingFlags):
     replies are printed.
 
     Example: laconic chat smollm2 --system "You are a chemist."
+
+    Example: laconic chat smollm2 --memory book.safetensors
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint in Hugging Face layout (folder or hub name), or a run of method autocompressor"""
+    """model (folder in Hugging Face layout, .gguf, hub name, or smollm2), or a run of method autocompressor"""
     system: OptionalStr = None
     """system message"""
     memory: UseAppendAction[tuple[Path, ...]] = ()

@@ -57,7 +57,7 @@ class EvaluateCommand:
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
     limit: OptionalInt = None
-    """evaluate only the first questions or documents, or the first examples of each class"""
+    """evaluate only this many questions or documents, from the first; of sets with classes, examples of each class"""
     shots: OptionalInt = None
     """models: solved examples before each question; clinc150, banking77, dbpedia14: training examples per
     class"""

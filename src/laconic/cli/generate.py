@@ -50,7 +50,7 @@ class GenerateCommand(SamplingFlags):
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint in Hugging Face layout (folder or hub name), or a run of laconic train"""
+    """model (folder in Hugging Face layout, .gguf, hub name, smollm2 or stories260k), or a run of laconic train"""
     prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT", help_behavior_hint="")]
     """prompts to continue or questions to answer; several are one batch; - reads standard input"""
     file: OptionalPath = None

@@ -16,6 +16,7 @@ class ReportCommand:
     """Write an HTML report from stored evaluation results (no model is loaded).
 
     Example: laconic report runs/stop runs/fixed --out report.html
+
     Example: laconic report smollm2 --out memories.html
     """
 

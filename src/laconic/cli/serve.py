@@ -34,7 +34,7 @@ class ServeCommand:
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint in Hugging Face layout (folder or hub name), or a run of laconic train"""
+    """model (folder in Hugging Face layout, .gguf, hub name, or smollm2), or a run of laconic train"""
     host: str = "127.0.0.1"
     """address to listen on; others than loopback need --api-key"""
     port: int = 8000

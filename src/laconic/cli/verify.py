@@ -22,7 +22,7 @@ class VerifyParityCommand:
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint (folder or hub name), or tiny:FAMILY for the small random model of a family"""
+    """model (folder, .gguf, hub or short name), or tiny:FAMILY for the small random model of a family"""
     reference: OptionalStr = None
     """transformers (default if installed), golden (activations that come with laconic), or a folder of --write-golden;
     only the latter two detect a changed config.json, since transformers reads the same file"""
