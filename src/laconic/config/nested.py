@@ -211,7 +211,9 @@ class CMSOptions(ConfigModel):
     )
     inner_momentum: Fraction = Field(default=0.9, description="momentum of the inner optimizers that have one")
     max_update_ratio: NonNegative = Field(
-        default=0.1, description="largest update relative to the initial weights' norm; 0: no clipping"
+        default=0.1,
+        description="largest update relative to the initial weights' norm; 0: no clipping; pretrained weights that "
+        "are not trained further stand 1e-4",
     )
     max_error_norm: NonNegative = Field(
         default=1.0, description="task: largest norm of a token's gradient; 0: no clipping"
