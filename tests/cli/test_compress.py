@@ -22,31 +22,18 @@ from laconic.experiment.compressor import TextCompressor
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 from tests.conftest import RunCli, call_cli
+from tests.runs import TINY_DOCUMENT_RECIPE
 
-RECIPE = """method = "autocompressor"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 256
-[compression]
-max_vectors = 4
+LENGTHS = """max_vectors = 4
 length_policy = "stop_head"
 [stop_head]
 initial_mean_fraction = 0.6
-[data]
-source = "text"
-path = "books.jsonl"
-[data.text]
-row_tokens = 48
-segment_tokens = 16
-segment_lengths = "fixed"
-[train]
-steps = 1
-batch_size = 2
 """
+RECIPE = (
+    TINY_DOCUMENT_RECIPE.replace('"lm"', '"autocompressor"')
+    .replace("num_attention_heads = 2\n", "num_attention_heads = 2\nmax_position_embeddings = 256\n")
+    .replace("max_vectors = 2\n[cms]\nchunk_sizes = [8]\n", LENGTHS)
+)
 BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(12))
 COST_KEYS = {
     *("num_texts", "num_tokens", "num_segments", "num_vectors", "mean_vectors", "min_vectors", "max_vectors"),

@@ -19,6 +19,7 @@ from laconic.generation.published import read_published_sampling
 from tests.conftest import RunCli, needs
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("unchecked")]
+TEXT = "The lighthouse on the island is kept by Marit, who lives there with her old dog Bosun and a garden of kale."
 TURNS = ["My name is Ada. What is the capital of France?", "And of Italy?", "Write one sentence about both cities."]
 
 
@@ -55,6 +56,31 @@ def test_generate_continues_from_a_state_like_from_the_text(smollm2: Path) -> No
     second = laconic.generate(model.decoder, model.tokenizer, [" Then the wizard"], state=first.state, config=config)[0]
     ids = [*model.tokenizer.encode("Once upon a time"), *first.token_ids, *model.tokenizer.encode(" Then the wizard")]
     assert second.token_ids == laconic.generate(model.decoder, input_ids=[ids], config=config)[0].token_ids
+
+
+def test_generate_replies_to_messages_after_a_memory(smollm2: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """A memory of everything, and a conversation about it, equals transformers on the text in the first message."""
+    needs("transformers")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    memory, file = tmp_path / "memory.safetensors", tmp_path / "messages.json"
+    (tmp_path / "text.txt").write_text(TEXT)
+    turns = [
+        {"role": "user", "content": "Who keeps the lighthouse?"},
+        {"role": "assistant", "content": "Marit keeps it."},
+        {"role": "user", "content": "With which animal?"},
+    ]
+    file.write_text(json.dumps(turns))
+    options = ("--keep", 1, "--method", "window", "--chat")
+    assert run_cli("compress", smollm2, tmp_path / "text.txt", "--out", memory, *options).code == 0
+    options = ("--messages", file, "--memory", memory, "--max-tokens", 16, "--format", "json")
+    ours = json.loads(run_cli("generate", smollm2, *options).out)["generations"][0]["ids"]
+    whole = [turns[0] | {"content": f"{TEXT}\n\n{turns[0]['content']}"}, *turns[1:]]
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    inputs = tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    reference = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    theirs = reference.generate(**inputs, max_new_tokens=16, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert ours == theirs.tolist()
 
 
 def test_generate_chat_prints_the_reply_alone(run_cli: RunCli, smollm2: Path) -> None:
