@@ -75,9 +75,10 @@ def hostile_requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "POST", "/v1/completions", {"json": COMPLETION, "headers": {name: value.encode("latin-1")}}
 
 
-def test_hostile_requests_are_answered_with_less_than_500(client: TestClient) -> None:
-    requests = list(hostile_requests())
-    assert len(requests) >= 500
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_hostile_requests_are_answered_with_less_than_500(client: TestClient, stride: int) -> None:
+    requests = list(hostile_requests())[::stride]
+    assert len(requests) >= 200
     for method, path, options in requests:
         if "json" in options:  # the client would refuse NaN and unpaired surrogates
             options["content"] = json.dumps(options.pop("json")).encode()

@@ -211,7 +211,7 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
 
 def test_server_finishes_what_runs_after_sigterm(server: ServerProcess) -> None:
     """The last test of the file, since it ends the server of all."""
-    body = {"prompt": "a", "max_tokens": 400, "stream": True}
+    body = {"prompt": "a", "max_tokens": 150, "stream": True}
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()

@@ -16,6 +16,7 @@ from laconic.serving.http.metrics import ServerMetrics
 
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
+CLIENT_CLOSED_REQUEST = 499  # no answer was sent, or nobody reads it; it stands in the metrics
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class RequestGuard:
                 await response(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-            self.metrics.requests.labels(route, status).inc()
+            self.metrics.requests.labels(route, status or CLIENT_CLOSED_REQUEST).inc()
 
     def check_access(self, path: str, headers: Headers) -> None:
         """Raise ApiError: 401 without the key, 403 for a foreign host."""

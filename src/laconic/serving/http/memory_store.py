@@ -177,7 +177,11 @@ class MemoryStore:
         Args:
             source: A checked file in the store's folder.
             id: Id of the memory.
+
+        Raises:
+            ApiError: As `check_space`.
         """
+        self.check_space(id)
         id = f"mem_{secrets.token_hex(12)}" if id is None else id
         path = self.folder / f"{id}{SUFFIX}"
         with self.lock:

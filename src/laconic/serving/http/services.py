@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
@@ -21,7 +22,6 @@ from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
 
 T = TypeVar("T")
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it stands in the metrics
 
 
 @dataclass(frozen=True)
