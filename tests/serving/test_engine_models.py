@@ -25,6 +25,7 @@ from laconic.serving.ragged import RaggedDecoder
 from laconic.serving.requests import PromptEvent
 from tests.runs import train_tiny_run
 from tests.serving.receiver import Receiver, run_to_end, submit
+from tests.tolerances import FLOAT32, error
 
 
 @cache
@@ -36,7 +37,7 @@ def tiny_reasoner() -> Reasoner:
 pytestmark = pytest.mark.usefixtures("unchecked")
 STORIES = Path(laconic.__file__).parent / "checkpoints/stories260k"
 QUESTIONS = ("1+2*3=", "4*5-6=", "7-3+12=", "9+9+9=", "2*2*2=")
-LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4")
+LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4", "train.learning_rate=0.1")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,9 @@ def test_engine_answers_as_reasoner_generate(
         assert (receiver.token_ids, receiver.text) == (list(answer.token_ids), answer.text)
         assert receiver.finish.latent_passes == answer.passes.latent
         assert receiver.finish.latent_positions == (2 if method in ("kava", "coconut") else 0)
+    if overrides:
+        merged, adapted = (d(d.embed(torch.tensor([[5, 6, 7]]))) for d in (engine.served.decoder, reasoner.decoder))
+        assert error(merged.hidden_states, adapted.hidden_states) <= FLOAT32
     assert engine.stats().num_latent_passes == sum(r.finish.latent_passes for r in receivers)
 
 
@@ -91,7 +95,7 @@ def test_engine_continues_the_cache_of_a_memory() -> None:
     assert forked.events[0] == PromptEvent()
 
 
-@pytest.mark.parametrize("overrides", [(), (*LORA, "compression.adapter_scope=write", "train.learning_rate=0.1")])
+@pytest.mark.parametrize("overrides", [(), (*LORA, "compression.adapter_scope=write")])
 def test_engine_reads_summary_vectors(
     overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

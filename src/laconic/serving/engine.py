@@ -172,7 +172,8 @@ class Engine:
                 self.run_once()
             except Exception as error:  # no request may wait for a thread that has ended
                 for sequence in self.running:
-                    sequence.fail(error)
+                    if not sequence.has_ended:
+                        sequence.fail(error)
                 self.running = []
                 self.publish_stats(0)
         with self.changed:
