@@ -1,0 +1,227 @@
+"""Requests per second and time to the first token of `laconic serve`, `transformers serve` and vLLM on one model.
+
+    python benchmarks/serving.py [--model MODEL] [--clients 1 4 16] [--requests 16] [--vllm .venv-vllm/bin/vllm]
+    python benchmarks/serving.py --runs runs/kava runs/cot --questions questions.txt
+
+The second form compares two runs in laconic: answers after latent thoughts and answers after a written chain. A client
+waits for an answer before it sends its next question. Servers run one after the other, in two rounds.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.measure import CORPUS
+from laconic.models.weights import find_checkpoint
+
+ROUNDS = 2
+NUM_WORDS = 60  # of a book in each prompt
+START_SECONDS = 300.0
+REQUEST_SECONDS = 600.0
+
+
+class ServerCommand(NamedTuple):
+    """A server: its name in the table, its command with {port}, and the model's name in requests (None: ask for it)."""
+
+    name: str
+    command: Sequence[str]
+    model: str | None = None
+
+
+class Rate(NamedTuple):
+    """Requests per second, tokens per second, and median seconds to the first token and to the whole answer."""
+
+    requests: float
+    tokens: float
+    first_token: float
+    answer: float
+
+
+def list_servers(model: str, vllm: Path) -> list[ServerCommand]:
+    """Return the servers that are installed."""
+    folder = str(find_checkpoint(model))
+    laconic = [sys.executable, "-m", "laconic", "serve", folder, "--port", "{port}"]
+    servers = [
+        ServerCommand("laconic serve", laconic),
+        ServerCommand("laconic serve, int8", [*laconic, "--quantize", "int8"]),
+    ]
+    transformers = Path(sys.executable).with_name("transformers")
+    if transformers.exists():
+        command = [str(transformers), "serve", folder, "--port", "{port}", "--device", "cpu", "--dtype", "float32"]
+        servers.append(ServerCommand("transformers serve", command, folder))
+        servers.append(ServerCommand("transformers serve, batching", [*command, "--continuous-batching"], folder))
+    if vllm.exists():
+        flags = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"]
+        servers.append(ServerCommand("vLLM", [str(vllm), "serve", folder, "--port", "{port}", *flags]))
+    return servers
+
+
+@contextmanager
+def running(server: ServerCommand, log: Path) -> Iterator[str]:
+    """Start a server on a free port, wait until it answers, yield its address, and stop it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [part.replace("{port}", port) for part in server.command]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+    try:
+        while True:
+            try:
+                httpx.get(f"{address}/health", timeout=5).raise_for_status()
+                break
+            except httpx.HTTPError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{server.name} did not start: {log.read_text()[-800:]}") from None
+                time.sleep(0.5)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def ask(client: httpx.Client, address: str, model: str, text: str, max_tokens: int) -> tuple[float, float, int]:
+    """Send one chat request; return seconds to the first token and to the end, and the number of chunks with text."""
+    body = {
+        "model": model, "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens, "temperature": 0, "stream": True,
+    }  # fmt: skip
+    start, first, chunks = time.perf_counter(), None, 0
+    with client.stream("POST", f"{address}/v1/chat/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {answer.read().decode()[:300]}")
+        for line in answer.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            choices = json.loads(line[6:]).get("choices") or [{}]
+            if choices[0].get("delta", {}).get("content"):
+                first, chunks = first or time.perf_counter(), chunks + 1
+    end = time.perf_counter()
+    return (first or end) - start, end - start, chunks
+
+
+def measure(address: str, model: str, texts: Sequence[str], num_clients: int, max_tokens: int) -> Rate:
+    """Send all texts from `num_clients` clients at a time."""
+    waiting, results, errors = list(texts), list[tuple[float, float, int]](), list[Exception]()
+    lock = threading.Lock()
+
+    def work() -> None:
+        with httpx.Client(timeout=REQUEST_SECONDS) as client:
+            while True:
+                with lock:
+                    if not waiting or errors:
+                        return
+                    text = waiting.pop(0)
+                try:
+                    result = ask(client, address, model, text, max_tokens)
+                except Exception as error:
+                    errors.append(error)
+                    return
+                with lock:
+                    results.append(result)
+
+    start = time.perf_counter()
+    threads = [threading.Thread(target=work) for _ in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    seconds = time.perf_counter() - start
+    first, total, chunks = zip(*results, strict=True)
+    return Rate(len(results) / seconds, sum(chunks) / seconds, median(first), median(total))
+
+
+def read_prompts(count: int) -> list[str]:
+    """Return requests to go on with different passages of books."""
+    prompts: list[str] = []
+    with (CORPUS / "data" / "text" / "standard-ebooks.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            words = json.loads(line)["text"].split()[100 : 100 + NUM_WORDS]
+            if len(words) == NUM_WORDS:
+                prompts.append("Continue this story.\n\n" + " ".join(words))
+            if len(prompts) == count:
+                return prompts
+    raise ValueError(f"fewer than {count} passages")
+
+
+def measure_server(server: ServerCommand, options: Any, texts: Sequence[str], log: Path) -> dict[int, Rate]:
+    """Measure one server at every number of clients, after a request that is not counted."""
+    rates: dict[int, Rate] = {}
+    with running(server, log) as address:
+        model = server.model or httpx.get(f"{address}/v1/models", timeout=30).json()["data"][0]["id"]
+        measure(address, model, texts[:1], 1, options.max_tokens)
+        for num_clients in options.clients:
+            count = min(len(texts), max(options.requests, num_clients)) if num_clients > 1 else min(4, len(texts))
+            rates[num_clients] = measure(address, model, texts[:count], num_clients, options.max_tokens)
+            print(f"  {server.name}, {num_clients} clients: {rates[num_clients]}", file=sys.stderr, flush=True)
+    return rates
+
+
+def format_table(rates: dict[str, list[dict[int, Rate]]]) -> str:
+    """Return a Markdown table of the better of the rounds."""
+    lines = ["| server | clients | requests/s | tokens/s | first token, s | answer, s |", "|---|--:|--:|--:|--:|--:|"]
+    for name, rounds in rates.items():
+        for clients in rounds[0]:
+            best = max((one[clients] for one in rounds), key=lambda rate: rate.requests)
+            values = f"{best.requests:.2f} | {best.tokens:.1f} | {best.first_token:.2f} | {best.answer:.2f}"
+            lines.append(f"| {name} | {clients} | {values} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the servers and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm/bin/vllm"))
+    parser.add_argument("--runs", nargs="+")
+    parser.add_argument("--questions", type=Path)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", nargs="+", help="names of servers")
+    options = parser.parse_args()
+    if options.runs:
+        texts = options.questions.read_text(encoding="utf-8").splitlines()
+        serve = [sys.executable, "-m", "laconic", "serve"]
+        servers = [ServerCommand(run, [*serve, run, "--port", "{port}"]) for run in options.runs]
+    else:
+        texts = read_prompts(max(options.requests, *options.clients))
+        servers = list_servers(options.model, options.vllm)
+    servers = [server for server in servers if not options.only or server.name in options.only]
+    rates: dict[str, list[dict[int, Rate]]] = {server.name: [] for server in servers}
+    with tempfile.TemporaryDirectory() as folder:
+        for round_number in range(options.rounds):
+            print(f"round {round_number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+            for server in servers:
+                try:
+                    rates[server.name].append(measure_server(server, options, texts, Path(folder) / "server.log"))
+                except RuntimeError as error:
+                    print(f"  {server.name}: {error}", file=sys.stderr, flush=True)
+    print(format_table({name: rounds for name, rounds in rates.items() if rounds}))
+
+
+if __name__ == "__main__":
+    main()
