@@ -7,6 +7,7 @@ The environment has the extra `serve` alone, so a command that needs another pac
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PORT_LINE = "http://127.0.0.1:"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 SECONDS = 120.0
 
 
@@ -44,9 +45,10 @@ def check_server(laconic: Path, folder: Path) -> None:
         server = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file)
     try:
         deadline = time.monotonic() + SECONDS
-        while PORT_LINE not in log.read_text() and server.poll() is None and time.monotonic() < deadline:
+        while not (match := ADDRESS.search(log.read_text())) and server.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
-        address = PORT_LINE + log.read_text().partition(PORT_LINE)[2].split()[0].strip("/,;")
+        assert match, log.read_text()
+        address = match[0]
         body = json.dumps({"model": "stories260k", "prompt": "Once upon a time", "max_tokens": 16}).encode()
         request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
