@@ -23,12 +23,13 @@ from laconic.errors import UsageError
 if TYPE_CHECKING:
     from laconic.evaluation.suite import MemoryOptions
 
-QUESTIONS, MEMORIES = "runs that answer questions", "the task memories"
+QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
     **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
     "data_dir": QUESTIONS,
     "query_aware": "compression runs",
-    **dict.fromkeys(("documents", "questions", "methods", "keep", "tokens", "fit"), MEMORIES),
+    **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
+    **dict.fromkeys(("documents", "tokens"), TEXTS),
 }
 CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 
@@ -80,7 +81,7 @@ class EvaluateCommand:
     query_aware: bool = False
     """context QA: put the question in front of the context before compressing it"""
     documents: OptionalStr = None
-    """memories: file of texts; rows of one book form a text (default: the contexts of --questions)"""
+    """memories, loss: file of texts; rows of one book form a text (default: the contexts of --questions)"""
     questions: OptionalStr = None
     """memories: JSONL with document (name of a book) or context (a text), question, answer, and optionally
     answer_prefix"""
@@ -90,7 +91,7 @@ class EvaluateCommand:
     keep: OptionalStr = None
     """memories: shares of the tokens to keep, comma-separated (default: 0.125)"""
     tokens: OptionalInt = None
-    """memories: length to which documents are cut (default: 1024)"""
+    """memories, loss: length to which documents are cut (default: 1024)"""
     fit: OptionalInt = None
     """memories: also train a cartridge for this many steps; slow"""
     quantize: OptionalQuantization = None

@@ -16,7 +16,7 @@ class TaskInfo(NamedTuple):
 
 
 ANY, LATENT, COMPRESSION, NESTED = "any", "latent", "compression", "nested"  # kinds of runs
-MEMORIES = "models, compression"
+MODELS, MEMORIES = "models", "models, compression"
 TASKS = (
     TaskInfo("test, valid", ANY, "the recipe's own test or validation rows"),
     TaskInfo("FILE.jsonl", LATENT, "rows (question, answer); also .parquet"),
@@ -32,6 +32,7 @@ TASKS = (
         MEMORIES,
         "compressed memories and plain baselines on continuation, copied passages, needles and questions",
     ),
+    TaskInfo("loss", MODELS, "nats per token on windows of the texts of --documents"),
     TaskInfo("mqar", NESTED, "multi-query associative recall"),
     TaskInfo("copying", NESTED, "selective copying"),
     TaskInfo("formal_languages", NESTED, "formal languages"),

@@ -10,8 +10,9 @@ from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.runs import load_recipes
 from laconic.evaluation.streams.suite import StreamSuite
 from laconic.evaluation.suite import EvalSuite
+from laconic.evaluation.text_loss import TextLossSuite
 
-SUITES: tuple[EvalSuite, ...] = (MemorySuite(), StreamSuite(), CompressionSuite(), ReasoningSuite())
+SUITES: tuple[EvalSuite, ...] = (TextLossSuite(), MemorySuite(), StreamSuite(), CompressionSuite(), ReasoningSuite())
 
 
 def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:

@@ -1,0 +1,161 @@
+"""The task `loss`: nats per token of a checkpoint on windows of text, compared with another checkpoint."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from laconic.config.data import TextConfig
+from laconic.config.recipe import Recipe
+from laconic.data.documents.load import read_documents
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import InputError, UsageError
+from laconic.evaluation.checkpoints import read_prompt
+from laconic.evaluation.report.page import PageSection, render_table
+from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind
+from laconic.evaluation.statistics import Difference, Estimate, estimate_mean, paired_difference
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult, describe_evaluation
+from laconic.evaluation.tables import Column, build_table, format_percent, format_signed
+from laconic.evaluation.token_scores import score_targets
+from laconic.experiment.load_run import LoadedRun
+from laconic.storage.strict_json import to_canonical_json
+
+TASK = "loss"
+CONDITION = "text"
+CHARACTERS_PER_TOKEN = 16  # of a section that is tokenized, so that long ones are not tokenized to their end
+
+
+class LossRow(NamedTuple):
+    """The loss of a model on the windows of a file, and its difference from the baseline's."""
+
+    run: str
+    data: str
+    nats: Estimate
+    accuracy: float
+    difference: Difference | None
+
+
+COLUMNS = (
+    Column("model", lambda row: row.run, is_text=True),
+    Column("text", lambda row: row.data, is_text=True),
+    Column("windows", lambda row: str(row.nats.num_items)),
+    Column("nats per token", lambda row: f"{row.nats.mean:.4f}"),
+    Column("correct %", lambda row: format_percent(row.accuracy)),
+    Column("difference", lambda row: "" if row.difference is None else format_signed(row.difference.mean, 4)),
+    Column("95 % interval", lambda row: "" if row.difference is None else format_interval(row.difference)),
+)
+
+
+class TextLossSuite:
+    """Loss of checkpoints on windows of text."""
+
+    kinds: Sequence[EvalKind] = ("loss",)
+    options = ("documents", "tokens", "baseline")
+
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
+        """Return whether the task is `loss`."""
+        return TASK in tasks
+
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
+        """Raise `UsageError` for other tasks, for runs, or without documents."""
+        if len(request.tasks) > 1:
+            raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
+        if request.memories.documents is None:
+            raise UsageError(f"--tasks {TASK}: give --documents FILE")
+        run = next((folder for folder in recipes if read_prompt(folder) is None), None)
+        if run is not None:
+            raise UsageError(f"{run} is a run; --tasks {TASK} is for models, such as what laconic export writes")
+
+    def describe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return nothing: a checkpoint has no settings of training."""
+        return {}
+
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+        """Yield the evaluation of a checkpoint on all windows."""
+        decoder, options = run.parts.decoder, request.memories
+        assert options.documents is not None
+        if options.tokens > decoder.config.max_position_embeddings:
+            context = decoder.config.max_position_embeddings
+            raise UsageError(f"--tokens {options.tokens}: the model has {context:,} positions; lower it")
+        windows = load_windows(run.parts.tokenizer, options.documents, options.tokens, request.limit)
+        variant = {"data": Path(options.documents).stem, "tokens": f"{options.tokens}"}
+        digest = sha256(to_canonical_json(windows).encode()).hexdigest()
+        metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key={"data": digest})
+        names = list(windows)
+
+        @torch.no_grad()
+        def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+            items: list[list[EvalItem]] = []
+            for name in (names[i] for i in indices):
+                ids = torch.tensor([windows[name]], device=decoder.token_embedding.weight.device)
+                hidden_states = decoder(decoder.embed(ids)).hidden_states[0, :-1]
+                nll, is_correct = score_targets(decoder.logits, hidden_states, ids[0, 1:])
+                metrics = {"nats": float(nll.mean()), "correct": float(is_correct.float().mean())}
+                items.append([EvalItem(name, {CONDITION: metrics})])
+            return items
+
+        yield EvalJob(metadata, len(windows), evaluate)
+
+    def report(self, request: EvalRequest, results: Results) -> EvalReport:
+        """Return a table of all models, with differences from the baseline if there is one."""
+        paths = list(dict.fromkeys((*request.runs, request.baseline)))
+        baseline = None if request.baseline is None else results["loss"][paths.index(request.baseline)]
+        rows = compare_losses(results["loss"], baseline)
+        return EvalReport([build_table(COLUMNS, rows)], {"schema": 1, "results": list(map(row_to_json, rows))})
+
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
+        """Return a section with one table of all models."""
+        rows = compare_losses(results["loss"], None)
+        return [PageSection("Loss", [render_table(build_table(COLUMNS[:5], rows))])] if rows else []
+
+
+def row_to_json(row: LossRow) -> dict[str, Any]:
+    """Return a row with its estimates by name."""
+    difference = None if row.difference is None else row.difference._asdict()
+    return row._asdict() | {"nats": row.nats._asdict(), "difference": difference}
+
+
+def load_windows(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:
+    """Return ids from the middle of sections by name; the first section of each text comes first, then the second.
+
+    Raises:
+        InputError: No section is long enough.
+    """
+    documents = read_documents(file, TextConfig())[0]
+    sections = [(i, j) for i, document in enumerate(documents) for j in range(len(document.sections))]
+    windows: dict[str, list[int]] = {}
+    for i, j in sorted(sections, key=lambda section: section[::-1]):
+        text = documents[i].sections[j]
+        ids = tokenizer.encode(text[len(text) // 2 :][: CHARACTERS_PER_TOKEN * num_tokens])[:num_tokens]
+        if len(ids) == num_tokens:
+            windows[f"{documents[i].name} {j + 1}"] = ids
+        if len(windows) == limit:
+            break
+    if not windows:
+        raise InputError(f"{file}: no text has {num_tokens} tokens after its middle; lower --tokens")
+    return windows
+
+
+def compare_losses(results: Sequence[RunResult], baseline: RunResult | None) -> list[LossRow]:
+    """Return a row for each model; differences are paired by window."""
+    rows: list[LossRow] = []
+    for result in results:
+        nats, correct = (metric_per_window(result, metric) for metric in ("nats", "correct"))
+        difference = None
+        if baseline is not None and baseline is not result:
+            difference = paired_difference(nats, metric_per_window(baseline, "nats"))
+        accuracy = sum(correct) / len(correct)
+        rows.append(LossRow(result.run, result.variant["data"], estimate_mean(nats), accuracy, difference))
+    return rows
+
+
+def metric_per_window(result: RunResult, metric: str) -> list[float]:
+    """Return a metric of each window; checkpoints have a single seed."""
+    return [item.conditions[CONDITION][metric] for item in result.items_by_seed[0]]
+
+
+def format_interval(difference: Difference) -> str:
+    """Format the 95 % interval of a difference in nats."""
+    return f"{format_signed(difference.low, 4)} to {format_signed(difference.high, 4)}"

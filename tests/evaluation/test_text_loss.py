@@ -1,0 +1,60 @@
+"""The task `loss`: equal to transformers' loss, and the difference that int8 weights make."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import laconic
+from laconic.evaluation.text_loss import load_windows
+from tests.conftest import RunCli, needs
+
+SECTIONS = [f"Once upon a time there was a {animal}. It had a big red ball and a friend. " * 12 for animal in "ab"]
+TOKENS = 48
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"book": "animals", "text": text}) + "\n" for text in [*SECTIONS, "short"]))
+    return file
+
+
+def test_evaluate_loss_equals_transformers(texts: Path, run_cli: RunCli) -> None:
+    needs("transformers")
+    from transformers import LlamaForCausalLM
+
+    flags = ("--tasks", "loss", "--documents", texts, "--tokens", TOKENS, "--format", "json")
+    result = run_cli("evaluate", "stories260k", *flags, "--quantize", "int8", "--baseline", "stories260k")
+    assert result.code == 0, result.err
+    int8, float32 = json.loads(result.out)["results"]
+    model = laconic.load("stories260k")
+    windows = load_windows(model.tokenizer, str(texts), TOKENS, None)
+    assert list(windows) == ["animals 1", "animals 2"]
+    reference = LlamaForCausalLM.from_pretrained(str(model.decoder.source_folder), dtype=torch.float32)
+    with torch.no_grad():
+        rows = [torch.tensor([ids]) for ids in windows.values()]
+        expected = sum(float(reference(ids, labels=ids).loss) for ids in rows) / len(rows)
+    assert float32["nats"]["mean"] == pytest.approx(expected, abs=1e-5)
+    assert float32["difference"] is None
+    assert int8["run"] == "stories260k-int8-plain-0-shot"
+    assert int8["difference"]["mean"] == pytest.approx(int8["nats"]["mean"] - expected, abs=1e-5)
+    assert 0 < abs(int8["difference"]["mean"]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--documents FILE"),
+        (("--documents", "texts.jsonl", "--tokens", "9999"), "positions"),
+        (("--documents", "texts.jsonl", "--tokens", "400"), "no text has 400 tokens"),
+    ],
+)
+def test_evaluate_loss_refusals(texts: Path, run_cli: RunCli, flags: tuple[str, ...], message: str) -> None:
+    flags = tuple(str(texts) if flag == texts.name else flag for flag in flags)
+    result = run_cli("evaluate", "stories260k", "--tasks", "loss", *flags)
+    assert result.code != 0
+    assert message in result.err
+    assert "Traceback" not in result.err
