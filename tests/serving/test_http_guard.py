@@ -88,20 +88,20 @@ def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -
 def test_deadline_ends_an_answer_with_length(
     chat_model: LanguageModel, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(chat_model, limits=ServerLimits(max_seconds=0.3))
+    server = start_server(chat_model, limits=ServerLimits(max_seconds=1))
     choose = RunningSequence.choose_next
     second = threading.Event()
 
     def choose_slowly(self: RunningSequence, logits: Any) -> None:
         choose(self, logits)
         if len(self.output.token_ids) == 2:
-            second.wait(0.5)
+            second.wait(1.5)
 
     monkeypatch.setattr(RunningSequence, "choose_next", choose_slowly)
     choice = server.post("/v1/completions", json=BODY | {"max_tokens": 100}).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert 0 < len(choice["text"]) <= 4
-    monkeypatch.setattr(RunningSequence, "choose_next", lambda self, logits: second.wait(0.5) and None)
+    monkeypatch.setattr(RunningSequence, "choose_next", lambda self, logits: second.wait(1.5) and None)
     response = server.post("/v1/completions", json=BODY)
     assert response.status_code == 408
     assert response.headers["x-should-retry"] == "false"
