@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 STEP_SECONDS = 0.15  # target of a step with decoding rows; leaves a margin to the 200 ms that a token may take
-MIN_PROMPT_SHARE = 0.5  # of a decode step's time goes to prompts at least, where decoding alone takes that long
+MIN_PROMPT_SHARE = 0.3  # of a decode step's time goes to prompts at least, where decoding alone takes that long
 PREFILL_SECONDS = 0.5  # the same for a step without, after which requests that arrive or are cancelled are looked at
 MIN_CHUNK, FIRST_CHUNK = 8, 16
 WEIGHT = 0.5  # of the last step in the moving averages
