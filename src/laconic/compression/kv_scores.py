@@ -18,7 +18,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.rope import rotate_pairs
 
 Scores = Float[Tensor, "B G N"]
-BLOCK_NUMBERS = 2**24  # attention logits computed at once: 64 MiB in float32
+BLOCK_NUMBERS = 2**18  # attention logits computed at once: 1 MiB in float32, which stay in the processor's cache
 SNAPKV_KERNEL = 5  # width of SnapKV's average pool
 RKV_KERNEL, RKV_LAMBDA, RKV_THRESHOLD = 7, 0.07, 0.5  # width of R-KV's max pool, weight of importance, similar keys
 
@@ -27,8 +27,8 @@ def group_logits(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale
     """Return s q[t] . k[i] for the R query heads of each KV head, in accumulation precision."""
     (B, H, T, E), (G, N) = q.shape, k.shape[1:3]
     dtype = accumulation_dtype(q.dtype)
-    a = q.to(dtype).reshape(B, G, -1, E) @ k.to(dtype).transpose(-1, -2)
-    return scale * a.view(B, G, H // G, T, N)
+    a = (scale * q.to(dtype)).reshape(B, G, -1, E) @ k.to(dtype).transpose(-1, -2)
+    return a.view(B, G, H // G, T, N)
 
 
 def causal_blocks(
@@ -37,11 +37,13 @@ def causal_blocks(
     """Yield the attention probabilities of T queries, whose own keys are the last T of N, for blocks of queries."""
     (B, H, T, _), N = q.shape, k.shape[2]
     rows = max(1, BLOCK_NUMBERS // (B * H * N))
-    key = torch.arange(N, device=q.device)
+    k = k.to(accumulation_dtype(k.dtype))
+    index = torch.arange(T, device=q.device)
     for start in range(0, T, rows):
         a = group_logits(q[:, :, start : start + rows], k, scale)
-        query = N - T + start + torch.arange(a.shape[3], device=q.device)
-        yield a.masked_fill_(key > query[:, None], -torch.inf).softmax(-1)
+        is_later = index > index[start : start + rows, None]
+        a[..., N - T :].masked_fill_(is_later, -torch.inf)
+        yield a.softmax(-1)
 
 
 def snapkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
