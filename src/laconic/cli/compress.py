@@ -91,7 +91,7 @@ class CompressCommand:
     max_loss: OptionalFloat = None
     """plain model: keep as few as this increase of the loss on the text allows, in nats per token, by measurement"""
     equal_heads: bool = False
-    """plain model: kvzip keeps the same number in every head, so that the cache in use is small too"""
+    """plain model: kvzip keeps the same number of tokens in every KV head, which loses much more"""
     fit: OptionalInt = None
     """plain model: train the kept keys and values for this many steps to answer as the whole text does (a cartridge);
     about 4 s a step on one core for 135 M parameters"""
