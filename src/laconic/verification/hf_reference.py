@@ -14,6 +14,19 @@ from laconic.verification.traces import LayerActivations, ParityCase, threaded_g
 ATTENTION_NAME = "laconic_parity"
 
 
+@contextmanager
+def silence_warnings() -> Iterator[None]:
+    """Silence the warnings of transformers in the block."""
+    import transformers
+
+    level = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(level)
+
+
 class TransformersReference:
     """A checkpoint loaded by transformers."""
 

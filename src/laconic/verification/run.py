@@ -16,7 +16,7 @@ from laconic.errors import UsageError
 from laconic.models.decoder import Decoder
 from laconic.verification import golden
 from laconic.verification.float64_copy import Float64Decoder
-from laconic.verification.hf_reference import TransformersReference
+from laconic.verification.hf_reference import TransformersReference, silence_warnings
 from laconic.verification.inputs import REQUIRED_INPUTS, build_inputs
 from laconic.verification.low_precision import ErrorRatios
 from laconic.verification.parity import CaseComparison
@@ -123,7 +123,9 @@ def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) ->
         return
     with tempfile.TemporaryDirectory(prefix="laconic-") as name:
         decoder.save_pretrained(Path(name) / "model")
-        yield TransformersReference(Path(name) / "model", dtype)
+        with silence_warnings():  # about RoPE settings that are far apart so that a mistake in them shows
+            reference = TransformersReference(Path(name) / "model", dtype)
+        yield reference
 
 
 @dataclass
