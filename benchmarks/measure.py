@@ -69,7 +69,7 @@ class Scale:
 
 
 FULL = Scale()
-QUICK = Scale(rounds=2, large=None, children=2, windows=6)
+QUICK = Scale(rounds=2, new=32, large=None, children=2, first_token=(512,), windows=6)
 TINY = Scale(
     rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, vocab=64, small_vocab=64, large=None,
     cached=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, kava_rows=2, question=5, chain=4,
