@@ -1,7 +1,7 @@
 """Compare the methods of KV cache selection on chapters of books, with any model.
 
 For every method and document: nats per token on what follows the document, and on passages copied from it; the share of
-what the whole document gains over nothing; and the time against reading the document once.
+what the whole document gains over nothing; the time against reading the document once; and the keys and values in use.
 
     python benchmarks/kv_selection.py MODEL TEXTS.jsonl --tokens 1024 --documents 4 --keep 0.125
 """
@@ -74,21 +74,24 @@ def main() -> None:
         with torch.no_grad():
             full = DocumentReader(decoder).read(torch.tensor([document]))
         forward = time.perf_counter() - start
-        results.setdefault("nothing", []).append([*evaluate_cache(decoder, None, document, following), 0.0])
-        results.setdefault("whole document", []).append([*evaluate_cache(decoder, full, document, following), 1.0])
+        results.setdefault("nothing", []).append([*evaluate_cache(decoder, None, document, following), 0.0, 0.0])
+        losses = evaluate_cache(decoder, full, document, following)
+        results.setdefault("whole document", []).append([*losses, 1.0, full.kv_bytes / 1e6])
         for method in arguments.methods:
             config, start = KVCompressionConfig(method, keep=arguments.keep), time.perf_counter()
             cache = compress_document(decoder, document, config, prompt).memory.to_cache()
             seconds = time.perf_counter() - start
             losses = evaluate_cache(decoder, cache, document, following)
-            results.setdefault(method, []).append([*losses, seconds / forward])
+            results.setdefault(method, []).append([*losses, seconds / forward, cache.kv_bytes / 1e6])
     means = {name: torch.tensor(rows).mean(0) for name, rows in results.items()}
     gain = means["nothing"] - means["whole document"]
     print(f"{arguments.documents} documents of {arguments.tokens:,} tokens, {arguments.keep:g} kept")
-    print("| method | following | share | copied | share | time / forward pass |\n|---|---|---|---|---|---|")
-    for name, (following, copied, passes) in means.items():
+    print("| method | following | share | copied | share | time / forward pass | MB in use |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (following, copied, passes, size) in means.items():
         shares = (means["nothing"] - means[name]) / gain
-        print(f"| {name} | {following:.3f} | {shares[0]:.0%} | {copied:.3f} | {shares[1]:.0%} | {passes:.2f} |")
+        losses = f"{following:.3f} | {shares[0]:.0%} | {copied:.3f} | {shares[1]:.0%}"
+        print(f"| {name} | {losses} | {passes:.2f} | {size:.2f} |")
 
 
 if __name__ == "__main__":
