@@ -20,7 +20,7 @@ steps = 1
 batch_size = 2
 """
 TINY_MODEL = """family = "{family}"
-tokenizer = "digits"
+tokenizer = "{tokenizer}"
 hidden_size = 64
 num_hidden_layers = 2
 num_attention_heads = 2
@@ -30,6 +30,7 @@ tie_word_embeddings = {tied}
 DIGITS = 'source = "digits"\nformat = "digits"\nchain_steps = "all"'
 JACOBI = '[latents]\nnum_latents = {M}\njacobi_iterations = {T}\nprojection = "{projection}"\n'
 SEQUENTIAL = '[latents]\nnum_latents = {M}\nschedule = "sequential"\n'
+TEXTS = 'source = "file"\npath = "rows.jsonl"\nformat = "pccot"'  # the rows are not read
 LATENTS = {
     "kava": JACOBI,
     "pccot": JACOBI,
@@ -50,11 +51,12 @@ def build_reasoning_run(
     data: str = DIGITS,
     seed: int = 1,
     projection: str = "pccot",
+    vocabulary: str = "digits",
 ) -> LoadedRun:
     """Return a run of a method whose control vectors and projection are random and large enough to matter."""
     text = RECIPE.format(
         method=method,
-        model=model or TINY_MODEL.format(family=family, tied=str(tied).lower()),
+        model=model or TINY_MODEL.format(family=family, tied=str(tied).lower(), tokenizer=vocabulary),
         latents=LATENTS.get(method, "").format(M=M, T=T, projection=projection),
         data=data,
     )

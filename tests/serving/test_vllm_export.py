@@ -23,7 +23,7 @@ from laconic.serving.vllm_export import CONTROL_TOKENS, export_for_vllm
 from laconic.serving.vllm_plugin import check_engine
 from tests.compression.compressors import reader
 from tests.conftest import RunCli, needs
-from tests.reasoning_runs import build_reasoning_run
+from tests.reasoning_runs import TEXTS, build_reasoning_run
 from tests.runs import train_tiny_run
 
 QUESTIONS = ["3+5=", "1+2*3=", "7=", "9*9+8-1="]
@@ -86,6 +86,7 @@ class PackedModel:
         ("kava", {"family": "llama", "M": 4, "T": 2}),
         ("pccot", {"family": "gpt2", "M": 1, "T": 1, "tied": True}),
         ("codi", {"family": "qwen3", "M": 3, "tied": True}),
+        ("pccot", {"family": "qwen2", "M": 3, "T": 3, "vocabulary": "bytes", "data": TEXTS}),
         ("coconut", {"M": 2}),
         ("pccot", {"M": 3, "T": 0, "projection": "none"}),
     ],
@@ -154,6 +155,19 @@ def test_export_run_command_keeps_what_answers_need(run_cli: RunCli, tmp_path: P
         assert answer_ids(load_reasoner(folder).run) == expected
 
 
+def test_export_ends_answers_at_the_eos_of_the_recipe(tmp_path: Path) -> None:
+    data = 'source = "digits"\nformat = "digits"\nchain_steps = "all"\neos_token = "<unk>"'
+    run = build_reasoning_run("kava", tmp_path / "run", data=data)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/special_tokens_map.json").write_text('{"eos_token": "<eos>"}')
+    run.parts.decoder.source_folder = tmp_path / "base"
+    export_for_vllm(run, tmp_path / "out")
+    tokenizer = laconic.load_tokenizer(tmp_path / "out")
+    assert tokenizer.special_tokens["eos_token"] == "<unk>"
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert generation["eos_token_id"] == [tokenizer.eos_token_id]
+
+
 def test_export_suppresses_padding_unless_it_ends_the_answer(tmp_path: Path) -> None:
     run = build_reasoning_run("kava", tmp_path)
     eos = run.parts.tokenizer.eos_token_id
@@ -176,6 +190,8 @@ def test_export_of_coconut_has_the_latents_of_its_stage(tmp_path: Path) -> None:
 def test_export_for_vllm_refuses_what_vllm_would_answer_otherwise(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="family opt: the vLLM plug-in has llama"):
         export_for_vllm(build_reasoning_run("kava", tmp_path, family="opt"), tmp_path / "out")
+    with pytest.raises(UsageError, match="Qwen's own tokenizer"):
+        export_for_vllm(build_reasoning_run("kava", tmp_path, family="qwen2"), tmp_path / "out")
     file = 'source = "file"\npath = "x.jsonl"\nchain_steps = "all"\n'
     data = file + 'format = "codi"\nseparator = "eos"\nanswer_prompt = "ans"'
     with pytest.raises(UsageError, match="contains eos tokens, but vLLM stops"):

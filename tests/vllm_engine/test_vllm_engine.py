@@ -25,17 +25,18 @@ from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.reasoner import Reasoner
 from laconic.serving.vllm_export import SERVER_CONFIG_FILE, export_for_vllm
 from tests.conftest import call_cli
-from tests.reasoning_runs import build_reasoning_run
+from tests.reasoning_runs import TEXTS, build_reasoning_run
 from tests.runs import train_tiny_run
 
 pytestmark = [pytest.mark.vllm, pytest.mark.loopback]
 
 NUM_QUESTIONS, MAX_TOKENS = 200, 8
+TIE = 1e-4  # log probabilities of two tokens that rounding may swap
 FLAGS = {"enforce_eager": True, "enable_chunked_prefill": False, "enable_prefix_caching": False}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # families, M = 1, T = 1, T = M, sequential, tied and untied
     "llama": ("kava", {"M": 4, "T": 2}),
     "mistral": ("pccot", {"family": "mistral", "M": 1, "T": 1}),
-    "qwen2": ("pccot", {"family": "qwen2", "M": 3, "T": 3}),
+    "qwen2": ("pccot", {"family": "qwen2", "M": 3, "T": 3, "vocabulary": "bytes", "data": TEXTS}),
     "qwen3": ("codi", {"family": "qwen3", "M": 3, "tied": True}),
     "gpt2": ("kava", {"family": "gpt2", "M": 5, "T": 1, "tied": True}),
     "coconut": ("coconut", {"M": 2}),
@@ -110,7 +111,9 @@ def test_vllm_answers_as_the_run(served: Served) -> None:
     outputs = served.llm.chat(chats(questions), sampling, use_tqdm=False)
     actual = [tuple(output.outputs[0].token_ids) for output in outputs]
     margins = [min(best - second for best, second in map(top_logprobs, o.outputs[0].logprobs)) for o in outputs]
-    differing = [i for i in range(NUM_QUESTIONS) if actual[i] != expected[i]]
+    unequal = [i for i in range(NUM_QUESTIONS) if actual[i] != expected[i]]
+    differing = [i for i in unequal if margins[i] > TIE]
+    assert len(unequal) <= NUM_QUESTIONS / 100
     assert not differing, [(questions[i], actual[i], expected[i], margins[i]) for i in differing[:5]]
     assert len(set(actual)) > NUM_QUESTIONS / 4, "the answers do not depend on the questions"
     eos = json.loads((served.folder / "generation_config.json").read_text())["eos_token_id"][0]
@@ -126,8 +129,7 @@ def top_logprobs(step: dict[int, Any]) -> list[float]:
 
 def test_vllm_answers_as_a_run_on_smollm2(smollm2: Path, tmp_path: Path) -> None:
     """Thoughts that are not trained disturb a real model; its answers are the same in vLLM, but for near ties."""
-    data = 'source = "file"\npath = "rows.jsonl"\nformat = "pccot"'
-    run = build_reasoning_run("kava", tmp_path / "run", model=f'name = "{smollm2}"', data=data, M=6, T=2)
+    run = build_reasoning_run("kava", tmp_path / "run", model=f'name = "{smollm2}"', data=TEXTS, M=6, T=2)
     names = ("Tom", "Ada", "A baker", "The old captain of the ship", "Lin")
     questions = [
         f"{names[i % 5]} has {3 + i} apples{' and buys some more' * (i % 4)}. How many apples has {names[i % 5]}?"
@@ -276,4 +278,4 @@ def test_vllm_serve_continues_a_memory(tmp_path: Path) -> None:
             temperature=0,
             extra_body={"prompt_embeds": encoded, "ignore_eos": True, "return_token_ids": True},
         )
-    assert tuple(completion.choices[0].token_ids) == expected
+    assert list(completion.choices[0].token_ids) == list(expected)

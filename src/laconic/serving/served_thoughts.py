@@ -33,7 +33,8 @@ class ServedThoughts(nn.Module):
         suppressed = sorted({*self.table.control_ids, *self.table.suppress_token_ids})
         if suppressed[-1] >= vocab_size:
             raise InputError(
-                f"config.json: laconic names token {suppressed[-1]}, but the model has {vocab_size}; export it again"
+                f"config.json: laconic names token {suppressed[-1]}, but the model has {vocab_size}; write the folder "
+                "with laconic export --to vllm"
             )
         self.register_buffer("suppressed", torch.tensor(suppressed), persistent=False)
         self.projection: Projection | None = None
@@ -54,17 +55,14 @@ class ServedThoughts(nn.Module):
             InputError: If one is missing, unexpected or of another shape.
         """
         state = {name: tensor for name, tensor in tensors.items() if name != CONTROL_VECTORS}
-        expected = {name: tensor.shape for name, tensor in self.state_dict().items()}
-        odd = min(
-            (n for n in expected.keys() | state.keys() if n not in state or state[n].shape != expected.get(n)),
-            default=None,
-        )
+        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+        expected = {name: list(tensor.shape) for name, tensor in self.state_dict().items()}
+        names = sorted(shapes.keys() | expected.keys())
+        odd = next((name for name in names if shapes.get(name) != expected.get(name)), None)
         if odd is not None:
-            have, need = (
-                list(t[odd]) if odd in t else "nothing" for t in ({n: t.shape for n, t in state.items()}, expected)
-            )
             raise InputError(
-                f"thoughts.safetensors: {odd} is {have}, config.json: laconic asks for {need}; export it again"
+                f"thoughts.safetensors: {odd} is {shapes.get(odd, 'missing')}, config.json: laconic asks for "
+                f"{expected.get(odd, 'nothing')}; write the folder with laconic export --to vllm"
             )
         self.load_state_dict(state)
 

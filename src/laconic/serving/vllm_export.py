@@ -71,6 +71,8 @@ def export_for_vllm(
     encoder = ReasoningEncoder(tokenizer, run.recipe.data)
     check_single_eos(run, encoder)
     backend = TokenizerBackend.from_str(tokenizer.backend.to_str())
+    if family == "qwen2" and "ByteLevel" not in json.dumps(json.loads(backend.to_str())["pre_tokenizer"]):
+        raise UsageError("family qwen2: vLLM would split texts as Qwen's own tokenizer does; use laconic serve")
     thoughts, fields, files = "", {}, {}
     vocab_size = decoder.config.vocab_size
     if run.parts.latents is not None:
@@ -217,10 +219,14 @@ def check_prompts(served: Tokenizer, run: LoadedRun, encoder: ReasoningEncoder, 
 
 def build_tokenizer(backend: TokenizerBackend, special_tokens: Mapping[str, str], template: str) -> Tokenizer:
     """Return a tokenizer with files that transformers loads as they are, without a model's own class."""
-    config = {**special_tokens, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    config = {**special_tokens, "tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
     tokenizer = wrap_backend(backend, special_tokens)
     tokenizer.chat_template = template
-    tokenizer.files |= {"tokenizer_config.json": to_json(config), "chat_template.jinja": template.encode()}
+    tokenizer.files |= {  # special_tokens_map.json replaces the base model's, which may name another eos
+        "tokenizer_config.json": to_json(config),
+        "special_tokens_map.json": to_json(special_tokens),
+        "chat_template.jinja": template.encode(),
+    }
     return tokenizer
 
 
