@@ -1,6 +1,6 @@
 """Requests per second and time to the first token of `laconic serve`, `transformers serve` and vLLM on one model.
 
-    python benchmarks/serving.py [--model MODEL] [--clients 1 4 16] [--requests 16] [--vllm .venv-vllm/bin/vllm]
+    python benchmarks/serving.py [--model MODEL] [--clients 1 4 16] [--requests 16] [--vllm .venv-vllm/bin/python]
     python benchmarks/serving.py --runs runs/kava runs/cot --questions questions.txt
 
 The second form compares two runs in laconic: answers after latent thoughts and answers after a written chain. A client
@@ -66,8 +66,8 @@ def list_servers(model: str, vllm: Path) -> list[ServerCommand]:
         servers.append(ServerCommand("transformers serve", command, folder))
         servers.append(ServerCommand("transformers serve, batching", [*command, "--continuous-batching"], folder))
     if vllm.exists():
-        flags = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"]
-        servers.append(ServerCommand("vLLM", [str(vllm), "serve", folder, "--port", "{port}", *flags]))
+        start = [str(vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", "{port}"]
+        servers.append(ServerCommand("vLLM", [*start, "--dtype", "float32", "--max-model-len", "2048"]))
     return servers
 
 
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm/bin/vllm"))
+    parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm/bin/python"))
     parser.add_argument("--runs", nargs="+")
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
