@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from laconic.console import log_message, status
@@ -18,6 +19,7 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import ServerLimits
+from laconic.serving.threads import run_in_new_thread
 from laconic.storage.lock import lock_folder
 
 DRAIN_SECONDS = 30  # after SIGTERM, for running requests
@@ -66,9 +68,15 @@ def serve(
             with translate_os_errors(memory_folder):
                 memory_folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_folder(memory_folder))
-        with status(f"loading {name}"):
+
+        def build() -> tuple[ApiModel, FastAPI]:
             served = ApiModel(name, load())
-        app = build_app(served, limits=limits, api_key=api_key, memory_folder=memory_folder, memory_files=memory_files)
+            return served, build_app(
+                served, limits=limits, api_key=api_key, memory_folder=memory_folder, memory_files=memory_files
+            )
+
+        with status(f"loading {name}"):
+            served, app = run_in_new_thread(build)
         config = uvicorn.Config(
             app,
             http="h11",
