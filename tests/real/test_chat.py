@@ -107,7 +107,7 @@ class Terminal:
         )
         os.close(slave)
 
-    def read_until(self, text: str, seconds: float = 60) -> str:
+    def read_until(self, text: str, seconds: float = 300) -> str:
         """Read up to the next `text` and return what was printed before it."""
         deadline, start = time.monotonic() + seconds, self.position
         while (end := self.output.find(text, start)) < 0:
@@ -148,7 +148,7 @@ def test_chat_on_a_terminal(smollm2: Path, tmp_path: Path) -> None:
         terminal.type(f"/save {tmp_path / 'turns.json'}\n")
         terminal.read_until("wrote ")
         terminal.type("\x04")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(300) == 0
     finally:
         terminal.process.kill()
     messages = json.loads((tmp_path / "turns.json").read_text())
