@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: reply to messages, whole or streamed."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -26,6 +25,7 @@ from laconic.serving.http.services import GroupDependency, Services, ServicesDep
 from laconic.serving.http.streaming import json_response, stream_chunks
 from laconic.serving.http.strict_body import StrictRoute
 from laconic.serving.requests import EngineRequest, FinishEvent, TokenEvent, TokenLogprob
+from laconic.serving.threads import run_in_thread
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -67,7 +67,7 @@ class ChatAnswer:
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         prefix = await self.services.resolve_prefix(body)
-        return await asyncio.to_thread(self.build_requests, prefix)
+        return await run_in_thread(self.build_requests, prefix)
 
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
         """Encode the messages; the errors are those of `prepare`."""

@@ -1,6 +1,5 @@
 """POST /v1/completions: continue texts or token ids, whole or streamed; `echo` and `logprobs` score prompts."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -25,6 +24,7 @@ from laconic.serving.http.streaming import json_response, stream_chunks
 from laconic.serving.http.strict_body import StrictRoute
 from laconic.serving.http.token_text import CompletionLogprobsBuilder
 from laconic.serving.requests import EngineRequest, FinishEvent, PromptEvent, TokenEvent
+from laconic.serving.threads import run_in_thread
 
 router = APIRouter(route_class=StrictRoute)
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
@@ -69,7 +69,7 @@ class CompletionAnswer:
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
         prefix = await self.services.resolve_prefix(self.body)
-        return await asyncio.to_thread(self.build_requests, prefix)
+        return await run_in_thread(self.build_requests, prefix)
 
     def build_requests(self, prefix: PromptPrefix) -> list[EngineRequest]:
         """Encode the prompts; the errors are those of `prepare`."""

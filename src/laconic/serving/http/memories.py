@@ -20,6 +20,7 @@ from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
 from laconic.serving.http.schemas import MemoryCard, MemoryRequest
 from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
 from laconic.serving.http.strict_body import StrictRoute
+from laconic.serving.threads import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
 FILE_TYPE = "application/octet-stream"
@@ -59,7 +60,7 @@ async def upload_memory(id: str, request: Request, services: ServicesDependency)
         with path.open("wb") as file:
             async for chunk in request.stream():
                 await run_in_threadpool(file.write, chunk)
-        return await run_in_threadpool(check_and_add, store, path, id)
+        return await run_in_thread(check_and_add, store, path, id)
     finally:
         path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import ServerLimits
-from laconic.serving.threads import run_in_new_thread
+from laconic.serving.threads import start_thread
 from laconic.storage.lock import lock_folder
 
 DRAIN_SECONDS = 30  # after SIGTERM, for running requests
@@ -76,7 +76,7 @@ def serve(
             )
 
         with status(f"loading {name}"):
-            served, app = run_in_new_thread(build)
+            served, app = start_thread(build).result()
         config = uvicorn.Config(
             app,
             http="h11",

@@ -20,6 +20,7 @@ from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.http.sequences import SequenceGroup
 from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
+from laconic.serving.threads import run_in_thread
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class Services:
         if body.session is not None:
             return PromptPrefix(fast_weights=self.sessions.get(body.session).state)
         if body.memory:
-            return PromptPrefix(memory=await asyncio.to_thread(self.memories.load_prefix, tuple(body.memory)))
+            return PromptPrefix(memory=await run_in_thread(self.memories.load_prefix, tuple(body.memory)))
         return PromptPrefix()
 
 

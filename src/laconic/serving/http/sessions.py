@@ -1,6 +1,5 @@
 """Routes of sessions: create, learn, fork, reset, read the state, delete."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import LearnRequest, SessionCard
 from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
 from laconic.serving.http.strict_body import StrictRoute
+from laconic.serving.threads import run_in_thread
 
 router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 
@@ -71,7 +71,7 @@ async def reset(id: str, services: ServicesDependency) -> SessionCard:
 async def read_state(id: str, services: ServicesDependency) -> Response:
     """Return the fast weights of a session as a safetensors file."""
     session = services.sessions.get(id)
-    content = await asyncio.to_thread(services.sessions.save, session.state, session.documents)
+    content = await run_in_thread(services.sessions.save, session.state, session.documents)
     return Response(content, media_type="application/octet-stream")
 
 

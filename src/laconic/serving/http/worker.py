@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from laconic.errors import LaconicError
 from laconic.serving.http.api_error import ApiError, queue_full_error
-from laconic.serving.threads import run_in_new_thread
+from laconic.serving.threads import start_thread
 
 T = TypeVar("T")
 MAX_WAITING = 8  # jobs that wait, beside the one that runs
@@ -46,7 +46,7 @@ class Worker:
 
         def run_checked() -> T:
             check()
-            return run_in_new_thread(lambda: job(check))
+            return start_thread(lambda: job(check)).result()
 
         self.num_jobs += 1
         future = asyncio.get_running_loop().run_in_executor(self.executor, run_checked)
