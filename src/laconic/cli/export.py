@@ -92,14 +92,12 @@ class ExportCommand:
         import torch
 
         from laconic.experiment.export import export_run
-        from laconic.experiment.hub import check_repository_name
         from laconic.experiment.load_run import find_run, load_run
 
-        if self.push is not None:
-            check_repository_name(self.push)
         run_dir = find_run(self.model)
         assert run_dir is not None
         refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
+        card = self.build_card(run_dir.folder)
         with status(f"loading {self.model}"):
             run = load_run(run_dir.folder, torch.device("cpu"), run_dir.step)
         options = {"dtype": parse_dtype(self.dtype), "max_shard_bytes": float(self.max_shard_bytes)}
@@ -116,24 +114,33 @@ class ExportCommand:
                 decoder = export_run(run, self.out, **options)
             num_parameters = sum(p.numel() for p in decoder.parameters())
             log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}, {num_parameters:,} parameters")
-        if self.push is not None:
-            self.push_run(run_dir.folder, run.step)
+        if card is not None:
+            self.push_folder(card, f"Step {run.step} of {run_dir.folder.name}")
         return 0
 
-    def push_run(self, run: Path, step: int) -> None:
-        """Write the model card of the exported run, and upload the folder unless this is a dry run."""
-        from laconic.evaluation.model_card import write_model_card
+    def build_card(self, run: Path) -> str | None:
+        """Return the model card for --push, before anything is written."""
+        if self.push is None:
+            return None
+        from laconic.evaluation.model_card import build_model_card
+        from laconic.experiment.hub import check_repository_name
+
+        check_repository_name(self.push)
+        return build_model_card(run, self.push, self.license)
+
+    def push_folder(self, card: str, message: str) -> None:
+        """Add the model card to the exported run, and upload the folder unless this is a dry run."""
         from laconic.experiment.hub import upload_folder
 
         assert self.push is not None
-        write_file(self.out / "README.md", write_model_card(run, self.push, self.license))
+        write_file(self.out / "README.md", card)
         if self.dry_run:
             files = sorted(path for path in self.out.rglob("*") if path.is_file())
             print("\n".join(f"{path.relative_to(self.out)}  {path.stat().st_size:,} bytes" for path in files))
             log_message(f"would upload these {len(files)} files to {self.push}; see {self.out / 'README.md'}")
             return
         with status(f"uploading {self.out}"):
-            url = upload_folder(self.out, self.push, private=self.private, message=f"Step {step} of {run.name}")
+            url = upload_folder(self.out, self.push, private=self.private, message=message)
         log_message(f"uploaded {self.out} to {url}")
 
     def export_prompt_embeds(self) -> int:

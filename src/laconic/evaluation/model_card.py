@@ -24,7 +24,7 @@ USES = {
 METHOD_USES = {"autocompressor": "read", "hope": "learn", "lm": "continue"}
 
 
-def write_model_card(run: str | Path, repo: str, licence: str | None = None) -> str:
+def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> str:
     """Return the README.md of a repository on the Hugging Face Hub for a run that is exported to it.
 
     Args:

@@ -40,13 +40,6 @@ class ServerFiles:
     files: Mapping[str, bytes]
     vocab_size: int
 
-    def write(self, folder: Path) -> None:
-        """Change config.json of a folder and add the files."""
-        config = folder / "config.json"
-        fields = {**read_foreign_json(config), **self.config_fields}
-        for name, data in {**self.files, config.name: (json.dumps(fields, indent=2) + "\n").encode()}.items():
-            (folder / name).write_bytes(data)
-
 
 def export_run(
     run: LoadedRun,
@@ -94,9 +87,12 @@ def export_run(
     def write(new: Path) -> None:
         write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
         run.parts.tokenizer.save(new)
-        add_config_field(new / "config.json", EXPORT_FOLDER, {"method": run.recipe.method, "step": run.step})
+        fields: dict[str, Any] = {EXPORT_FOLDER: {"method": run.recipe.method, "step": run.step}}
         if server is not None:
-            server.write(new)
+            fields.update(server.config_fields)
+            for name, data in server.files.items():
+                (new / name).write_bytes(data)
+        update_config(new / "config.json", fields)
         extras = new / EXPORT_FOLDER
         if adapter is not None:
             lora.save_adapter(adapter, extras)
@@ -114,10 +110,9 @@ def export_run(
     return decoder
 
 
-def add_config_field(path: Path, name: str, value: object) -> None:
-    """Add a field to a config.json."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**content, name: value}, indent=2) + "\n", encoding="utf-8")
+def update_config(path: Path, fields: Mapping[str, Any]) -> None:
+    """Add or replace fields of a config.json."""
+    path.write_text(json.dumps({**read_foreign_json(path), **fields}, indent=2) + "\n", encoding="utf-8")
 
 
 def remove_folders(recipe: dict[str, Any]) -> None:
