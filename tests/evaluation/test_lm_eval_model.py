@@ -1,5 +1,6 @@
 """The model `laconic` of lm-eval scores and writes as lm-eval's own `hf` model, item by item."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,24 @@ def test_laconic_lm_equals_hf(max_length: int | None) -> None:
 @pytest.mark.slow
 def test_laconic_lm_by_name_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """The arguments are those of lm_eval; only the model's name is new."""
-    from laconic.evaluation.lm_eval_model import main
+    from laconic.evaluation.lm_eval_model import run_lm_eval
 
     arguments = ["run", "--model", "laconic", "--model_args", f"pretrained={STORIES}", "--tasks", "stories_choice"]
     monkeypatch.setattr("sys.argv", ["laconic-lm-eval", *arguments, "--include_path", str(TASKS), "--batch_size", "4"])
-    main()
+    run_lm_eval()
     assert "stories_choice" in capsys.readouterr().out
+
+
+def test_main_lm_eval_without_lm_eval(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from laconic.cli.main import main_lm_eval
+
+    for name in ("lm_eval", "laconic.evaluation.lm_eval_model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(SystemExit) as end:
+        main_lm_eval()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "laconic: lm_eval is not installed; pip install 'laconic[eval]'\n"
 
 
 def test_laconic_lm_with_a_memory(run_cli: RunCli, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import reduce
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import tyro
 from tyro.conf import subcommand
@@ -51,6 +52,7 @@ EXTRA_OF_PACKAGE = {
     "trackio": "track",
     **{name: name for name in ("wandb", "tensorboard")},
     "gguf": "gguf",
+    "lm_eval": "eval",
 }
 
 # Every command by its name.
@@ -176,14 +178,31 @@ def exit_status(error: BaseException) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Run one command and exit with its code; print a traceback only with `LACONIC_DEBUG=1`."""
+    """Run one command and exit with its code."""
+    run_and_exit(lambda: parse_command(sys.argv[1:]).run())
+
+
+def main_lm_eval() -> None:
+    """Run lm-eval's command line with the model `laconic` registered: the command `laconic-lm-eval`."""
+
+    def run() -> int:
+        from laconic.evaluation.lm_eval_model import run_lm_eval
+
+        run_lm_eval()
+        return 0
+
+    run_and_exit(run)
+
+
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Exit with the code that a function returns or its error has; print tracebacks only with `LACONIC_DEBUG=1`."""
     warnings.showwarning = lambda message, *_: log_message(f"laconic: {message}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale is
     apply_cpu_quota()
     try:
-        code = parse_command(sys.argv[1:]).run()
+        code = run()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -246,8 +246,8 @@ def cut_at(text: str, stop_strings: Iterable[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def main() -> None:
-    """Run lm-eval's command line, which then knows the model `laconic`."""
+def run_lm_eval() -> None:
+    """Run lm-eval's command line, which now knows the model `laconic`."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
