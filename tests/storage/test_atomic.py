@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from laconic.errors import (
@@ -55,6 +56,19 @@ def test_save_tensors_round_trip(tmp_path: Path) -> None:
     )
     with pytest.raises(NonFiniteError, match="bad: 1 value not finite"):
         atomic.save_tensors(tmp_path / "other", {"bad": torch.tensor([float("nan")])}, {})
+
+
+def test_save_tensors_of_equal_contents_are_equal_bytes(tmp_path: Path) -> None:
+    """The safetensors library writes metadata in the order of a hash map with a random seed."""
+    metadata = {"laconic": '{"a":"ü\\n\x7f"}', "digest": "0", "format": "pt", "kind": "memory"}
+    for i in range(8):
+        atomic.save_tensors(tmp_path / str(i), {"b": torch.ones(3), "a": torch.zeros(2, 2)}, metadata)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    header = atomic.read_safetensors_header(tmp_path / "0")
+    assert [*header.metadata.items()] == sorted(metadata.items())
+    with safe_open(tmp_path / "0", framework="pt") as file:
+        assert file.metadata() == metadata
+        assert torch.equal(file.get_tensor("b"), torch.ones(3))
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])

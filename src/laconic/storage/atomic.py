@@ -5,6 +5,7 @@ reader sees either the old version or the complete new one.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -69,6 +70,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
         save_file(unshare_tensors(tensors), path, metadata=dict(metadata))
+        if len(metadata) > 1:
+            sort_metadata(path)
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
@@ -76,6 +79,20 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         n = int(number[1])
         raise OSError(n, f"{os.strerror(n)} while writing a tensor") from error
     path.chmod(mode)  # safetensors creates its files with mode 0600
+
+
+def sort_metadata(path: Path) -> None:
+    """Sort the metadata in the header of a safetensors file, which the library writes in any order.
+
+    Equal contents then have equal bytes.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
+        file.seek(8)
+        file.write(text.encode().ljust(size))
 
 
 def open_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
