@@ -165,9 +165,9 @@ class TrainCommand:
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
         """Log the last step, its first metrics, and the validation."""
-        from laconic.training.run import MAX_PROGRESS_METRICS
+        from laconic.training.run import select_progress_metrics
 
-        numbers = {**dict([*outcome.metrics.items()][:MAX_PROGRESS_METRICS]), **outcome.validation}
+        numbers = {**select_progress_metrics(outcome.metrics), **outcome.validation}
         log_message(
             f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items())
         )

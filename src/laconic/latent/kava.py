@@ -167,7 +167,7 @@ class Kava(codi.Codi):
         >>> method = laconic.Kava(decoder, latents, DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
-        ['codi', 'kept', 'kv', 'student', 'student_right', 'teacher', 'teacher_right']
+        ['codi', 'kept_positions', 'kv', 'student', 'student_right', 'teacher', 'teacher_right']
     """
 
     schedules: ClassVar[tuple[str, ...]] = ("jacobi", "sequential")
@@ -238,7 +238,7 @@ class Kava(codi.Codi):
             denominator=denominators["kv" if config.reduction == "mean" else "rows"],
         )
         M, valid = self.latent_thoughts.num_latents, selections[0].columns.valid
-        return {"kv": loss, "kept": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
+        return {"kv": loss, "kept_positions": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
 
     def select_tokens(
         self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int, all_scores: bool = False

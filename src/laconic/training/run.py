@@ -30,7 +30,7 @@ from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_r
 from laconic.training.trackers import Tracker
 
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
-MAX_PROGRESS_METRICS = 6  # on the progress line; metrics.jsonl has all
+MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
 MAX_ERROR_METRICS = 4  # named in an error message
 ProgressFn = Callable[[str, int, int], None]  # text, updates done, updates in all
 ValidateFn = Callable[[int], Mapping[str, float]]  # from the epoch of the last update to metrics
@@ -138,9 +138,10 @@ class TrainingRun:
             self.write_metrics(result, time.monotonic() - start)
             if report_progress and self.ranks.rank == 0:
                 speed = result.num_tokens / max(1e-9, time.monotonic() - start)
-                metrics = [f"{name} {value:.4g}" for name, value in result.metrics.items()][:MAX_PROGRESS_METRICS]
                 rate = self.updater.optimizer.param_groups[0]["lr"]
-                text = f"{' · '.join(metrics)} · learning rate {rate:.2g} · {speed:,.0f} tokens/s"
+                metrics = select_progress_metrics(result.metrics)
+                terms = " · ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+                text = f"{terms} · learning rate {rate:.2g} · {speed:,.0f} tokens/s"
                 report_progress(text, self.progress.step - first, self.num_steps - first)
 
     def advance(self) -> UpdateResult:
@@ -307,6 +308,11 @@ def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
     step = run.get_step(resume)
     run.discard_after(resume)
     return step
+
+
+def select_progress_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the first metrics of an update, loss first."""
+    return dict(list(metrics.items())[:MAX_PROGRESS_METRICS])
 
 
 def get_metric(metrics: Mapping[str, float], name: str) -> float:
