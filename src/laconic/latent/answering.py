@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.generation.config import GenerationConfig
@@ -83,6 +83,32 @@ def decode_answers(
         passes, num_positions = passes._replace(answer=passes.answer + 1), num_positions + cache.valid.sum(1)
         generations = [replace(g, passes=g.passes._replace(prompt=0)) for g in generations]
     return pack_answers(generations, num_positions, passes, prompt.answer_offset, decoding)
+
+
+class PromptedAnswers(nn.Module):
+    """Base of reasoning methods: `answer` generates what follows the prompt that the method defines."""
+
+    decoder: Decoder
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    ) -> AnswerPrompt:
+        """Return what the generated ids follow: questions, and latents if the method has any.
+
+        Raises:
+            UsageError: `with_cot` asks for a written chain, and the method is not trained to write one.
+        """
+        raise NotImplementedError
+
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
+        """Generate the answers, after a written chain if `with_cot` is set.
+
+        Raises:
+            UsageError: As `prompt_answers` does.
+        """
+        return decode_answers(
+            self.decoder, questions, self.prompt_answers(questions, decoding, with_cot=with_cot), decoding
+        )
 
 
 def generate_answers(

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.config.methods import CoconutConfig
@@ -18,6 +18,7 @@ from laconic.interfaces import StepOutput
 from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
+    PromptedAnswers,
     count_expected_eos,
     decode_answers,
     find_answer_offset,
@@ -33,7 +34,7 @@ from laconic.models.modes import eval_no_grad
 from laconic.rng import uniform
 
 
-class Coconut(nn.Module):
+class Coconut(PromptedAnswers):
     """Coconut: question, bot, latents, eot, the remaining steps, answer; everything after eot is scored.
 
     Args:
@@ -177,15 +178,6 @@ class Coconut(nn.Module):
         num_latents = self.num_answer_latents
         with eval_no_grad(self):
             return self.run_latents(questions, num_latents, None, intervention, record_passes)
-
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """Write what follows latents and eot: the remaining steps, the answer prompt and the answer.
-
-        Raises:
-            UsageError: If `with_cot` is set.
-        """
-        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
-        return decode_answers(self.decoder, questions, prompt, decoding)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False

@@ -15,16 +15,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.batches import ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
-    decode_answers,
+    PromptedAnswers,
     prompt_with_chain,
     prompt_with_latents,
 )
@@ -246,7 +246,7 @@ def make_output(loss: Tensor, terms: LossTerms) -> StepOutput:
     return StepOutput(loss, {name: term.detach() for name, term in terms.items()})
 
 
-class Codi(nn.Module):
+class Codi(PromptedAnswers):
     """CODI: sequential latents, distilled at one token.
 
     Args:
@@ -306,11 +306,6 @@ class Codi(nn.Module):
             return self.latent_thoughts.think(
                 self.decoder, cache, intervention=intervention, record_passes=record_passes
             )
-
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """Decode the answers after the latents, or with the same weights after a written chain."""
-        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
-        return decode_answers(self.decoder, questions, prompt, decoding)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False

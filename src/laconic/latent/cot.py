@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.batches import IGNORE_INDEX, AnswerBatch, ReasoningBatch
+from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
-    decode_answers,
+    PromptedAnswers,
     prompt_with_chain,
     prompt_with_question,
 )
@@ -75,7 +75,7 @@ def check_no_teacher(with_cot: bool, method: str) -> None:
         raise UsageError(f"with_cot: {method} is not trained to write a whole chain; use cot, codi, pccot or kava")
 
 
-class Cot(nn.Module):
+class Cot(PromptedAnswers):
     """Explicit chain of thought: chain and answer are written and scored.
 
     Args:
@@ -113,11 +113,6 @@ class Cot(nn.Module):
         result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
         return make_single_loss_output("teacher", result)
 
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """Write chain and answer, whether or not `with_cot` is set."""
-        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
-        return decode_answers(self.decoder, questions, prompt, decoding)
-
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
     ) -> AnswerPrompt:
@@ -125,7 +120,7 @@ class Cot(nn.Module):
         return prompt_with_chain(self.decoder, questions, decoding)
 
 
-class NoCot(nn.Module):
+class NoCot(PromptedAnswers):
     """No chain of thought: the answer follows the question.
 
     Args:
@@ -162,15 +157,6 @@ class NoCot(nn.Module):
         targets = build_student_targets(batch)
         result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
         return make_single_loss_output("student", result)
-
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """Write the answer after the answer prompt.
-
-        Raises:
-            UsageError: If `with_cot` is set.
-        """
-        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
-        return decode_answers(self.decoder, questions, prompt, decoding)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False

@@ -8,12 +8,12 @@ import math
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.batches import ReasoningBatch
 from laconic.config.methods import ICoTConfig
 from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, AnswerPrompt, decode_answers, prompt_with_chain
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers, prompt_with_chain
 from laconic.latent.cot import check_no_teacher, drop_chain_prefix, encode_batch, make_single_loss_output
 from laconic.losses import build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.cache import KVCache
@@ -31,7 +31,7 @@ def tokens_to_remove(
     return torch.minimum(s + o, chain_length.to(o.dtype)).long()
 
 
-class Icot(nn.Module):
+class Icot(PromptedAnswers):
     """iCoT: question, the rest of the chain, answer; everything after the question is scored.
 
     Args:
@@ -107,15 +107,6 @@ class Icot(nn.Module):
         """Return whether more tokens are removed than one step before, unless all chains were gone already."""
         before = self.scheduled_removal(max(0, batch.step - 1))
         return before < self.max_chain_length and self.scheduled_removal(batch.step) > before
-
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """Write the rest of the chain, the answer prompt (an eos in iCoT's format) and the answer.
-
-        Raises:
-            UsageError: If `with_cot` is set.
-        """
-        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot)
-        return decode_answers(self.decoder, questions, prompt, decoding)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
