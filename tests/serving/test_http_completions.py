@@ -198,6 +198,28 @@ def test_chat_samples_as_the_model_publishes(chat_folder, tmp_path, start_server
     assert complete(client, **body)["choices"][0]["text"] == generate(model, PROMPT, max_tokens=8, top_p=0.8)
 
 
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"min_p": 0.97}, {"repetition_penalty": 3.0}, {"temperature": 0, "repetition_penalty": 9}]
+)
+def test_completion_and_chat_take_the_sampling_of_vllm(
+    options: dict[str, Any], client: TestClient, chat_model: LanguageModel
+) -> None:
+    options = {"max_tokens": 24, "seed": 5, "temperature": 1.5} | options
+    text = generate(chat_model, PROMPT, **options)
+    assert text != generate(chat_model, PROMPT, max_tokens=24, seed=5, temperature=options["temperature"])
+    assert complete(client, prompt=PROMPT, **options)["choices"][0]["text"] == text
+    messages = [{"role": "user", "content": PROMPT}]
+    reply = chat(client, messages=messages, **options)["choices"][0]["message"]["content"]
+    session = ChatSession(chat_model.decoder, chat_model.tokenizer)
+    assert reply == session.reply(PROMPT, GenerationConfig(**options)).text
+
+
+def test_completion_top_k_of_minus_one_is_no_limit(client: TestClient) -> None:
+    body: dict[str, Any] = {"prompt": PROMPT, "temperature": 1, "seed": 2, "max_tokens": 12}
+    texts = [complete(client, **body, **options)["choices"][0]["text"] for options in ({}, {"top_k": -1}, {"top_k": 0})]
+    assert len(set(texts)) == 1
+
+
 def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> None:
     neutral = {
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": None, "tools": None, "tool_choice": "none",
@@ -217,7 +239,8 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
     ("body", "status", "param", "text"),
     [
         ({"model": "other"}, 404, "model", "'other' is not served"),
-        ({"top_k": 3}, 400, "top_k", "unknown parameter 'top_k'"),
+        ({"typical_p": 0.9}, 400, "typical_p", "unknown parameter 'typical_p'"),
+        ({"top_k": -2}, 400, "top_k", "greater than or equal to -1"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported"),
         ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "not supported"),
         ({"temperature": "hot"}, 400, "temperature", "valid number"),

@@ -157,11 +157,7 @@ def build_config(
     if body.stop_strings and prompt.question is not None:
         raise ApiError(400, f"stop: the recipe of {served.name} says where an answer ends; leave it out", "stop")
     default = limits.max_generated_tokens if prompt.question is None else ANSWER_TOKENS
-    options = {**served.sampling_defaults}
-    if body.temperature is not None:
-        options["temperature"] = body.temperature
-    if body.top_p is not None:
-        options["top_p"] = body.top_p
+    options = served.sampling_defaults | body.sampling_options
     if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
         options |= {"temperature": 0.0, "top_p": 1.0}
     is_frozen = isinstance(served.model, NestedTextModel) and not served.model.update_weights

@@ -107,6 +107,9 @@ class GenerationRequest(RequestBody):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # this and the next two as in vLLM; 0 and -1 turn it off
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | str | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
@@ -131,6 +134,15 @@ class GenerationRequest(RequestBody):
         if stop == "" or (isinstance(stop, list) and "" in stop):
             raise ValueError("an empty string would end every text at once; leave it out")
         return stop
+
+    @property
+    def sampling_options(self) -> dict[str, Any]:
+        """The sampling options that the request gives, as `GenerationConfig` names them."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if options.get("top_k") == -1:
+            options["top_k"] = 0
+        return options
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
