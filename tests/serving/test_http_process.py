@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -204,23 +205,56 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
         (("--max-queue", 0), "--max-queue 0: give a number above 0"),
         (("--memory", "letter"), "give NAME=FILE"),
         (("--port", 70000), "--port 70000"),
+        (("--shutdown-seconds", -1), "give 0 or more"),
     ):
         result = run_cli("serve", chat_folder, *flags)
         assert (result.code, text in result.err) == (2, True), result.err
 
 
-def test_server_finishes_what_runs_after_sigterm(server: ServerProcess) -> None:
-    """The last test of the file, since it ends the server of all."""
-    body = {"prompt": "a", "max_tokens": 150, "stream": True}
+def start_stream(server: ServerProcess, **body: Any) -> HTTPResponse:
+    """Send a streamed completion and return its answer once that has begun."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = {"prompt": "Once", "stream": True} | body
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
-    first = response.read(10)
+    assert response.read(6) == b"data: "
+    return response
+
+
+def refuses_connections(server: ServerProcess) -> bool:
+    """Return whether nothing listens on the server's port."""
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", server.port), timeout=30):
+        return False
+    return True
+
+
+def test_server_ends_requests_some_time_after_sigterm() -> None:
+    """A text that has begun ends as if it were complete, one that waits gets a 503; connections are refused."""
+    with run_server("stories260k", "--shutdown-seconds", 1, "--max-batch-size", 1) as server:
+        response = start_stream(server, max_tokens=450, n=60, seed=1, temperature=1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.request, "POST", "/v1/completions", {"prompt": "Tom"})
+            server.wait_until(lambda: server.metric("laconic_queue_length") >= 60)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_until(lambda: refuses_connections(server))
+            assert server.process.poll() is None, "a request still runs"
+            text = response.read().decode()
+            assert text.endswith("data: [DONE]\n\n")
+            assert text.count('"finish_reason":"') == 60
+            assert '"finish_reason":"length"' in text
+            status, content = waiting.result()
+        assert (status, json.loads(content)["error"]["code"]) == (503, "shutting_down")
+        assert server.process.wait(timeout=60) == 0
+        assert server.log[1:] == []
+
+
+def test_server_finishes_what_runs_after_sigterm(server: ServerProcess) -> None:
+    """The last test of the file, since it ends the server of all."""
+    response = start_stream(server, max_tokens=400)
     server.process.send_signal(signal.SIGTERM)
-    text = (first + response.read()).decode()
-    assert text.endswith("data: [DONE]\n\n")
-    assert '"finish_reason":"length"' in text
+    server.wait_until(lambda: refuses_connections(server))
+    chunks = response.read().decode().split("\n\n")
+    assert chunks[-2:] == ["data: [DONE]", ""]
+    assert '"finish_reason":"length"' in chunks[-3]
     assert server.process.wait(timeout=60) == 0
     assert "Traceback" not in "".join(server.log)
-    with pytest.raises(ConnectionError):
-        server.request("GET", "/health")

@@ -1,5 +1,6 @@
 """`laconic serve`: an OpenAI-compatible HTTP server for a checkpoint or a run."""
 
+import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ MAX_PORT = 65535
 class ServeCommand:
     """Serve a model over HTTP, with the API of OpenAI: chat completions, completions, models; memories and sessions.
 
-    Ctrl-C or SIGTERM ends the server once the running requests are answered, after at most 30 seconds.
+    Ctrl-C or SIGTERM ends the server once the running requests are answered, or after --shutdown-seconds.
 
     Example: laconic serve smollm2
 
@@ -63,6 +64,8 @@ class ServeCommand:
     """largest max_tokens of a request, else status 400"""
     max_seconds: float = 600.0
     """seconds of a request: a generation ends with finish_reason "length", anything else with status 408"""
+    shutdown_seconds: float = 30.0
+    """seconds that running requests may go on after Ctrl-C or SIGTERM"""
     max_body_bytes: int = 8 * 2**20
     """bytes of a JSON body, else status 413"""
     max_memory_bytes: int = 512 * 2**20
@@ -83,6 +86,8 @@ class ServeCommand:
         for name, value in limits.items():
             if value is not None and not value > 0:
                 raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
+        if not 0 <= self.shutdown_seconds < math.inf:
+            raise UsageError(f"--shutdown-seconds {self.shutdown_seconds:g}: give 0 or more")
         memory_files = dict(map(parse_memory, self.memory))
         import laconic
         from laconic.serving.http.api_model import choose_model_name
@@ -104,6 +109,7 @@ class ServeCommand:
             host=self.host,
             port=self.port,
             limits=ServerLimits(**limits),
+            shutdown_seconds=self.shutdown_seconds,
             api_key=key,
             memory_folder=self.memory_dir,
             memory_files=memory_files,

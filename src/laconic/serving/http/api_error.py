@@ -58,6 +58,12 @@ def queue_full_error(message: str) -> ApiError:
     return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
 
+def shutting_down_error() -> ApiError:
+    """Return the 503 of a server that ends before it has answered."""
+    message = "the server is shutting down; send the request again"
+    return ApiError(503, message, code="shutting_down", headers={"Retry-After": "1"})
+
+
 def to_http_error(error: Exception, request_id: str) -> HTTPException:
     """Return the HTTP error of any exception: 400 for what a request causes, else 500, with a traceback in the log."""
     match error:
@@ -66,7 +72,7 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
         case UsageError() | InputError() | UnsafeFileError():
             return ApiError(400, str(error))
         case EngineClosedError():
-            return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "1"})
+            return shutting_down_error()
         case _:
             trace = "".join(traceback.format_exception(error))
             log_message(f"laconic: request {request_id} failed\n{trace.rstrip()}")

@@ -13,6 +13,7 @@ from laconic.serving.engine import Engine
 from laconic.serving.http import chat, completions, memories, sessions
 from laconic.serving.http.api_error import ApiError, install_error_handlers
 from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import RequestGuard
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
@@ -109,8 +110,11 @@ def build_app(
     app.state.services = Services(
         served, engine, limits, store, SessionStore(served, limits.max_sessions), metrics, worker
     )
+    deadlines = app.state.deadlines = Deadlines(limits.max_seconds)
     install_error_handlers(app)
-    app.add_middleware(RequestGuard, limits=limits, metrics=metrics, api_key=api_key)  # pyright: ignore
+    app.add_middleware(  # pyright: ignore
+        RequestGuard, limits=limits, deadlines=deadlines, metrics=metrics, api_key=api_key
+    )
     for routes in (router, chat.router, completions.router, memories.router, sessions.router):
         app.include_router(routes)
     return app

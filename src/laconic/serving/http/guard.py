@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from laconic.serving.http.api_error import ApiError, build_error_response, to_http_error
+from laconic.serving.http.deadline import Deadline, Deadlines
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.metrics import ServerMetrics
 
@@ -26,6 +27,7 @@ class RequestGuard:
     Args:
         app: The application behind.
         limits: Limits of the server.
+        deadlines: When open requests end.
         metrics: Counts requests by route and status.
         api_key: Key that requests must have; None: none is needed, but the Host header must name this machine, so that
             a web page cannot reach the server under a name of its own (DNS rebinding).
@@ -33,6 +35,7 @@ class RequestGuard:
 
     app: ASGIApp
     limits: ServerLimits
+    deadlines: Deadlines
     metrics: ServerMetrics
     api_key: str | None
 
@@ -41,8 +44,12 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        with self.deadlines.open() as deadline:
+            await self.handle(scope, receive, send, deadline)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
+        """Handle one request until its deadline."""
         request_id, status = uuid.uuid4().hex, 0
-        deadline = asyncio.get_running_loop().time() + self.limits.max_seconds
         scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
 
         async def send_with_id(message: Message) -> None:
@@ -58,6 +65,9 @@ class RequestGuard:
             body = LimitedBody(receive, self.max_bytes(scope), deadline)
             body.check_length(headers)
             await self.app(scope, body.receive, send_with_id)
+        except asyncio.CancelledError:
+            if not deadline.is_shutdown:
+                raise  # at shutdown: the client does not read its answer, and the connection is closed
         except Exception as error:
             response = build_error_response(to_http_error(error, request_id))
             if not status:
@@ -93,10 +103,10 @@ class LimitedBody:
     Args:
         source: ASGI's receive function.
         max_bytes: Largest size.
-        deadline: Time of the event loop.
+        deadline: When the request ends.
     """
 
-    def __init__(self, source: Receive, max_bytes: int, deadline: float) -> None:
+    def __init__(self, source: Receive, max_bytes: int, deadline: Deadline) -> None:
         self.source, self.max_bytes, self.deadline = source, max_bytes, deadline
         self.num_bytes, self.is_complete = 0, False
 
@@ -107,14 +117,14 @@ class LimitedBody:
             raise self.too_large()
 
     async def receive(self) -> Message:
-        """Return the next message. Raises ApiError: 413 if the body is too large, 408 if it is too slow."""
+        """Return the next message. Raises ApiError: 413 if the body is too large; 408, or 503, at the deadline."""
         if self.is_complete:
             return await self.source()
         try:
-            async with asyncio.timeout_at(self.deadline):
+            async with self.deadline.limit():
                 message = await self.source()
         except TimeoutError:
-            raise ApiError(408, "the body did not arrive in time") from None
+            raise self.deadline.build_error("the body did not arrive in time") from None
         self.is_complete = not message.get("more_body", False)
         self.num_bytes += len(message.get("body", b""))
         if self.num_bytes > self.max_bytes:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from laconic.serving.engine import Engine, QueueFullError
-from laconic.serving.http.api_error import ApiError, queue_full_error
+from laconic.serving.http.api_error import queue_full_error
+from laconic.serving.http.deadline import Deadline
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.schemas import FinishReason, Usage
 from laconic.serving.requests import (
@@ -51,10 +52,10 @@ class SequenceGroup:
     Args:
         engine: The engine.
         metrics: Receives token counts and times.
-        deadline: Time of the event loop at which the sequences are cancelled; they end with reason "length".
+        deadline: When the sequences are cancelled; they end with reason "length".
     """
 
-    def __init__(self, engine: Engine, metrics: ServerMetrics, deadline: float) -> None:
+    def __init__(self, engine: Engine, metrics: ServerMetrics, deadline: Deadline) -> None:
         self.engine, self.metrics, self.deadline = engine, metrics, deadline
         self.loop, self.start = asyncio.get_running_loop(), time.monotonic()
         self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
@@ -84,7 +85,7 @@ class SequenceGroup:
         """Yield events with the index of their sequence until all have ended.
 
         Raises:
-            ApiError: 408 at the deadline, if no sequence has a token yet.
+            ApiError: 408, or 503, at the deadline, if no sequence has a token yet.
             Exception: The error of a sequence that fails.
         """
         while self.ids:
@@ -96,7 +97,7 @@ class SequenceGroup:
                 raise event.error
             if isinstance(event, FinishEvent) and event.reason == "cancelled":
                 if not self.has_tokens:
-                    raise ApiError(408, "the request took too long; shorten it, or raise --max-seconds")
+                    raise self.deadline.build_error("the request took too long; shorten it, or raise --max-seconds")
                 event = replace(event, reason="length")
             yield index, event
 
@@ -104,7 +105,7 @@ class SequenceGroup:
         """Wait for an event; at the deadline cancel everything and wait for the engine to report it."""
         if not self.is_late:
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(self.deadline):
+                async with self.deadline.limit():
                     return await self.queue.get()
             self.is_late = True
             self.cancel()

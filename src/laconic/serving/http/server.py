@@ -1,5 +1,6 @@
 """Run the server: bind the address, load the model, serve until a signal, and finish what runs."""
 
+import math
 import os
 import signal
 import socket
@@ -17,12 +18,13 @@ from laconic.errors import BusyError, LaconicError, UsageError, translate_os_err
 from laconic.experiment.load_model import LoadedModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
+from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.threads import start_thread
 from laconic.storage.lock import lock_folder
 
-DRAIN_SECONDS = 30  # after SIGTERM, for running requests
+SEND_SECONDS = 5  # for the answers of requests that shutdown has ended
 KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep idle connections
 
 
@@ -32,6 +34,25 @@ class UnprotectedAddressError(LaconicError):
     exit_code = 77
 
 
+class GracefulServer(uvicorn.Server):
+    """uvicorn's server, which ends open requests by their deadlines, so that clients get an answer.
+
+    Args:
+        config: uvicorn's options.
+        deadlines: When open requests end.
+        shutdown_seconds: How long they may go on after a signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, deadlines: Deadlines, shutdown_seconds: float) -> None:
+        super().__init__(config)
+        self.deadlines, self.shutdown_seconds = deadlines, shutdown_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections and wait for the open requests."""
+        self.deadlines.shut_down(self.shutdown_seconds)
+        await super().shutdown(sockets)
+
+
 def serve(
     name: str,
     load: Callable[[], LoadedModel],
@@ -39,11 +60,12 @@ def serve(
     host: str,
     port: int,
     limits: ServerLimits,
+    shutdown_seconds: float,
     api_key: str | None = None,
     memory_folder: Path | None = None,
     memory_files: Mapping[str, Path] | None = None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT; then finish what runs, for at most 30 seconds.
+    """Serve a model until SIGTERM or SIGINT; then finish what runs.
 
     Args:
         name: Name of the model in requests.
@@ -51,6 +73,8 @@ def serve(
         host: Address to listen on.
         port: Port; 0 chooses a free one.
         limits: Limits of requests.
+        shutdown_seconds: How long running requests may go on after the signal. Then a text that has begun ends with
+            `finish_reason` "length", anything else with status 503.
         api_key: Key that requests must have.
         memory_folder: Folder of the memories; by default they are lost when the server ends.
         memory_files: Memory files that requests may name, by name.
@@ -61,7 +85,7 @@ def serve(
         LaconicError: What `load` raises.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # uvicorn raises the signal again at its end
-    AppStatus.disable_automatic_graceful_drain()  # streams end when they are complete, or after DRAIN_SECONDS
+    AppStatus.disable_automatic_graceful_drain()  # streams end when they are complete, or at their deadline
     with ExitStack() as stack:
         listener = stack.enter_context(bind_socket(host, port, api_key))
         if memory_folder is not None:
@@ -87,10 +111,10 @@ def serve(
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=math.ceil(shutdown_seconds) + SEND_SECONDS,
         )
         log_message(f"laconic: serving {served.name} at {format_address(listener)}; Ctrl-C ends")
-        uvicorn.Server(config).run(sockets=[listener])
+        GracefulServer(config, app.state.deadlines, shutdown_seconds).run(sockets=[listener])
 
 
 def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.deadline import Deadline
 from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
@@ -69,9 +70,9 @@ def get_services(request: Request) -> Services:
 ServicesDependency = Annotated[Services, Depends(get_services)]
 
 
-def get_deadline(request: Request) -> float:
-    """Return the time of the event loop at which a request ends."""
-    return cast(float, request.state.deadline)
+def get_deadline(request: Request) -> Deadline:
+    """Return when a request ends."""
+    return cast(Deadline, request.state.deadline)
 
 
 async def open_group(request: Request, services: ServicesDependency) -> AsyncIterator[SequenceGroup]:

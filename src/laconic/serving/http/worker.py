@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from laconic.errors import LaconicError
-from laconic.serving.http.api_error import ApiError, queue_full_error
+from laconic.serving.http.api_error import queue_full_error
+from laconic.serving.http.deadline import Deadline
 from laconic.serving.threads import start_thread
 
 T = TypeVar("T")
@@ -26,15 +27,15 @@ class Worker:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="laconic-worker")
         self.num_jobs = 0
 
-    async def run(self, job: Callable[[Callable[[], None]], T], deadline: float) -> T:
+    async def run(self, job: Callable[[Callable[[], None]], T], deadline: Deadline) -> T:
         """Run a job in the thread and wait for it.
 
         Args:
             job: Called with a function that raises `JobCancelledError` once nobody waits for the result.
-            deadline: Time of the event loop at which the job is cancelled.
+            deadline: When the job is cancelled.
 
         Raises:
-            ApiError: 429 if too many jobs wait, 408 at the deadline.
+            ApiError: 429 if too many jobs wait; 408, or 503, at the deadline.
         """
         if self.num_jobs > MAX_WAITING:
             raise queue_full_error(f"{self.num_jobs} texts wait to be read; try again later")
@@ -52,10 +53,11 @@ class Worker:
         future = asyncio.get_running_loop().run_in_executor(self.executor, run_checked)
         future.add_done_callback(self.finish)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with deadline.limit():
                 return await asyncio.shield(future)
         except TimeoutError:
-            raise ApiError(408, "the text took too long to read; shorten it, or raise --max-seconds") from None
+            message = "the text took too long to read; shorten it, or raise --max-seconds"
+            raise deadline.build_error(message) from None
         finally:
             is_cancelled.set()
 
