@@ -9,6 +9,7 @@ from laconic.data.reasoning.answer_matching import (
     COCONUT,
     CODI,
     DIGIT,
+    ICOT,
     PROTOCOLS,
     TEXT,
     check_format,
@@ -58,8 +59,20 @@ def test_extract_last_number_and_decimal(text: str, codi: float | None, ours: st
         ("pccot", " 18", "18", False),
         ("pccot", "18.", "18", False),
         ("pccot", "18.0", "18", False),
-        ("pccot", "<<9*2=18>>The answer is:18", "18", True),
-        ("pccot", "The answer is:17The answer is:18", "18", True),
+        ("pccot", "The answer is:18", "18", False),  # the prompt was given, so its code compares all that follows
+        ("pccot after a chain", "<<9*2=18>>The answer is:18", "18", True),
+        ("pccot after a chain", "The answer is:17The answer is:18", "18", True),
+        ("pccot after a chain", "<<9*2=18>>18", "18", False),
+        ("pccot after a chain", "18", "18", False),  # its code compares question and answer with the gold answer
+        ("icot", " #### 18", "18", True),
+        ("icot", "<<9*2=18>> #### 1,234\n", "1,234", True),
+        ("icot", "### 18", "18", False),
+        ("icot", "####18", "18", False),
+        ("icot", "##### 18", "18", False),
+        ("icot", "####17 #### 18", "18", False),
+        ("icot", "#### 17 #### 18", "18", False),
+        ("icot", "18", "18", False),
+        ("icot", "#### 5 6 0", "5 6 0", True),
         ("pccot", "", "18", False),
         ("coconut", "<<1000+234=1234>>\n### 1,234", "1234", True),
         ("coconut", "<<1000+234=1234>>\n### 1,234", "1,234", True),
@@ -69,6 +82,12 @@ def test_extract_last_number_and_decimal(text: str, codi: float | None, ours: st
         ("codi", "18.0", "18", True),
         ("codi", "none at all", "18", False),
         ("codi", "1,234", "1,234", True),
+        ("codi", "The answer is: $1,200.", "$1,200", True),
+        ("codi", "26%", "26%", True),
+        ("codi", "0.26", "26%", False),
+        ("codi", "-7", "-$7", True),
+        ("codi", "123", "1,2,3", True),
+        ("decimal", "1,200 dollars", "$1,200", True),
         ("codi", "9" * 400, "18", False),
         ("codi", "-6", "2.0107e-06", False),  # the gold answer is read whole
         ("decimal", "18.0009", "18", True),
@@ -81,7 +100,8 @@ def test_extract_last_number_and_decimal(text: str, codi: float | None, ours: st
     ],
 )
 def test_protocols_judge_answers(protocol: str, text: str, gold: str, right: bool) -> None:
-    judge = PROTOCOLS[protocol]
+    name, _, chain = protocol.partition(" ")
+    judge = PROTOCOLS[name].for_chain() if chain else PROTOCOLS[name]
     assert judge.is_valid_gold(gold)
     prediction = judge.extract(text)
     assert (prediction is not None and judge.is_correct(prediction, gold)) is right
@@ -100,13 +120,13 @@ def test_decimal_protocol_name_includes_tolerance() -> None:
 def test_check_gold_refuses_answers_it_cannot_judge() -> None:
     """In public code, an unparsable gold answer and prediction are both infinity and count as equal."""
     for protocol, gold, fits in (
-        ("codi", "Sally is a terpus.", "pccot or coconut or text"),
-        ("codi", "7 8 0 3", "pccot or coconut or text"),
-        ("codi", "inf", "pccot or coconut or text"),
-        ("decimal", "3/4", "pccot or coconut or text"),
-        ("decimal", "1e9999999999999999999999", "pccot or coconut or text"),
-        ("text", "5:45", "pccot or coconut"),
-        ("coconut", "#", "pccot or text"),
+        ("codi", "Sally is a terpus.", "pccot or coconut or icot or text"),
+        ("codi", "7 8 0 3", "pccot or coconut or icot or text"),
+        ("codi", "inf", "pccot or coconut or icot or text"),
+        ("decimal", "3/4", "pccot or coconut or icot or text"),
+        ("decimal", "1e9999999999999999999999", "pccot or coconut or icot or text"),
+        ("text", "5:45", "pccot or coconut or icot"),
+        ("coconut", "#", "pccot or icot or text"),
     ):
         rows = [ReasoningExample("r1", "q", (), "18"), ReasoningExample("r2", "q", (), gold)]
         with pytest.raises(InputError, match=f"own.jsonl: answer of r2: protocol {protocol} expects .* got '{gold}'"):
@@ -145,11 +165,11 @@ def test_default_protocol_of_each_format() -> None:
     names = [
         default_protocol(format, text_answers=False).name for format in ("pccot", "codi", "coconut", "icot", "digits")
     ]
-    assert names == ["pccot", "codi", "coconut", "coconut", "last digit"]
+    assert names == ["pccot", "codi", "coconut", "icot", "last digit"]
     assert [default_protocol(format, text_answers=True) for format in ("pccot", "codi", "icot")] == [
         TEXT,
         TEXT,
-        COCONUT,
+        ICOT,
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from laconic.config.data import DataConfig
 from laconic.config.load import load_recipe
-from laconic.data.reasoning.answer_matching import COCONUT, CODI, DIGIT, TEXT
+from laconic.data.reasoning.answer_matching import COCONUT, CODI, DIGIT, ICOT, TEXT
 from laconic.errors import InputError
 from laconic.evaluation.validation import build_validation
 from laconic.experiment.build import build_experiment
@@ -32,8 +32,8 @@ digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }"""
         ({"answer_type": "text"}, TEXT),
         ({"answer_type": "text", "format": "codi"}, TEXT),
         ({"answer_type": "text", "format": "coconut", "chain_steps": "all"}, COCONUT),  # the text after ### only
-        ({"answer_type": "text", "format": "icot", "chain_steps": "all"}, COCONUT),
-        ({"source": "catalog", "path": None, "name": "mult-4", "format": "icot", "chain_steps": "all"}, COCONUT),
+        ({"answer_type": "text", "format": "icot", "chain_steps": "all"}, ICOT),
+        ({"source": "catalog", "path": None, "name": "mult-4", "format": "icot", "chain_steps": "all"}, ICOT),
         ({"source": "digits", "path": None, "format": "digits"}, DIGIT),
     ],
 )

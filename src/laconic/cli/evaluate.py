@@ -49,8 +49,8 @@ class EvaluateCommand:
     tasks: str = "test"
     """comma-separated tasks; see laconic tasks list"""
     protocol: Annotated[
-        Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None,
-        arg(metavar="{codi,codi-sampled,pccot,coconut,decimal,text}", help_behavior_hint=""),
+        Literal["codi", "codi-sampled", "pccot", "coconut", "icot", "decimal", "text"] | None,
+        arg(metavar="{codi,codi-sampled,pccot,coconut,icot,decimal,text}", help_behavior_hint=""),
     ] = None
     """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
     tolerance: OptionalStr = None

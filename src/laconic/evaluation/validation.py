@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.config.recipe import DOCUMENT_SOURCES, Recipe
+from laconic.config.recipe import DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning.answer_matching import AnswerProtocol, check_gold
 from laconic.evaluation.reasoning.evaluate import match_answers
 from laconic.evaluation.validation_documents import build_document_validation
@@ -40,11 +40,12 @@ def build_validation(
 
     def answer_rows(indices: list[int], with_cot: bool) -> list[bool]:
         correct: list[bool] = []
+        judge = protocol.for_chain() if with_cot or recipe.method in FULL_CHAIN_METHODS else protocol
         for start in range(0, len(indices), config.batch_size):
             chosen = indices[start : start + config.batch_size]
             batch = cast(Any, rows.source.batch(chosen, 0, 0)).to(device)
             answers = answer_questions(method, batch, decoding, with_cot=with_cot)
-            records = match_answers(answers, [rows.examples[i] for i in chosen], protocol)
+            records = match_answers(answers, [rows.examples[i] for i in chosen], judge)
             correct += [record.is_correct for record in records]
         return correct
 

@@ -1,7 +1,8 @@
 """Judge answers by the protocols of the papers, and by ours.
 
-CODI (arXiv:2502.21074), PCCoT (arXiv:2506.18582) and Coconut (arXiv:2412.06769), each as in its code. Protocols are not
-interchangeable: `18.0` is correct under one and wrong under another, so results of two protocols never share a column.
+CODI (arXiv:2502.21074), PCCoT (arXiv:2506.18582), Coconut (arXiv:2412.06769) and iCoT (arXiv:2405.14838), each as in its
+code. Protocols are not interchangeable: `18.0` is correct under one and wrong under another, so results of two protocols
+never share a column.
 """
 
 import math
@@ -35,6 +36,7 @@ class AnswerProtocol(NamedTuple):
     Attributes:
         name: Name in tables.
         extract: Return the answer in a generated text, or None.
+        extract_from_chain: The same for a text that begins with a chain, where that differs.
         is_correct: Compare an extracted answer with the gold answer.
         is_valid_gold: Whether a gold answer can be judged against.
         expected_answer: Description of a valid gold answer.
@@ -51,6 +53,11 @@ class AnswerProtocol(NamedTuple):
     formats: tuple[str, ...] = ()
     format_question: Callable[[str], str] = str
     sampling: GenerationConfig = GREEDY
+    extract_from_chain: Callable[[str], str | None] | None = None
+
+    def for_chain(self) -> "AnswerProtocol":
+        """Return the protocol for texts in which a chain precedes the answer."""
+        return self if self.extract_from_chain is None else self._replace(extract=self.extract_from_chain)
 
 
 def extract_last_digit(text: str) -> str | None:
@@ -66,12 +73,9 @@ def extract_last_number(text: str) -> str | None:
 
 
 def parse_gold_float(gold: str) -> float | None:
-    """Return a gold answer that is a finite number, ignoring commas; else None."""
-    try:
-        number = float(gold.replace(",", ""))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    """Return a gold answer that is a finite number, ignoring commas, `$` and `%`; else None."""
+    exact = parse_gold_decimal(gold.replace(",", ""))
+    return None if exact is None or not math.isfinite(float(exact)) else float(exact)
 
 
 def is_equal_float(prediction: str, gold: str) -> bool:
@@ -88,6 +92,12 @@ def extract_after_hash(text: str) -> str | None:
     """Return the text after the last `#`, without commas; None if there is no `#` (Coconut)."""
     _, separator, answer = text.rpartition("#")
     return remove_commas(answer) if separator else None
+
+
+def extract_after_hashes(text: str) -> str | None:
+    """Return the text after the first `####` and a space, without commas; None if there is none (iCoT)."""
+    answer = text.strip().replace(",", "").partition("####")[2]
+    return answer[1:] if answer.startswith(" ") else None
 
 
 def remove_commas(text: str) -> str:
@@ -130,10 +140,11 @@ def is_within_tolerance(tolerance: Decimal, prediction: str, gold: str) -> bool:
 
 
 def pccot_protocol(prompt: str = ANSWER_PROMPT) -> AnswerProtocol:
-    """Return PCCoT's protocol: the generated text, or in a chain the text after the last prompt."""
+    """Return PCCoT's protocol: the generated text as it is, or after a chain the text after the last prompt."""
     return AnswerProtocol(
         name="pccot",
-        extract=lambda text: text.rpartition(prompt)[2] or None,
+        extract=lambda text: text or None,
+        extract_from_chain=lambda text: text.rpartition(prompt)[2] or None if prompt in text else None,
         is_correct=lambda prediction, gold: prediction == gold,
         formats=("pccot",),
     )
@@ -173,6 +184,14 @@ COCONUT = AnswerProtocol(
     expected_answer="a text without #",
     formats=("coconut", "icot"),
 )
+ICOT = AnswerProtocol(
+    name="icot",
+    extract=extract_after_hashes,
+    is_correct=lambda prediction, gold: prediction == remove_commas(gold),
+    is_valid_gold=lambda answer: bool(remove_commas(answer)) and "####" not in answer,
+    expected_answer="a text without ####",
+    formats=("icot",),
+)
 TEXT = AnswerProtocol(
     name="text",
     extract=extract_last_line,
@@ -193,6 +212,7 @@ PROTOCOLS: Mapping[str, AnswerProtocol] = {
     "codi-sampled": CODI._replace(name="codi-sampled", sampling=SAMPLED),
     "pccot": pccot_protocol(),
     "coconut": COCONUT,
+    "icot": ICOT,
     "decimal": decimal_protocol(),
     "text": TEXT,
 }
@@ -200,17 +220,16 @@ PROTOCOLS: Mapping[str, AnswerProtocol] = {
 
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
     """Return the protocol of a recipe's format."""
-    if format in ("coconut", "icot"):
-        return COCONUT
     if format == "digits":
         return DIGIT
-    return TEXT if text_answers else PROTOCOLS["codi" if format == "chat" else format]
+    is_text = text_answers and format not in ("coconut", "icot")  # whose protocols compare texts
+    return TEXT if is_text else PROTOCOLS["codi" if format == "chat" else format]
 
 
 def max_answer_tokens(protocol: AnswerProtocol, format: str, *, with_chain: bool, text_answers: bool) -> int:
     """Return how many tokens an answer may have: the protocol's number, else that of the format.
 
-    iCoT has no protocol of its own; it is judged by Coconut's, with its own number of tokens.
+    Under Coconut's protocol, answers in iCoT's format have iCoT's number.
     """
     name = protocol.name.partition("-")[0]
     key = format if name not in MAX_ANSWER_TOKENS or (name, format) == ("coconut", "icot") else name

@@ -140,6 +140,8 @@ def build_question_job(
         InputError: There are no questions, or fewer rows than questions.
     """
     examples, source, protocol = questions.examples, questions.source, questions.protocol
+    if writes_chain(run, condition.with_cot):
+        protocol = protocol.for_chain()
     if not examples or len(source) < len(examples):
         raise InputError(
             f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
