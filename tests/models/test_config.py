@@ -15,6 +15,7 @@ from torch import nn
 from laconic.errors import InputError
 from laconic.models import block, hf_fields
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates
+from laconic.models.decoder import Decoder
 from laconic.models.hf_config import to_hf_config
 from laconic.models.rope import RopeConfig
 from laconic.models.rope_scaling import ROPE_SCALINGS
@@ -533,6 +534,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (file(hidden_size="48"), "hidden_size"),
     (file(hidden_size=True), "hidden_size=true"),
     (file(num_hidden_layers=0), "num_hidden_layers=0"),
+    (file(num_hidden_layers=300_000_000), "num_hidden_layers=300000000: .* less than or equal to 1000"),
+    (file("gpt2", n_layer=20_000), "n_layer=20000"),
+    (file(hidden_size=2_000_000_000), "hidden_size=2000000000"),
+    (file(sliding_window=10**50, model_type="mistral"), "sliding_window=1"),
+    (file(eos_token_id=[10**50]), "eos_token_id="),
     (file(vocab_size=9.0), r"vocab_size=9\.0"),
     (file(attention_dropout=1), "attention_dropout=1"),
     (file(tie_word_embeddings=1), "tie_word_embeddings=1"),
@@ -596,6 +602,18 @@ def test_config_from_folder_reads_numbers_and_keys_as_python_writes_them(tmp_pat
 def test_config_tiny_refuses_an_unknown_family() -> None:
     with pytest.raises(InputError, match="bert"):
         DecoderConfig.tiny("bert")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_config_limits_leave_every_weight_countable(family: str) -> None:
+    """At the largest sizes that are accepted, no weight has more bytes than torch can count."""
+    limits = {"num_attention_heads": 2**16, "num_key_value_heads": 2**16, "head_dim": 2**16, "num_hidden_layers": 1}
+    sizes = {name: 2**24 for name in ("hidden_size", "intermediate_size", "vocab_size")} | limits
+    sizes["max_position_embeddings"] = 2**31
+    keys = hf_fields.HF_KEYS[family]
+    config = DecoderConfig.from_dict({"model_type": family, **{keys[k]: n for k, n in sizes.items() if k in keys}})
+    with torch.device("meta"):
+        assert all(p.nbytes > 0 for p in Decoder(config, seed=None).parameters())
 
 
 @pytest.mark.parametrize("name", ["sliding_windows", "attention_scales"])

@@ -6,8 +6,13 @@ except for the few that change the mathematics (FIXED_KEYS).
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+NumLayers = Annotated[int, Field(gt=0, le=1000)]  # limits far above real models, checked before anything is built
+Size = Annotated[int, Field(gt=0, le=2**24)]  # the bytes of any weight fit in 63 bits
+HeadSize = Annotated[int, Field(gt=0, le=2**16)]  # of heads, also their number
+NumPositions = Annotated[int, Field(gt=0, le=2**31)]
+TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # some files write "none" as a negative number
 Probability = Annotated[float, Field(ge=0, lt=1)]
 ActivationName = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
@@ -44,9 +49,9 @@ class JsonModel(BaseModel):
 class TokenIds(JsonModel):
     """Special token ids, in config.json and generation_config.json."""
 
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
+    bos_token_id: TokenId | None = None
+    eos_token_id: TokenId | list[TokenId] | None = None
+    pad_token_id: TokenId | None = None
 
 
 class RopeTable(JsonModel):
@@ -58,7 +63,7 @@ class RopeTable(JsonModel):
     factor: PositiveFloat | None = None
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
-    original_max_position_embeddings: PositiveInt | None = None
+    original_max_position_embeddings: NumPositions | None = None
     beta_fast: PositiveFloat | None = None
     beta_slow: PositiveFloat | None = None
     truncate: bool | None = None
@@ -76,8 +81,8 @@ class FamilyKeys(TokenIds):
     constants: ClassVar[dict[str, Any]]
 
     architectures: list[str] = Field(default_factory=list)
-    vocab_size: PositiveInt
-    num_hidden_layers: PositiveInt
+    vocab_size: Size
+    num_hidden_layers: NumLayers
     tie_word_embeddings: bool = False
     initializer_range: NonNegativeFloat = 0.02
     dtype: DtypeName | None = None
@@ -89,48 +94,48 @@ class RopeFamilyKeys(FamilyKeys):
 
     constants: ClassVar[dict[str, Any]] = RMS_NORM_AND_ROPE
 
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt | None
-    head_dim: PositiveInt | None = None
-    intermediate_size: PositiveInt
-    max_position_embeddings: PositiveInt = 32768
+    hidden_size: Size
+    num_attention_heads: HeadSize
+    num_key_value_heads: HeadSize | None
+    head_dim: HeadSize | None = None
+    intermediate_size: Size
+    max_position_embeddings: NumPositions = 32768
     norm_eps: NonNegativeFloat = Field(1e-6, alias="rms_norm_eps")
     activation: ActivationName = Field("silu", alias="hidden_act")
     dropout_attention: Probability = Field(0.0, alias="attention_dropout")
     rope_theta: PositiveFloat = 10000.0
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
-    original_max_position_embeddings: PositiveInt | None = None
+    original_max_position_embeddings: NumPositions | None = None
     layer_types: list[LayerType] | None = None
 
 
 class LlamaKeys(RopeFamilyKeys):
     architecture = "LlamaForCausalLM"
 
-    num_key_value_heads: PositiveInt | None = None
-    max_position_embeddings: PositiveInt = 2048
+    num_key_value_heads: HeadSize | None = None
+    max_position_embeddings: NumPositions = 2048
     qkv_bias: bool = Field(False, alias="attention_bias")
     o_bias: bool = Field(False, alias="attention_bias")
     mlp_bias: bool = False
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
+    bos_token_id: TokenId | None = 1
+    eos_token_id: TokenId | list[TokenId] | None = 2
 
 
 class MistralKeys(RopeFamilyKeys):
     architecture = "MistralForCausalLM"
 
-    max_position_embeddings: PositiveInt = 131072
-    sliding_window: PositiveInt | None = 4096
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
+    max_position_embeddings: NumPositions = 131072
+    sliding_window: NumPositions | None = 4096
+    bos_token_id: TokenId | None = 1
+    eos_token_id: TokenId | list[TokenId] | None = 2
 
 
 class Qwen2Keys(RopeFamilyKeys):
     architecture = "Qwen2ForCausalLM"
     constants = RMS_NORM_AND_ROPE | {"qkv_bias": True}
 
-    sliding_window: PositiveInt | None = 4096
+    sliding_window: NumPositions | None = 4096
     use_sliding_window: bool = False
     max_window_layers: NonNegativeInt = 28
 
@@ -139,7 +144,7 @@ class Qwen3Keys(Qwen2Keys):
     architecture = "Qwen3ForCausalLM"
     constants = RMS_NORM_AND_ROPE | {"qk_norm": True}
 
-    head_dim: PositiveInt | None = 128
+    head_dim: HeadSize | None = 128
     qkv_bias: bool = Field(False, alias="attention_bias")
     o_bias: bool = Field(False, alias="attention_bias")
 
@@ -147,30 +152,30 @@ class Qwen3Keys(Qwen2Keys):
 class SmolLM3Keys(RopeFamilyKeys):
     architecture = "SmolLM3ForCausalLM"
 
-    num_key_value_heads: PositiveInt | None = 4
+    num_key_value_heads: HeadSize | None = 4
     rope_theta: PositiveFloat = 2000000.0
     no_rope_layers: list[Literal[0, 1]] | None = None  # 1: the layer has RoPE
-    no_rope_layer_interval: PositiveInt = 4
-    sliding_window: PositiveInt | None = None
+    no_rope_layer_interval: NumPositions = 4
+    sliding_window: NumPositions | None = None
     use_sliding_window: bool = False
     qkv_bias: bool = Field(False, alias="attention_bias")
     o_bias: bool = Field(False, alias="attention_bias")
     mlp_bias: bool = False
     tie_word_embeddings: bool = True
-    bos_token_id: int | None = 128000
-    eos_token_id: int | list[int] | None = 128001
-    pad_token_id: int | None = 128004
+    bos_token_id: TokenId | None = 128000
+    eos_token_id: TokenId | list[TokenId] | None = 128001
+    pad_token_id: TokenId | None = 128004
 
 
 class GPT2Keys(FamilyKeys):
     architecture = "GPT2LMHeadModel"
     constants = LAYER_NORM_AND_TABLE | {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
-    hidden_size: PositiveInt = Field(alias="n_embd")
-    num_hidden_layers: PositiveInt = Field(alias="n_layer")
-    num_attention_heads: PositiveInt = Field(alias="n_head")
-    intermediate_size: PositiveInt | None = Field(None, alias="n_inner")
-    max_position_embeddings: PositiveInt = Field(1024, alias="n_positions")
+    hidden_size: Size = Field(alias="n_embd")
+    num_hidden_layers: NumLayers = Field(alias="n_layer")
+    num_attention_heads: HeadSize = Field(alias="n_head")
+    intermediate_size: Size | None = Field(None, alias="n_inner")
+    max_position_embeddings: NumPositions = Field(1024, alias="n_positions")
     norm_eps: NonNegativeFloat = Field(1e-5, alias="layer_norm_epsilon")
     activation: ActivationName = Field("gelu_new", alias="activation_function")
     tie_word_embeddings: bool = True
@@ -179,18 +184,18 @@ class GPT2Keys(FamilyKeys):
     dropout_residual: Probability = Field(0.1, alias="resid_pdrop")
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
-    bos_token_id: int | None = 50256
-    eos_token_id: int | list[int] | None = 50256
+    bos_token_id: TokenId | None = 50256
+    eos_token_id: TokenId | list[TokenId] | None = 50256
 
 
 class OPTKeys(FamilyKeys):
     architecture = "OPTForCausalLM"
     constants = LAYER_NORM_AND_TABLE | {"position_offset": 2, "norm_eps": 1e-5}
 
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    intermediate_size: PositiveInt = Field(alias="ffn_dim")
-    max_position_embeddings: PositiveInt = 2048
+    hidden_size: Size
+    num_attention_heads: HeadSize
+    intermediate_size: Size = Field(alias="ffn_dim")
+    max_position_embeddings: NumPositions = 2048
     qkv_bias: bool = Field(True, alias="enable_bias")
     o_bias: bool = Field(True, alias="enable_bias")
     mlp_bias: bool = Field(True, alias="enable_bias")
@@ -199,10 +204,10 @@ class OPTKeys(FamilyKeys):
     initializer_range: NonNegativeFloat = Field(0.02, alias="init_std")
     dropout_attention: Probability = Field(0.0, alias="attention_dropout")
     dropout_residual: Probability = Field(0.1, alias="dropout")
-    word_embed_proj_dim: PositiveInt | None = None
-    bos_token_id: int | None = 2
-    eos_token_id: int | list[int] | None = 2
-    pad_token_id: int | None = 1
+    word_embed_proj_dim: NumPositions | None = None
+    bos_token_id: TokenId | None = 2
+    eos_token_id: TokenId | list[TokenId] | None = 2
+    pad_token_id: TokenId | None = 1
 
 
 FAMILIES: dict[str, type[FamilyKeys]] = {
