@@ -162,6 +162,19 @@ def test_make_variants_without_held_out_templates(run, tmp_path, root, few):
     assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "a.held_out.jsonl"}
 
 
+def test_make_variants_with_few_steps_and_small_results(run, tmp_path, root, few):
+    arguments = ("--rows", 300, "--held-out-fraction", 0, "--max-steps", 2, "--max-value", 50, "--include-originals")
+    code, _, err = run("make", "gsm-variants", *arguments, "--data-dir", root, "--out", "a.jsonl")
+    assert code == 0, err
+    rows = rows_of(tmp_path / "a.jsonl")
+    assert len(rows) == 300
+    assert any("template" in row for row in rows)
+    assert max(len(row["steps"]) for row in rows) == 2
+    results = [float(step.rpartition("=")[2].rstrip(">")) for row in rows for step in row["steps"]]
+    assert 25 < max(results) <= 50
+    assert run("make", "gsm-variants", "--rows", 4, "--max-value", 0, "--out", "b.jsonl")[0] == 2
+
+
 def test_make_originals_come_first(run, tmp_path, root, few):
     code, out, _ = run(
         "make", "gsm-variants", "--rows", 900, "--include-originals", "--data-dir", root, "--out", "a.jsonl"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalPath, OutputFormat
+from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError
 
@@ -56,6 +56,10 @@ class DataMakeCommand:
     """gsm-variants: begin with the original questions, which count towards --rows"""
     allow_ambiguous: bool = False
     """gsm-variants: include templates where a word may mean the same number (2, twice); some chains are then wrong"""
+    max_steps: OptionalInt = None
+    """gsm-variants: leave out questions with more steps in their chain"""
+    max_value: OptionalInt = None
+    """gsm-variants: leave out questions with a larger result in their chain"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 
@@ -88,6 +92,9 @@ class DataMakeCommand:
             raise UsageError(f"--rows {self.rows}: must be at least 1")
         if not 0 <= self.held_out_fraction < 1:
             raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: must be at least 0 and below 1")
+        for flag, bound in (("--max-steps", self.max_steps), ("--max-value", self.max_value)):
+            if bound is not None and bound < 1:
+                raise UsageError(f"{flag} {bound}: must be at least 1")
         if not self.out.absolute().parent.is_dir():
             raise InputError(f"--out {self.out}: folder {self.out.parent} does not exist; create it first")
 
@@ -107,8 +114,8 @@ class DataMakeCommand:
             for example in sources
             if self.include_originals and not is_held(mask_numbers(example.question))
         ]
-        rows = map(example_to_row, chain(originals, interleave_variants(training, self.seed, excluded)))
-        held_out_rows = map(example_to_row, interleave_variants(held_out, self.seed, excluded))
+        rows = map(example_to_row, chain(originals, interleave_variants(training, self.seed, excluded, self.max_value)))
+        held_out_rows = map(example_to_row, interleave_variants(held_out, self.seed, excluded, self.max_value))
         held_out_path = self.out.with_suffix(f".held_out{self.out.suffix}")
         num_held_out = round(self.rows * self.held_out_fraction)
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
@@ -136,12 +143,20 @@ class DataMakeCommand:
             sources = load_training_examples(config).examples
             excluded = {example.question for name in EXCLUDED_SETS for example in load_split(name, config)}
             masked = {mask_numbers(question) for question in excluded}
-            templates = [t for t in build_templates(sources) if t.masked_question not in masked]
+            easy = tuple(example for example in sources if self.is_within_limits(example))
+            templates = [t for t in build_templates(easy) if t.masked_question not in masked]
         usable = [template for template in templates if self.allow_ambiguous or not template.is_ambiguous]
         num_left = len(templates) - len(usable)
         left_out = f", {num_left:,} left out as ambiguous" if num_left else ""
-        log_message(f"{len(sources):,} questions, {len(templates):,} templates{left_out}")
-        return sources, usable, excluded | {example.question for example in sources}
+        log_message(f"{len(easy):,} questions, {len(templates):,} templates{left_out}")
+        return easy, usable, excluded | {example.question for example in sources}
+
+    def is_within_limits(self, example: "ReasoningExample") -> bool:
+        """Return whether a question's chain respects `--max-steps` and `--max-value`."""
+        from laconic.data.generators.gsm_variants import largest_result
+
+        has_few_steps = self.max_steps is None or len(example.steps) <= self.max_steps
+        return has_few_steps and (self.max_value is None or largest_result(example.steps) <= self.max_value)
 
     def generator_file(self) -> OutputFile:
         """Return products or graphs that are not in the validation and test rows."""

@@ -6,6 +6,7 @@ template's row, so they depend neither on the order of rows nor on how many vari
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -164,12 +165,14 @@ def generate_variants(template: QuestionTemplate, n: int, seed: int) -> list[Rea
     return list(islice(iter_variants(template, seed), n))
 
 
-def iter_variants(template: QuestionTemplate, seed: int) -> Iterator[ReasoningExample]:
-    """Yield the different variants of a template, without the original question."""
+def iter_variants(template: QuestionTemplate, seed: int, max_value: int | None = None) -> Iterator[ReasoningExample]:
+    """Yield the different variants of a template, without the original question, with results up to `max_value`."""
     original = tuple(int(template.numbers[slot.index]) for slot in template.slots)
     seen, misses = {original}, 0
     for draw, numbers in iter_draws(template, seed):
-        variant = None if numbers in seen else build_variant(template, numbers, f"{template.id}-s{seed}-{draw}")
+        variant = (
+            None if numbers in seen else build_variant(template, numbers, f"{template.id}-s{seed}-{draw}", max_value)
+        )
         misses = 0 if variant else misses + 1
         seen.add(numbers)
         if variant:
@@ -198,10 +201,12 @@ def text_key(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
-def build_variant(template: QuestionTemplate, numbers: Sequence[int], id: str) -> ReasoningExample | None:
+def build_variant(
+    template: QuestionTemplate, numbers: Sequence[int], id: str, max_value: int | None = None
+) -> ReasoningExample | None:
     """Return the row with other numbers.
 
-    None if a result is not positive, is no longer an integer, or has more than two decimals.
+    None if a result is not positive, is no longer an integer, has more than two decimals, or exceeds `max_value`.
     """
     values = list(template.numbers)
     for slot, number in zip(template.slots, numbers, strict=True):
@@ -211,6 +216,8 @@ def build_variant(template: QuestionTemplate, numbers: Sequence[int], id: str) -
         value = evaluate_postfix(step.postfix, values)
         if value is None or value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
             return None
+        if max_value is not None and value > max_value:
+            return None
         values.append(value)
         step_values = [*(format_number(values[ref]) for ref in step.value_refs), format_number(value)]
         steps.append(interleave(step.texts, step_values))
@@ -219,17 +226,23 @@ def build_variant(template: QuestionTemplate, numbers: Sequence[int], id: str) -
     return ReasoningExample(id, question, tuple(steps), answer, {"template": template.id})
 
 
+def largest_result(steps: Iterable[str]) -> float:
+    """Return the largest result of a chain, 0 if it is empty, and infinity if a result is not a number."""
+    results = [step.rstrip(">").rpartition("=")[2] for step in steps]
+    return max((float(r) if VALUE_PATTERN.fullmatch(r) else math.inf for r in results), default=0)
+
+
 def interleave(texts: Sequence[str], values: Sequence[str]) -> str:
     """Join texts with the values between them."""
     return "".join(text + value for text, value in zip(texts, [*values, ""], strict=True))
 
 
 def interleave_variants(
-    templates: Sequence[QuestionTemplate], seed: int, excluded: Iterable[str] = ()
+    templates: Sequence[QuestionTemplate], seed: int, excluded: Iterable[str] = (), max_value: int | None = None
 ) -> Iterator[ReasoningExample]:
     """Yield one variant of each template in turn until all are exhausted, without repeated and excluded questions."""
     seen = set(excluded)
-    active = [iter_variants(template, seed) for template in templates]
+    active = [iter_variants(template, seed, max_value) for template in templates]
     while active:
         remaining: list[Iterator[ReasoningExample]] = []
         for variants in active:
