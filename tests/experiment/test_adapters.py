@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileError
 from laconic.experiment import lora
+from laconic.experiment.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic, strict_json
 from laconic.storage.atomic import save_tensors
@@ -240,7 +241,7 @@ REFUSED = [
     ({"target_modules": ["q_prj"]}, "target q_prj: no such module; did you mean q_proj?"),
     ({"target_modules": ["v_proj", "fc1"]}, "target fc1: no such module; did you mean"),
     ({"target_modules": []}, "target_modules is empty; all-linear, or some of down_proj, gate_proj, k_proj,"),
-    ({"target_modules": r".*\.query"}, r"target_modules '.*\\.query' fits no module; the first is lm_head"),
+    ({"target_modules": r".*\.query"}, r'target_modules ".*\\.query" fits no module; the first is lm_head'),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights "pissa" changes the base model'),
     ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication is not supported"),
 ]
@@ -293,10 +294,10 @@ def test_load_adapter_invalid_folders(tmp_path: Path) -> None:
     save_file({**tensors, first: tensors[first] / 0}, folder / lora.ADAPTER_WEIGHTS_FILE)
     with pytest.raises(NonFiniteError, match="not finite, first at"):
         lora.load_adapter(fresh("llama"), folder)
-    file = json.loads((folder / lora.ADAPTER_CONFIG_FILE).read_text())
-    (folder / lora.ADAPTER_CONFIG_FILE).write_text(json.dumps(file | {"peft_type": "IA3"}))
+    file = json.loads((folder / ADAPTER_CONFIG_FILE).read_text())
+    (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(file | {"peft_type": "IA3"}))
     with pytest.raises(InputError, match=r'^adapter_config.json: peft_type "IA3"; known: LORA, also as rsLoRA, DoRA'):
         lora.load_adapter(fresh("llama"), folder)
-    (folder / lora.ADAPTER_CONFIG_FILE).unlink()
+    (folder / ADAPTER_CONFIG_FILE).unlink()
     with pytest.raises(InputError, match=r"^no adapter_config.json in "):
         lora.load_adapter(fresh("llama"), folder)

@@ -608,7 +608,7 @@ def test_config_tiny_refuses_an_unknown_family() -> None:
 def test_config_limits_leave_every_weight_countable(family: str) -> None:
     """At the largest sizes that are accepted, no weight has more bytes than torch can count."""
     limits = {"num_attention_heads": 2**16, "num_key_value_heads": 2**16, "head_dim": 2**16, "num_hidden_layers": 1}
-    sizes = {name: 2**24 for name in ("hidden_size", "intermediate_size", "vocab_size")} | limits
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 2**24) | limits
     sizes["max_position_embeddings"] = 2**31
     keys = hf_fields.HF_KEYS[family]
     config = DecoderConfig.from_dict({"model_type": family, **{keys[k]: n for k, n in sizes.items() if k in keys}})

@@ -9,11 +9,11 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
+from laconic.experiment.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.experiment.compressor import TextCompressor, as_compressor, load_compressor
 from laconic.experiment.language_model import LanguageModel
 from laconic.experiment.load_autocompressor import is_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
-from laconic.experiment.lora import ADAPTER_CONFIG_FILE
 from laconic.experiment.nested_model import NestedTextModel, as_nested, is_nested, load_nested
 from laconic.experiment.reasoner import Reasoner
 from laconic.interfaces import AnswersQuestions

@@ -12,6 +12,7 @@ from laconic.config.recipe import Recipe, explicit_values
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment import build_model, build_nested, lora
+from laconic.experiment.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.custom_method import check_code_allowed
 from laconic.experiment.methods import build_method, set_stage
@@ -141,7 +142,7 @@ def load_export(folder: Path, device: torch.device, step: int | None, *, allow_c
         decoder = crop_vocabulary(decoder, facts["vocab_size"])
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
-    has_adapter = (extras / lora.ADAPTER_CONFIG_FILE).is_file()
+    has_adapter = (extras / ADAPTER_CONFIG_FILE).is_file()
     adapter = lora.load_adapter(decoder, extras) if has_adapter else None
     parts = ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
     method = build_method(parts, recipe, 1).to(device)

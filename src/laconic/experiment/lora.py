@@ -7,7 +7,7 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,24 +16,23 @@ import torch
 from torch import nn
 
 from laconic.errors import InputError, UnsafeFileError
+from laconic.experiment.adapter_config import (
+    ADAPTER_CONFIG_FILE,
+    check_supported,
+    expand_pattern_keys,
+    match_modules,
+    read_adapter_config,
+)
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
+from laconic.models.hf_config import abbreviate
 from laconic.storage import atomic, strict_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, ADAPTER_PICKLE_FILE = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-)
+ADAPTER_WEIGHTS_FILE, ADAPTER_PICKLE_FILE = "adapter_model.safetensors", "adapter_model.bin"
 SUPPORTED_INITS = (True, False, "gaussian", "orthogonal", "eva")  # these leave the base model unchanged
-UNSUPPORTED_OPTIONS = (
-    "layer_replication",
-    "target_parameters",
-    "alora_invocation_tokens",
-)  # these change the forward pass
 PEFT_PREFIX = "base_model.model."
 TensorShapes = Mapping[str, tuple[int, ...]]
 
@@ -141,19 +140,6 @@ def merge_adapter(model: "PeftModel") -> Decoder:
     return decoder.requires_grad_()
 
 
-def read_adapter_config(folder: Path) -> "LoraConfig":
-    """Read the adapter_config.json of a folder; LoRA and its variants are supported."""
-    from peft import LoraConfig, PeftConfig
-
-    file = strict_json.read_foreign_json(folder / ADAPTER_CONFIG_FILE)
-    kind = file.get("peft_type")
-    if kind != "LORA":
-        raise InputError(
-            f"{ADAPTER_CONFIG_FILE}: peft_type {json.dumps(kind)}; known: LORA, also as rsLoRA, DoRA, with token rows"
-        )
-    return cast(LoraConfig, PeftConfig.from_pretrained(str(folder)))
-
-
 def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraConfig":
     """Return a copy of the settings for our module names.
 
@@ -169,10 +155,15 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
         raise InputError(
             f"init_lora_weights {start} changes the base model; convert the adapter to plain LoRA with peft"
         )
-    unsupported = next((name for name in UNSUPPORTED_OPTIONS if getattr(settings, name, None)), None)
-    if unsupported:
-        raise InputError(f"{unsupported} is not supported; remove it")
+    check_supported(vars(settings))
     settings.target_modules = target_module_names(decoder, settings.target_modules)
+    names = [name for name, _ in decoder.named_modules()]
+    if isinstance(settings.exclude_modules, str):
+        settings.exclude_modules = match_modules([settings.exclude_modules], names)[0] or None
+    excluded = settings.exclude_modules or ()
+    targets = [name for name in names if ends_in(name, settings.target_modules) and not ends_in(name, excluded)]
+    settings.rank_pattern = expand_pattern_keys(settings.rank_pattern or {}, targets)
+    settings.alpha_pattern = expand_pattern_keys(settings.alpha_pattern or {}, targets)
     embedding = decoder.weight_names.token_embedding
     tied = [name for name in settings.modules_to_save or () if f".{embedding}".endswith(f".{name}")]
     if tied and decoder.config.tie_word_embeddings:
@@ -183,7 +174,12 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
     return settings
 
 
-def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str | None) -> list[str] | str:
+def ends_in(name: str, ends: Iterable[str]) -> bool:
+    """Return whether the last parts of a module's name are one of these names, as peft matches lists."""
+    return any(f".{name}".endswith(f".{end}") for end in ends)
+
+
+def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str | None) -> list[str]:
     """Return the layers to wrap; a text other than "all-linear" is a pattern over whole names."""
     maps = {name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     inside = {name.rsplit(".", 1)[-1] for name in maps if name.startswith(decoder.weight_names.layers)}
@@ -194,11 +190,12 @@ def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str 
     if not requested:
         raise InputError(f"target_modules is empty; all-linear, or some of {', '.join(sorted(inside))}")
     if isinstance(requested, str):
-        if not any(re.fullmatch(requested, name) for name in maps):
-            raise InputError(f"target_modules {requested!r} fits no module; the first is {min(maps)}")
-        return requested
+        (matches,) = match_modules([requested], sorted(maps))
+        if not matches:
+            raise InputError(f"target_modules {abbreviate(requested)} fits no module; the first is {min(maps)}")
+        return matches
     for name in sorted(requested):
-        if not any(f".{known}".endswith(f".{name}") for known in maps):
+        if not any(ends_in(known, [name]) for known in maps):
             near = difflib.get_close_matches(name, sorted(inside), 1, 0.0)[0]
             raise InputError(f"target {name}: no such module; did you mean {near}?")
     return sorted(requested)
@@ -209,7 +206,12 @@ def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
     from peft import get_peft_model, get_peft_model_state_dict
 
     with torch.device("meta"):
-        probe = get_peft_model(Decoder(decoder.config, seed=None), copy.deepcopy(settings))
+        probe_decoder = Decoder(decoder.config, seed=None)
+        try:
+            probe = get_peft_model(probe_decoder, copy.deepcopy(settings))
+        except Exception as error:  # peft raises many kinds for options that fit neither one another nor the model
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"{ADAPTER_CONFIG_FILE}: peft cannot apply it: {reason}") from None
     state = get_peft_model_state_dict(probe, save_embedding_layers=False)
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
