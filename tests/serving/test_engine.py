@@ -2,14 +2,17 @@
 
 import itertools
 import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import laconic
 from laconic.errors import InputError, NonFiniteError, UsageError
@@ -20,6 +23,7 @@ from laconic.models.config import DecoderConfig
 from laconic.serving import sequence
 from laconic.serving.engine import Engine, EngineClosedError, QueueFullError
 from laconic.serving.requests import EngineRequest, ErrorEvent, FinishEvent, PromptEvent
+from laconic.serving.sequence import RunningSequence
 from tests.serving.receiver import Receiver, run_to_end, submit
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -103,6 +107,40 @@ def test_engine_reads_a_long_prompt_between_the_tokens_of_running_rows() -> None
     assert running.steps[-1] > long.steps[0]
     alone = laconic.generate(stories().decoder, stories().tokenizer, input_ids=[ids], config=config)[0]
     assert long.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize(("num_rows", "slowness"), [(1, 1), (4, 3), (15, 1), (15, 3)])
+def test_engine_reads_a_long_prompt_in_steps_of_less_than_200_ms(
+    num_rows: int, slowness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fast and slow machines, by a clock that runs with the work; positions cost more, the more precede them."""
+    engine, seconds, steps = Engine(stories()), [0.0], list[float]()
+    monkeypatch.setattr("laconic.serving.engine.time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    forward, step = engine.forward, engine.step
+
+    def forward_and_count(segments: Sequence[tuple[RunningSequence, Tensor]]) -> Sequence[Tensor | Exception]:
+        prefill = sum(len(inputs) * (1 + s.num_read / 200) for s, inputs in segments if s.next_id is None)
+        seconds[0] += slowness * (0.02 + 0.002 * num_rows + 0.002 * prefill)
+        return forward(segments)
+
+    def measure_step() -> None:
+        start = seconds[0]
+        step()
+        steps.append(seconds[0] - start)
+
+    monkeypatch.setattr(engine, "forward", forward_and_count)
+    monkeypatch.setattr(engine, "step", measure_step)
+    config = GenerationConfig(max_tokens=400, eos_token_ids=())
+    for _ in range(num_rows):
+        submit(engine, encode("Once"), config=config)
+    for _ in range(4):
+        engine.run_once()
+    long, start = submit(engine, [1] * 200, config=GenerationConfig(max_tokens=2)), len(steps)
+    while not long.events:
+        engine.run_once()
+    assert max(steps[start:]) <= 0.2
+    total = sum(steps[start:])
+    assert total <= 6 * slowness * 0.002 * 200 * 1.5, "a sixth of the time is for the prompt at least"
 
 
 def test_engine_shares_a_step_between_prompts() -> None:

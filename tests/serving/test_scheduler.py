@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.serving.scheduler import MIN_CHUNK, MIN_PROMPT_SHARE, STEP_SECONDS, ChunkSizer, share_positions
+from laconic.serving.scheduler import MIN_PROMPT_SECONDS, STEP_SECONDS, ChunkSizer, share_positions
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.02])
@@ -24,17 +24,30 @@ def test_chunk_sizer_fills_a_step(decode_seconds: float, per_position: float, fi
     assert sizer.choose(0) > sizer.choose(4), "prompts alone are read in larger chunks"
 
 
-def test_chunk_sizer_never_stops_reading_prompts() -> None:
+@pytest.mark.parametrize("decode_seconds", [0.13, 0.15, 0.4])
+def test_chunk_sizer_never_stops_reading_prompts(decode_seconds: float) -> None:
+    """Where decoding alone takes as long as a step may, prompts get little more, however long it takes."""
     sizer = ChunkSizer(512)
-    sizer.record(1.0, 16, 0)
+    sizer.record(decode_seconds, 16, 0)
     for _ in range(30):
         size = sizer.choose(16)
-        sizer.record(1.0 + 0.01 * size, 16, size)
-    assert size == pytest.approx(MIN_PROMPT_SHARE / 0.01, abs=2)
+        sizer.record(decode_seconds + 0.001 * size, 16, size)
+    assert size == pytest.approx(MIN_PROMPT_SECONDS / 0.001, abs=2)
     for _ in range(30):
         sizer.record(9.0, 16, sizer.choose(16))
-    assert sizer.choose(16) == MIN_CHUNK
+    assert sizer.choose(16) == 1
     assert ChunkSizer(3).choose(16) == 3
+
+
+def test_chunk_sizer_notices_that_rows_have_left() -> None:
+    """Prompts are read without a break, so that no step measures the decoding rows alone."""
+    sizer = ChunkSizer(512)
+    sizer.record(0.12, 16, 0)
+    for _ in range(30):
+        size = sizer.choose(2)
+        seconds = 0.02 + 0.001 * size
+        sizer.record(seconds, 2, size)
+    assert seconds == pytest.approx(STEP_SECONDS, abs=0.01)
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 60))

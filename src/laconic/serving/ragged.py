@@ -58,8 +58,10 @@ class CacheRow:
         """Make room for as many new positions."""
         required, capacity = self.num_filled + num_tokens, self.buffer.shape[2]
         if required > capacity:
-            free = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS) - self.num_filled
-            self.buffer = F.pad(self.buffer[:, :, : self.num_filled], (0, 0, 0, free))
+            num_slots = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS)
+            new = self.buffer.new_empty((*self.buffer.shape[:2], num_slots, self.buffer.shape[3]))
+            new[:, :, : self.num_filled] = self.buffer[:, :, : self.num_filled]  # to fill the rest would take longer
+            self.buffer = new
 
     def take_positions(self, num_tokens: int) -> list[int]:
         """Return the positions of the next ids and count them."""

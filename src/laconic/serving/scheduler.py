@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 STEP_SECONDS = 0.15  # target of a step with decoding rows; leaves a margin to the 200 ms that a token may take
-MIN_PROMPT_SHARE = 0.3  # of a decode step's time goes to prompts at least, where decoding alone takes that long
+MIN_PROMPT_SECONDS = 0.04  # of a step goes to prompts at least, where decoding alone takes as long as the target
 PREFILL_SECONDS = 0.5  # the same for a step without, after which requests that arrive or are cancelled are looked at
-MIN_CHUNK, FIRST_CHUNK = 8, 16
+FIRST_CHUNK = 16
+LEAST_SECONDS = 1e-3  # of a chunk, where noise hides its cost
 WEIGHT = 0.5  # of the last step in the moving averages
 MAX_GROWTH = 2  # of the chunk from one step to the next
 
@@ -13,8 +14,9 @@ MAX_GROWTH = 2  # of the chunk from one step to the next
 class ChunkSizer:
     """Choose the number of prompt positions of the next step from the measured time of the last ones.
 
-    A chunk costs a part that does not depend on its length (its row's keys are read once) and one that does. Dividing
-    the time by the length still leads to the target, in a few steps.
+    Times are those of the wall clock, so that the target holds on a slow or busy machine too. A chunk costs a part
+    that does not depend on its length (its row's keys are read once) and one that does. Dividing the time by the length
+    still leads to the target, in a few steps.
 
     Args:
         max_size: Largest number of positions.
@@ -29,18 +31,20 @@ class ChunkSizer:
         """Return the number of prompt positions to read beside as many decoding rows."""
         if not self.position_seconds:
             return min(self.max_size, FIRST_CHUNK)
-        shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SHARE * self.decode_seconds)
+        shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SECONDS)
         seconds = shared if num_decoding else PREFILL_SECONDS
         size = min(int(seconds / self.position_seconds), MAX_GROWTH * self.last_size, self.max_size)
-        return max(size, min(MIN_CHUNK, self.max_size))
+        return max(size, 1)
 
     def record(self, seconds: float, num_decoding: int, num_positions: int) -> None:
         """Take account of the time of a step."""
         if not num_positions:
             self.decode_seconds += WEIGHT * (seconds - self.decode_seconds) if self.decode_seconds else seconds
             return
+        if num_decoding:
+            self.decode_seconds = min(self.decode_seconds, seconds)  # rows may have left since it was measured
         prompt_seconds = seconds - (self.decode_seconds if num_decoding else 0)
-        per_position = max(prompt_seconds, 0.1 * seconds) / num_positions
+        per_position = max(prompt_seconds, LEAST_SECONDS) / num_positions
         before = self.position_seconds or per_position
         self.position_seconds, self.last_size = before + WEIGHT * (per_position - before), num_positions
 

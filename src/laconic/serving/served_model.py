@@ -22,7 +22,7 @@ from laconic.interfaces import PromptsAnswers, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.nested.state import FastWeightState
-from laconic.serving.ragged import CacheRow, RaggedDecoder
+from laconic.serving.ragged import MIN_FREE_SLOTS, CacheRow, RaggedDecoder
 from laconic.serving.requests import EngineRequest
 from laconic.serving.row_by_row import RowByRowModel, StateRow
 from laconic.serving.sequence import RunningSequence
@@ -131,7 +131,10 @@ class ServedModel:
         request, config, state = sequence.request, sequence.config, sequence.state
         if isinstance(self.executor, RaggedDecoder):
             assert state is None or isinstance(state, KVCache)
-            return CacheRow(self.decoder, state, request.first_position, len(sequence.prompt))
+            length = len(sequence.prompt)
+            # with room for new tokens, since the copy of a long prompt's keys delays the rows that decode
+            num_tokens = length + min(config.max_tokens, max(length, MIN_FREE_SLOTS))
+            return CacheRow(self.decoder, state, request.first_position, num_tokens)
         if isinstance(self.model, NestedTextModel) and isinstance(state, FastWeightState):
             length = len(sequence.prompt) + config.max_tokens
             state = fit_attention_window(self.model.model, state, length, self.model.attention_window)
