@@ -1,17 +1,23 @@
 """Runs that think, over HTTP: answers and counts of latents are those of `Reasoner.generate`."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import cast
 
 import pytest
 from starlette.testclient import TestClient
 
 import laconic
+from laconic.batches import ReasoningExample
+from laconic.data.reasoning.dataset import ReasoningDataset
+from laconic.experiment.methods import answer_decoding, answer_questions
 from laconic.experiment.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
+from tests.conftest import call_cli
 from tests.runs import train_tiny_run
-from tests.serving.conftest import start_client
+from tests.serving.conftest import StartServer, start_client
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 QUESTIONS = ["1+2*3=", "4*5-6="]
@@ -52,8 +58,12 @@ def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reason
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ({"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}, "single questions"),
-        ({"messages": [{"role": "system", "content": "1"}]}, "one message with role user"),
+        (
+            {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]},
+            "role assistant; end with the question",
+        ),
+        ({"messages": [{"role": "user", "content": "1"}] * 2}, 'single questions (data.format = "digits")'),
+        ({"messages": [{"role": "system", "content": "1"}]}, "the last one has role system"),
         ({"messages": [{"role": "user", "content": "1+1="}], "stop": "a"}, "recipe of tiny"),
         ({"messages": [{"role": "user", "content": "1+1="}], "memory": ["a"]}, "reads no memories"),
     ],
@@ -62,6 +72,77 @@ def test_question_names_what_is_wrong(thinker: TestClient, body: dict[str, objec
     response = thinker.post("/v1/chat/completions", json=body)
     assert response.status_code == 400, response.text
     assert text in response.json()["error"]["message"]
+
+
+CHAT_RECIPE = """method = "kava"
+[model]
+name = "{folder}"
+[latents]
+num_latents = 2
+jacobi_iterations = 1
+[data]
+path = "rows.jsonl"
+format = "chat"
+chain_steps = "all"
+[train]
+steps = 1
+batch_size = 2
+"""
+HISTORY = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+2="},
+    {"role": "assistant", "content": "The answer is: 3"},
+    {"role": "user", "content": "And twice that?"},
+]
+
+
+@pytest.fixture(scope="module")
+def chat_reasoner(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Reasoner:
+    """A run that thinks, trained on conversations."""
+    folder = tmp_path_factory.mktemp("chat-kava")
+    reply = {"role": "assistant", "content": "<think>3+3=6</think>6"}
+    rows = [{"messages": [*HISTORY, reply]}, {"messages": [HISTORY[1], reply]}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "chat.toml").write_text(CHAT_RECIPE.format(folder=chat_folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert call_cli("train", "chat.toml", "--out", "run") == 0
+        return cast(Reasoner, laconic.load("run"))
+
+
+def test_question_of_a_conversation_is_answered_as_in_training(
+    chat_reasoner: Reasoner, start_server: StartServer
+) -> None:
+    """The history stands in the run's chat template before the question, and only that is thought about."""
+    run = chat_reasoner.run
+    examples = [ReasoningExample("row", "And twice that?", (), "6", {"messages": HISTORY})]
+    examples.append(ReasoningExample("row", "1+2=", (), "6"))
+    server = start_server(chat_reasoner)
+    for example, messages in zip(examples, (HISTORY, HISTORY[1:2]), strict=True):
+        batch = ReasoningDataset([example], run.parts.tokenizer, run.recipe.data).batch([0], 0, 0)
+        decoding = answer_decoding(run.parts, run.recipe, 8)
+        expected = answer_questions(run.method, batch, decoding)
+        answer = server.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8}).json()
+        assert answer["choices"][0]["message"]["content"] == expected.texts[0]
+        prompt = run.parts.tokenizer.apply_chat_template(messages)
+        num_tokens = len(run.parts.tokenizer.encode(prompt, add_special_tokens=False))
+        assert answer["usage"]["prompt_tokens"] == num_tokens
+        assert answer["usage"]["completion_tokens_details"] == {"latent_passes": 1, "latent_positions": 2}
+    both = server.post("/v1/completions", json={"prompt": ["1+2=", "1+1="], "max_tokens": 8}).json()
+    assert both["choices"][0]["text"] == expected.texts[0]
+
+
+def test_question_of_a_conversation_names_what_is_wrong(chat_reasoner: Reasoner, start_server: StartServer) -> None:
+    server = start_server(chat_reasoner)
+    for messages, text in (
+        (HISTORY[:3], "the last one has role assistant"),
+        ([{"role": "user", "content": "a" * 600}], "takes at most"),
+        ([{"role": "user", "content": "1<eos>2"}], "special token"),
+    ):
+        response = server.post("/v1/chat/completions", json={"messages": messages})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (text in error["message"], error["param"]) == (True, "messages"), error
 
 
 def test_question_is_a_text(thinker: TestClient) -> None:

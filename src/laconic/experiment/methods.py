@@ -9,6 +9,7 @@ from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.config.recipe import Recipe
+from laconic.data.messages import Message
 from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.encode import ReasoningEncoder, find_eos_token_id
 from laconic.errors import UsageError
@@ -27,6 +28,7 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel
 
 T = TypeVar("T")
+Question = str | Sequence[Message]  # messages, of which the last is the user's, need a recipe with data.format = "chat"
 
 
 class ScheduleSizes(NamedTuple):
@@ -131,13 +133,14 @@ def answer_decoding(
     return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
-def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[str]) -> ReasoningBatch:
+def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> ReasoningBatch:
     """Return a batch of questions; its chains and answers are placeholders."""
-    encoder = ReasoningEncoder(parts.tokenizer, recipe.data)
-    rows = [
-        encoder.encode_example(ReasoningExample(f"question {i}", text, (), "0")) for i, text in enumerate(questions, 1)
-    ]
-    return collate(rows, range(len(rows)))
+    encoder, examples = ReasoningEncoder(parts.tokenizer, recipe.data), list[ReasoningExample]()
+    for number, question in enumerate(questions, 1):
+        is_text = isinstance(question, str)
+        text, metadata = (question, {}) if is_text else (question[-1]["content"], {"messages": question})
+        examples.append(ReasoningExample(f"question {number}", text, (), "0", metadata))
+    return collate([encoder.encode_example(example) for example in examples], range(len(examples)))
 
 
 def answer_questions(

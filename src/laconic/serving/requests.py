@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from laconic.experiment.methods import Question
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.state import DecodeState
 from laconic.interfaces import RecurrentState
@@ -15,7 +16,7 @@ class EngineRequest:
 
     Args:
         token_ids: Prompt ids, with the chat template and special tokens already applied; empty for `question`.
-        question: For runs that think: the question in place of `token_ids`.
+        question: For runs that answer questions: the question, or a conversation up to it, in place of `token_ids`.
         config: Length, sampling and stop strings. Its callbacks are not called.
         state: What the prompt continues: the KV cache of a memory or a fast-weight state, with one row.
         first_position: Position of the first prompt id; None: the one after the last cached position.
@@ -24,7 +25,7 @@ class EngineRequest:
     """
 
     token_ids: tuple[int, ...] = ()
-    question: str | None = None
+    question: Question | None = None
     config: GenerationConfig = GREEDY
     state: KVCache | DecodeState | RecurrentState | None = None
     first_position: int | None = None

@@ -6,7 +6,7 @@ import torch
 
 from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
-from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
+from laconic.experiment.methods import Question, answer_decoding, answer_questions, build_questions_batch
 from laconic.experiment.reasoner import Reasoner
 from laconic.generation.generate import build_sampler, check_max_length
 from laconic.generation.prompt import Prompt
@@ -36,14 +36,18 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
     if request.num_top_logprobs and not isinstance(model.method, PromptsAnswers):
         name = type(model.method).__name__
         raise UsageError(f"top log probabilities: {name} has no method `prompt_answers`; leave them out")
-    questions = build_questions_batch(model.run.parts, model.recipe, [request.question])
-    sequence.num_prompt_tokens = int(questions.question_mask.sum())
+    sequence.num_prompt_tokens = count_question_tokens(model, request.question)
     limit, required = model.decoder.config.max_position_embeddings, sequence.num_prompt_tokens + config.max_tokens
     if required > limit:
         raise UsageError(
             f"question of {sequence.num_prompt_tokens:,} tokens + max_tokens={config.max_tokens:,} exceeds the context "
             f"of {limit:,}; shorten by {required - limit:,}"
         )
+
+
+def count_question_tokens(model: Reasoner, question: Question) -> int:
+    """Return the number of tokens of a question in the recipe's format. Raises InputError if it cannot be encoded."""
+    return int(build_questions_batch(model.run.parts, model.recipe, [question]).question_mask.sum())
 
 
 def think(model: Reasoner, decoder: Decoder, sequences: Sequence[RunningSequence]) -> None:
@@ -71,9 +75,9 @@ def think(model: Reasoner, decoder: Decoder, sequences: Sequence[RunningSequence
 
 def build_questions(model: Reasoner, sequences: Sequence[RunningSequence]) -> ReasoningBatch:
     """Return the batch of the requests' questions."""
-    texts = [s.request.question or "" for s in sequences]
-    questions = build_questions_batch(model.run.parts, model.recipe, texts)
-    return questions.to(model.decoder.token_embedding.weight.device)
+    questions = [s.request.question or "" for s in sequences]
+    batch = build_questions_batch(model.run.parts, model.recipe, questions)
+    return batch.to(model.decoder.token_embedding.weight.device)
 
 
 def build_decoding(model: Reasoner, sequence: RunningSequence) -> AnswerDecoding:

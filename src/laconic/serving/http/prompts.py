@@ -8,6 +8,7 @@ from laconic.data.messages import Message
 from laconic.errors import InputError
 from laconic.experiment.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.methods import Question
 from laconic.experiment.nested_model import NestedTextModel
 from laconic.experiment.read_into_state import fit_attention_window
 from laconic.experiment.reasoner import Reasoner
@@ -18,6 +19,7 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.requests import EngineRequest
+from laconic.serving.thinking import count_question_tokens
 
 ANSWER_TOKENS = 128  # of runs that answer questions, if the request does not say
 MAX_SEED = 2**63
@@ -37,7 +39,7 @@ class PreparedPrompt:
 
     Attributes:
         token_ids: Its ids; empty for a question.
-        question: For runs that answer questions: the question.
+        question: For runs that answer questions: the question, or a conversation up to it.
         num_tokens: Tokens of the prompt itself.
         room: Tokens that fit after it.
         eos_token_ids: Ids that end the answer; None: the recipe's.
@@ -45,7 +47,7 @@ class PreparedPrompt:
     """
 
     token_ids: tuple[int, ...]
-    question: str | None
+    question: Question | None
     num_tokens: int
     room: int
     eos_token_ids: tuple[int, ...] | None
@@ -82,16 +84,13 @@ def prepare_text(
 def prepare_chat(
     served: ApiModel, messages: Sequence[Message], prefix: PromptPrefix, limits: ServerLimits
 ) -> PreparedPrompt:
-    """Encode messages with the chat template; for a run that answers questions, the only user message.
+    """Encode messages with the chat template; a run that answers questions encodes them in its recipe's format.
 
     Raises:
         ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
     if isinstance(served.model, Reasoner):
-        if len(messages) != 1 or messages[0]["role"] != "user":
-            message = f"messages: {served.name} answers single questions; give one message with role user"
-            raise ApiError(400, message, "messages")
-        return prepare_question(served, messages[0]["content"], limits, "messages")
+        return prepare_question(served, choose_question(served.name, served.model, messages), limits, "messages")
     if served.tokenizer.chat_template is None:
         message = f"{served.name} has no chat template; use /v1/completions"
         raise ApiError(400, message, "messages")
@@ -103,11 +102,40 @@ def prepare_chat(
     return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
 
 
-def prepare_question(served: ApiModel, question: str, limits: ServerLimits, param: str) -> PreparedPrompt:
-    """Check a question for a run that answers questions."""
-    ids = served.tokenizer.encode(question)
-    prompt = check_prompt(served, ids, PromptPrefix(), limits, (), param)
-    return PreparedPrompt((), question, prompt.num_tokens, prompt.room, None, PromptPrefix())
+def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:
+    """Return what a run was trained to answer: a whole conversation, or the text of its only message.
+
+    Raises:
+        ApiError: 400 if the last message is not the user's, or for a history where the recipe's format has none.
+    """
+    role, row_format = messages[-1]["role"], model.recipe.data.format
+    if role != "user":
+        message = f"messages: the last one has role {role}; end with the question, with role user"
+        raise ApiError(400, message, "messages")
+    if row_format == "chat":
+        return messages
+    if len(messages) > 1:
+        message = (
+            f'messages: {name} was trained on single questions (data.format = "{row_format}"); give one message with '
+            "role user"
+        )
+        raise ApiError(400, message, "messages")
+    return messages[0]["content"]
+
+
+def prepare_question(served: ApiModel, question: Question, limits: ServerLimits, param: str) -> PreparedPrompt:
+    """Check a question for a run that answers questions.
+
+    Raises:
+        ApiError: 400 if it is empty, too long or contains special tokens, or the chat template rejects it.
+    """
+    assert isinstance(served.model, Reasoner)
+    try:
+        num_tokens = count_question_tokens(served.model, question)
+    except InputError as error:
+        raise ApiError(400, f"{param}: {error}", param) from None
+    room = check_length(served, num_tokens, PromptPrefix(), limits, param)
+    return PreparedPrompt((), question, num_tokens, room, None, PromptPrefix())
 
 
 def check_prompt(
@@ -125,15 +153,21 @@ def check_prompt(
     """
     if not ids:
         raise ApiError(400, f"{param}: empty; give text", param)
-    used, context = len(ids), served.context_size
+    room = check_length(served, len(ids), prefix, limits, param)
+    return PreparedPrompt(tuple(ids), None, len(ids), room, eos_token_ids, prefix)
+
+
+def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits: ServerLimits, param: str) -> int:
+    """Return how many tokens fit after a prompt. Raises ApiError (400) if it is too long."""
+    used, context = num_tokens, served.context_size
     if prefix.memory is not None:
         used += prefix.memory.first_position or 0
     largest = min(context - 1, limits.max_prompt_tokens or context - 1)
     if used > largest:
-        memory = "" if used == len(ids) else f" with its memory of {used - len(ids):,}"
-        message = f"{param}: {len(ids):,} tokens{memory}, {served.name} takes at most {largest:,}; shorten it"
+        memory = "" if used == num_tokens else f" with its memory of {used - num_tokens:,}"
+        message = f"{param}: {num_tokens:,} tokens{memory}, {served.name} takes at most {largest:,}; shorten it"
         raise ApiError(400, message, param, "context_length_exceeded")
-    return PreparedPrompt(tuple(ids), None, len(ids), context - used, eos_token_ids, prefix)
+    return context - used
 
 
 def build_config(
