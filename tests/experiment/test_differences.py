@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from laconic.config.load import load_recipe, to_toml
 from laconic.evaluation.report.recipe_diff import recipe_differences, shipped_recipes
+from laconic.training.optim import build_adamw
 
 
 def test_recipe_differences_of_overrides(tmp_path: Path) -> None:
@@ -31,3 +33,12 @@ def test_shipped_recipe_differences_are_its_deviations(name: str) -> None:
 
 def test_recipe_differences_without_table_row() -> None:
     assert recipe_differences(load_recipe("demo-kava", ("latents.num_latents=3",))[0]) == []
+
+
+@pytest.mark.parametrize("name", ["icot-mistral7b-aug", "icot-gpt2-mult9", "coconut-gpt2-aug", "coconut-gpt2-prosqa"])
+def test_recipes_of_code_that_decays_every_parameter_say_so(name: str) -> None:
+    """`build_adamw` decays matrices only; iCoT's and Coconut's code gives all parameters to AdamW in one group."""
+    recipe = load_recipe(name)[0]
+    groups = build_adamw(nn.LayerNorm(3), recipe.train).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.0]
+    assert "train.weight_decay" in recipe.deviations
