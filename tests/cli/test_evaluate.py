@@ -327,8 +327,9 @@ def test_evaluate_refuses_a_protocol_that_cannot_judge_the_data(run: RunCli) -> 
 
 
 def test_resolve_step_best_is_by_validation(run: RunCli, runs: Path) -> None:
-    best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
-    assert resolve_step(runs / "kava/seed-0", "best") == best
+    validations = json.loads((runs / "kava/seed-0/validations.json").read_text())["validations"]
+    best = max(validations, key=lambda step: (validations[step]["accuracy"], -int(step)))
+    assert resolve_step(runs / "kava/seed-0", "best") == int(best)
     assert resolve_step(runs / "kava/seed-0", "1") == 1
     assert resolve_step(runs / "kava/seed-0", "latest") == 2
 

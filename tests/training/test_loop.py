@@ -11,9 +11,10 @@ from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageErr
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
 from laconic.training.row_order import compute_update_index
+from laconic.training.validation_log import read_validations
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyData, ToyMethod
-from tests.training.toy_runs import flat_parameters, read_metrics, run_training, toy_config
+from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
 
 
 def test_train_order_does_not_depend_on_micro_batches() -> None:
@@ -93,13 +94,58 @@ def test_train_retains_the_best_steps(tmp_path: Path) -> None:
     settings = toy_config(validate_every=2, best_metric="accuracy", save_every=100)
     result, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.9, 0.3, 0.9, 0.2, 0.4))
     assert result.best == (0.9, 4)
-    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 12]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 10, 12]  # the best, and always the last two
     settings = toy_config(
         validate_every=2, best_metric="accuracy", best_mode="min", keep_best=2, keep_every=3, save_every=3
     )
     result, _ = run_training(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
     assert result.best == (0.1, 6)
-    assert RunDirectory(tmp_path / "less").step_numbers() == [2, 3, 6, 9, 12]
+    assert RunDirectory(tmp_path / "less").step_numbers() == [2, 3, 6, 9, 10, 12]
+
+
+def test_train_commits_a_step_before_it_is_validated(tmp_path: Path) -> None:
+    settings = toy_config(validate_every=5, save_every=100)
+
+    def validate(epoch: int) -> dict[str, float]:
+        raise InputError("the validation failed")
+
+    with pytest.raises(InputError, match="the validation failed"):
+        run_training(tmp_path / "run", settings, validate=validate)
+    assert RunDirectory(tmp_path / "run").step_numbers() == [5]
+    for name in ("run", "never"):
+        run_training(tmp_path / name, settings, validate=lambda epoch: {"accuracy": 0.5})
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
+    assert (tmp_path / "run/validations.json").read_bytes() == (tmp_path / "never/validations.json").read_bytes()
+
+
+def test_train_does_not_repeat_a_validation(tmp_path: Path) -> None:
+    settings = toy_config(validate_every=4, best_metric="accuracy")
+    first, _ = run_training(tmp_path / "run", settings, validate=validation(0.9, 0.1, 0.2))
+    before = read_metrics(tmp_path / "run")
+    again, _ = run_training(tmp_path / "run", settings, validate=validation())
+    assert (again.best, again.validation) == (first.best, first.validation) == ((0.9, 4), {"accuracy": 0.2})
+    with pytest.warns(UserWarning, match="later steps 12"):
+        run_training(tmp_path / "run", settings, validate=validation(0.2), resume=8)
+    assert read_metrics(tmp_path / "run") == before
+
+
+def test_train_validates_again_with_another_validation(tmp_path: Path) -> None:
+    settings = toy_config(validate_every=4, best_metric="accuracy")
+    run_training(tmp_path / "run", settings, validate=validation(0.9, 0.1, 0.2))
+    other = {"validation": "0" * 64}
+    result, _ = run_training(tmp_path / "run", settings, validate=validation(0.3), fingerprints=other)
+    assert (result.best, result.validation) == ((0.3, 12), {"accuracy": 0.3})
+
+
+def test_train_ignores_a_damaged_log_of_validations(tmp_path: Path) -> None:
+    run_training(tmp_path / "run", validate=validation(0.5))
+    path = tmp_path / "run/validations.json"
+    path.write_text(path.read_text().replace("0.5", "0.6"))
+    with pytest.raises(CorruptArtifactError, match=r"validations.json: was changed"):
+        read_validations(tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"validations.json: was changed"):
+        result, _ = run_training(tmp_path / "run", validate=validation(0.5))
+    assert result.validation == {"accuracy": 0.5}
 
 
 def test_train_refuses_an_unknown_metric() -> None:
@@ -113,6 +159,8 @@ def test_train_stops_early(tmp_path: Path) -> None:
     result, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.5, 0.8))
     assert (result.steps, result.validation) == (6, {"accuracy": 0.8})
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
+    again, _ = run_training(tmp_path / "run", settings, validate=validation())
+    assert again.steps == 6  # and is not continued by the same command
 
 
 def test_train_validation_changes_nothing(tmp_path: Path) -> None:

@@ -63,10 +63,17 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
     "data.data_dir": "path",
 }
 # Keys that do not change what is learned in an update, so a run can be resumed with other values.
-RESUMABLE_KEYS = (
-    *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs"),
-    *("train.parallel", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
+BOOKKEEPING_KEYS = (
+    *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs", "train.parallel"),
+    *("train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
+    *("train.activation_checkpointing", "train.on_nonfinite"),
 )
+MEASURE_KEYS = ("data.valid", "validation.max_rows", "validation.max_tokens", "validation.with_cot")
+VALIDATION_KEYS = (
+    *(*MEASURE_KEYS, "data.test", "validation.batch_size", "train.validate_every", "train.best_metric"),
+    *("train.best_mode", "train.early_stop.metric", "train.early_stop.at_least"),
+)
+RESUMABLE_KEYS = (*BOOKKEEPING_KEYS, *VALIDATION_KEYS)
 
 
 def check_method_name(name: str) -> str:

@@ -12,8 +12,7 @@ from laconic.config.recipe import Recipe
 from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE, is_export, is_run_dir, latest_step
 from laconic.storage.run_dir import RunDirectory
-from laconic.storage.strict_json import read_json
-from laconic.training import checkpoint
+from laconic.training.validation_log import read_validations
 
 
 def seed_runs(path: str | Path) -> list[Path]:
@@ -47,11 +46,14 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int:
     latest = latest_step(folder)
     if checkpoint_name in ("latest", "newest"):
         return latest.step
-    best = read_json(latest.path / checkpoint.PROGRESS_FILE)["best"] if checkpoint_name == "best" else None
-    if not best:
-        why = "the recipe has no train.best_metric" if checkpoint_name == "best" else "give latest, best or a number"
+    steps = RunDirectory(folder).step_numbers()
+    train = load_recipe(folder / RECIPE_FILE)[0].train
+    best = [step for _, step in read_validations(folder).list_best(train) if step in steps]
+    if checkpoint_name != "best" or not best:
+        why = "the recipe has no train.best_metric" if train.best_metric is None else "no step was validated yet"
+        why = why if checkpoint_name == "best" else "give latest, best or a number"
         raise UsageError(f"--checkpoint {checkpoint_name}: not available in {folder}; {why}")
-    return int(best[0][1])
+    return best[0]
 
 
 def step_hash(folder: Path, step: int) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
-from laconic.config.recipe import Recipe, explicit_values
+from laconic.config.recipe import MEASURE_KEYS, Recipe, explicit_values, flatten
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment import build_model, build_nested, lora
@@ -176,8 +176,8 @@ def latest_step(folder: Path) -> StepFolder:
 
 def check_fingerprint(step: StepFolder, name: str, expected: str) -> None:
     """Raise CorruptArtifactError unless the step was written for this recipe, tokenizer or base."""
-    theirs = step.manifest.fingerprints.get(name)
-    if theirs != expected:
+    if not step.has_fingerprint(name, expected):
+        theirs = step.manifest.fingerprints.get(name)
         raise CorruptArtifactError(
             f"{step.path} belongs to {name} {theirs}, not {expected}; use the one it was trained with"
         )
@@ -265,6 +265,12 @@ def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder,
     decoder = build_nested.prepare_decoder(recipe, build_nested.load_decoder(folder, dtype, device))
     decoder.name_or_path = str(model.name)
     return decoder, tokenizer
+
+
+def validation_fingerprint(recipe: Recipe) -> str:
+    """Return the SHA-256 of the keys that decide what a validation measures."""
+    values = flatten(recipe.model_dump(mode="json"))
+    return manifest.hash_json({key: values.get(key) for key in MEASURE_KEYS})
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:

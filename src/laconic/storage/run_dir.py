@@ -42,6 +42,15 @@ class StepFolder(NamedTuple):
     path: Path
     manifest: Manifest
 
+    def has_fingerprint(self, name: str, expected: str) -> bool:
+        """Return whether the step was written for this recipe, data, tokenizer or base.
+
+        Steps without a fingerprint of their validation are older: the recipe's covers keys that it no longer does.
+        """
+        fingerprints = self.manifest.fingerprints
+        is_older = name == "recipe" and name in fingerprints and "validation" not in fingerprints
+        return is_older or fingerprints.get(name) == expected
+
 
 class RunDirectory:
     """The directory of a training run.

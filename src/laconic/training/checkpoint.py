@@ -1,7 +1,7 @@
 """Contents of a training step on disk: model, optimizer, random states, carried states and progress."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -89,8 +89,6 @@ class Progress:
         skipped_steps: Recent updates skipped because they were not finite.
         num_overflows: Updates skipped because the loss scale was too high.
         reset_pending: The optimizer state must be cleared before the next applied update.
-        best: (metric, step) of the best validated steps, best first.
-        validated_step: Last step that was validated.
         metrics_bytes: Length of metrics.jsonl that belongs to the step.
     """
 
@@ -101,8 +99,6 @@ class Progress:
     skipped_steps: list[int] = field(default_factory=list)
     num_overflows: int = 0
     reset_pending: bool = False
-    best: list[tuple[float, int]] = field(default_factory=list)
-    validated_step: int = -1
     metrics_bytes: int = 0
 
 
@@ -172,8 +168,8 @@ def load_training_state(
     random_state = folder / f"rng-{rank:05d}.safetensors"
     if random_state.exists():
         set_random_state(load_tensors(random_state))
-    progress = Progress(**read_json(folder / PROGRESS_FILE))
-    progress.best = [(value, step) for value, step in progress.best]
+    stored, names = read_json(folder / PROGRESS_FILE), {f.name for f in fields(Progress)}
+    progress = Progress(**{name: value for name, value in stored.items() if name in names})  # older steps have more
     return progress, load_carried_states(folder, state_types)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import nn
 
 from laconic import rng
 from laconic.config.training import TrainingConfig
-from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError, UsageError
+from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError
 from laconic.interfaces import CarriesState, TrainingData
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
@@ -28,7 +29,9 @@ from laconic.training.row_order import compute_update_index
 from laconic.training.signals import SignalInterruptError, StopSignal
 from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
 from laconic.training.trackers import Tracker
+from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
+VALIDATION_FINGERPRINT = "validation"  # of what a validation measures; a run may be resumed with another
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
 MAX_ERROR_METRICS = 4  # named in an error message
@@ -44,7 +47,7 @@ class TrainingResult:
     Attributes:
         steps: Updates tried.
         metrics: Loss and terms of the last update.
-        validation: Metrics of the last validation.
+        validation: Metrics of the validation of the last step.
         best: Best validated (metric, step).
         num_skipped: Updates skipped because they were not finite.
         step_path: Folder of the last step.
@@ -91,23 +94,24 @@ class TrainingRun:
         self.updater = Updater(method, config, self.num_steps, ranks, self.device, build_optimizer)
         self.progress = Progress(micro_batch_size=self.updater.micro_batch_size)
         self.metrics_writer: MetricsWriter | None = None
-        self.goal_reached = False
         self.last_metrics: Mapping[str, float] = {}
-        self.last_validation: Mapping[str, float] = {}
         if start:
             self.restore(start)
+        self.validations = self.load_validations()
 
     def open_metrics(self, tracker: Tracker | None = None) -> None:
         """Open metrics.jsonl, without the lines after the step resumed from."""
         if self.run_directory is not None and self.ranks.rank == 0:
             path = self.run_directory.path / "metrics.jsonl"
             self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker)
+            if self.progress.step in self.validations.metrics:  # its line follows the step, which was saved before
+                self.write_validation()
 
     def check_fingerprints(self, start: StepFolder) -> None:
         """Raise `CorruptArtifactError` for a step of other data, base weights or recipe."""
         for name, ours in self.fingerprints.items():
-            theirs = start.manifest.fingerprints.get(name)
-            if theirs != ours:
+            if name != VALIDATION_FINGERPRINT and not start.has_fingerprint(name, ours):
+                theirs = start.manifest.fingerprints.get(name)
                 raise CorruptArtifactError(f"{start.path} was trained with {name} {theirs}, this run has {ours}")
 
     def restore(self, start: StepFolder) -> None:
@@ -124,12 +128,14 @@ class TrainingRun:
         """Run updates, validations and checkpoints until the end, or until a signal requests a stop."""
         first = self.progress.step
         while True:
-            is_best = self.run_validation(stop, validate) if self.should_validate(validate) else False
-            is_done = self.goal_reached or self.progress.step >= self.num_steps
+            is_done, should_validate = self.progress.step >= self.num_steps, self.should_validate(validate)
             is_due = self.progress.step % self.config.save_every == 0 and self.progress.step > first
-            if is_done or is_best or is_due:
-                self.save()
-            if is_done:
+            if is_done or is_due or should_validate:
+                self.save()  # before the validation, in which the process may die
+            if validate and should_validate:
+                self.run_validation(stop, validate)
+            if is_done or self.has_reached_goal():
+                self.prune()
                 return
             if self.ranks.any_rank(bool(stop.signal)):
                 self.stop_and_commit(stop)
@@ -191,11 +197,14 @@ class TrainingRun:
         """Return whether this step is due for validation and has none yet."""
         step, every = self.progress.step, self.config.validate_every
         is_due = step >= self.num_steps or (every is not None and step > 0 and step % every == 0)
-        return validate is not None and is_due and self.progress.validated_step != step
+        return validate is not None and is_due and step not in self.validations.metrics
 
-    def run_validation(self, stop: StopSignal, validate: ValidateFn | None) -> bool:
-        """Validate, leaving no trace but the metrics; return whether the step is among the best."""
-        assert validate is not None
+    def run_validation(self, stop: StopSignal, validate: ValidateFn) -> None:
+        """Validate, leaving no trace but the metrics.
+
+        Raises:
+            UsageError: If the validation lacks the metric of `best_metric` or `early_stop`.
+        """
         random_state, metrics = get_random_state(), dict[str, float]()
         context = stop.interruptible() if self.ranks.world_size == 1 else nullcontext()
         try:
@@ -210,23 +219,40 @@ class TrainingRun:
             set_random_state(random_state)
         if stop.was_interrupted:  # the committed step has no validation
             self.stop_and_commit(stop)
-        self.last_validation = metrics
-        step, config = self.progress.step, self.config
-        self.progress.validated_step = step
-        if self.metrics_writer:
-            self.metrics_writer.write({"step": step, "validation": metrics})
-        goal = config.early_stop
-        self.goal_reached = goal is not None and get_metric(metrics, goal.metric) >= goal.at_least
-        return config.best_metric is not None and self.update_best(get_metric(metrics, config.best_metric), step)
+        config = self.config
+        for name in (config.best_metric, config.early_stop.metric if config.early_stop else None):
+            if name is not None:
+                get_metric(metrics, name)
+        self.validations.add(self.progress.step, metrics)
+        if self.ranks.rank == 0:
+            self.validations.write()
+        self.write_validation()
 
-    def update_best(self, value: float, step: int) -> bool:
-        """Insert a validated step into the list of the best; return whether it stays in it."""
-        if not math.isfinite(value):
-            return False
-        sign = -1 if self.config.best_mode == "max" else 1
-        best = sorted([*self.progress.best, (value, step)], key=lambda item: (sign * item[0], item[1]))
-        self.progress.best = best[: self.config.keep_best]
-        return (value, step) in self.progress.best
+    def write_validation(self) -> None:
+        """Write the line of this step's validation."""
+        if self.metrics_writer:
+            step = self.progress.step
+            self.metrics_writer.write({"step": step, "validation": self.validations.metrics[step]})
+
+    def has_reached_goal(self) -> bool:
+        """Return whether this step's validation ends the run early."""
+        goal, metrics = self.config.early_stop, self.validations.metrics.get(self.progress.step)
+        return goal is not None and metrics is not None and get_metric(metrics, goal.metric) >= goal.at_least
+
+    def load_validations(self) -> ValidationLog:
+        """Return the validations of the steps so far, without those that measured something else."""
+        run, fingerprint = self.run_directory, self.fingerprints.get(VALIDATION_FINGERPRINT, "")
+        if run is None:
+            return ValidationLog()
+        log = ValidationLog(run.path / VALIDATIONS_FILE, fingerprint)
+        try:
+            stored = self.ranks.run_on_rank_zero(lambda: read_validations(run.path))
+        except CorruptArtifactError as error:
+            warnings.warn(str(error))
+            return log
+        if stored.fingerprint == fingerprint:
+            log.metrics = {step: x for step, x in stored.metrics.items() if step <= self.progress.step}
+        return log
 
     def write_metrics(self, result: UpdateResult, seconds: float) -> None:
         """Write a line of metrics; an update that was not applied is always logged, with its status."""
@@ -247,10 +273,15 @@ class TrainingRun:
         parameters = sum(p.nbytes for p in self.method.parameters())
         moments = sum(p.nbytes for p in self.method.parameters() if p.requires_grad) * 2
         self.ranks.commit_step(run, step, self.write_step, self.fingerprints, parameters + moments)
-        if self.ranks.rank > 0:
+        self.prune()
+
+    def prune(self) -> None:
+        """Delete the steps that need not be kept."""
+        if self.run_directory is None or self.ranks.rank > 0:
             return
-        every, best = self.config.keep_every, {step for _, step in self.progress.best}
-        run.prune_steps(best | {n for n in run.step_numbers() if every and n % every == 0})
+        every, best = self.config.keep_every, {step for _, step in self.validations.list_best(self.config)}
+        multiples = {n for n in self.run_directory.step_numbers() if every and n % every == 0}
+        self.run_directory.prune_steps(best | multiples)
 
     def write_step(self, writer: ManifestWriter) -> None:
         """Write all files of the current step."""
@@ -278,10 +309,11 @@ class TrainingRun:
     def result(self) -> TrainingResult:
         """The result so far."""
         progress = self.progress
-        best = progress.best[0] if progress.best else None
+        best = next(iter(self.validations.list_best(self.config)), None)
+        validation = self.validations.metrics.get(progress.step, {})
         path = self.run_directory.step_path(progress.step) if self.run_directory else None
         return TrainingResult(
-            progress.step, self.last_metrics, self.last_validation, best, len(progress.skipped_steps), path
+            progress.step, self.last_metrics, validation, best, len(progress.skipped_steps), path
         )
 
 
@@ -313,14 +345,3 @@ def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
 def select_progress_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the first metrics of an update, loss first."""
     return dict(list(metrics.items())[:MAX_PROGRESS_METRICS])
-
-
-def get_metric(metrics: Mapping[str, float], name: str) -> float:
-    """Return a metric of a validation.
-
-    Raises:
-        UsageError: If the validation has no such metric.
-    """
-    if name not in metrics:
-        raise UsageError(f"{name} is not a metric of the validation; available: {', '.join(metrics) or 'none'}")
-    return metrics[name]

@@ -1,0 +1,93 @@
+"""The validations of a run, in validations.json of its directory: which step is best, and which need no repetition.
+
+A step is committed before it is validated, so its folder cannot hold the result.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from laconic.config.training import TrainingConfig
+from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.storage.atomic import write_file_atomically
+from laconic.storage.manifest import hash_json
+from laconic.storage.strict_json import read_json, to_canonical_json
+
+VALIDATIONS_FILE = "validations.json"
+
+
+class ValidationLog:
+    """The metrics of each validated step.
+
+    Args:
+        path: File of the log; None keeps it in memory.
+        fingerprint: SHA-256 of what the metrics depend on besides the weights, such as the number of held-out rows.
+
+    Attributes:
+        metrics: Metrics by step; NaN for a metric that was not finite.
+    """
+
+    def __init__(self, path: Path | None = None, fingerprint: str = "") -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.metrics: dict[int, Mapping[str, float]] = {}
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a validation."""
+        self.metrics[step] = metrics
+
+    def write(self) -> None:
+        """Replace the file, if there is one."""
+        if self.path is None:
+            return
+        finite = {
+            str(step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            for step, metrics in self.metrics.items()
+        }
+        content: dict[str, Any] = {"fingerprint": self.fingerprint, "validations": finite}
+        text = to_canonical_json({**content, "sha256": hash_json(content)})
+        write_file_atomically(self.path, lambda new: new.write_text(text, encoding="utf-8"))
+
+    def list_best(self, config: TrainingConfig) -> list[tuple[float, int]]:
+        """Return the `keep_best` best (value of `best_metric`, step), best first and earlier before later."""
+        name, sign = config.best_metric, -1 if config.best_mode == "max" else 1
+        if name is None:
+            return []
+        values = [(metrics[name], step) for step, metrics in self.metrics.items() if name in metrics]
+        values = [(value, step) for value, step in values if math.isfinite(value)]
+        return sorted(values, key=lambda item: (sign * item[0], item[1]))[: config.keep_best]
+
+
+def read_validations(run: Path) -> ValidationLog:
+    """Return the log of a run directory, empty if there is none.
+
+    Raises:
+        CorruptArtifactError: If the file was changed.
+    """
+    path = run / VALIDATIONS_FILE
+    log = ValidationLog(path)
+    if not path.exists():
+        return log
+    try:
+        content = read_json(path)
+        digest = content.pop("sha256", None)
+        if digest == hash_json(content):
+            log.fingerprint = content["fingerprint"]
+            for step, metrics in content["validations"].items():
+                log.metrics[int(step)] = {name: math.nan if x is None else x for name, x in metrics.items()}
+            return log
+        problem = "was changed after it was written"
+    except InputError as error:
+        problem = str(error)
+    raise CorruptArtifactError(f"{path}: {problem}; remove it, and the next validation writes another")
+
+
+def get_metric(metrics: Mapping[str, float], name: str) -> float:
+    """Return a metric of a validation.
+
+    Raises:
+        UsageError: If the validation has no such metric.
+    """
+    if name not in metrics:
+        raise UsageError(f"{name} is not a metric of the validation; available: {', '.join(metrics) or 'none'}")
+    return metrics[name]
