@@ -15,6 +15,7 @@ import torch
 
 from laconic.cli.train import describe_size, normalise_args
 from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -100,6 +101,55 @@ def test_train_refuses_another_recipe_and_lists_the_keys(run: RunCli, tmp_path: 
     assert str(tmp_path / "runs/a") in err
     assert [line.partition(":")[0] for line in err.splitlines()[1:]] == ["latents.num_latents", "train.learning_rate"]
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", "train.log_every=3")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("train.best_metric=f1",), '"f1": not a metric of this validation, which has accuracy, teacher_accuracy'),
+        (("train.best_metric=teacher_accuracy", "validation.with_cot=false"), "validation, which has accuracy"),
+        (("model.family=gpt2", "validation.max_tokens=245"), "validation.max_tokens 245: exceeds the 256 positions"),
+    ],
+)
+def test_train_checks_the_validation_before_the_first_update(
+    run: RunCli, tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    for flags in ((), ("--plan",)):
+        code, out, err = run("train", "tiny.toml", "--out", "runs/a", *overrides, *flags)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert message in err
+    assert not (tmp_path / "runs/a/metrics.jsonl").exists()
+
+
+def test_train_accepts_an_answer_that_just_fits(run: RunCli) -> None:
+    keys = ("model.family=gpt2", "train.steps=1", "validation.max_tokens=244")
+    assert run("train", "tiny.toml", "--out", "runs/a", *keys)[0] == 0
+
+
+def test_train_resumes_with_another_validation(run: RunCli) -> None:
+    keys = ("train.lr_schedule=constant", "train.steps=2")
+    assert run("train", "tiny.toml", "--out", "runs/a", *keys, "train.best_metric=accuracy")[0] == 0
+    more = ("train.steps=4", "train.best_metric=teacher_accuracy", "validation.max_tokens=5", "validation.batch_size=3")
+    more = (*more, "train.activation_checkpointing=1", "train.on_nonfinite=skip")
+    assert run("train", "tiny.toml", "--out", "runs/a", keys[0], *more)[0] == 0
+    assert run("train", "tiny.toml", "--out", "runs/whole", keys[0])[0] == 0
+    assert weights("runs/a", 4) == weights("runs/whole", 4)
+    assert load_run("runs/a", CPU, 2).recipe.validation.max_tokens == 5  # type: ignore[union-attr]
+    assert resolve_step(Path("runs/a"), "best") == 4  # the metric of step 2 was measured with other answers
+
+
+def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path) -> None:
+    row = '{"question": "3 + %d =", "answer": "%s"}\n'
+    (tmp_path / "rows.jsonl").write_text("".join(row % (n, n) for n in range(8)))
+    (tmp_path / "valid.jsonl").write_text(row % (11, "12") + row % (22, "x") + row % (33, "y") + row % (44, "3 " * 9))
+    data = TINY_RECIPE[TINY_RECIPE.index("[data]") : TINY_RECIPE.index("[validation]")]
+    own = '[data]\npath = "rows.jsonl"\nvalid = "valid.jsonl"\nanswer_prompt = "ans"\nrequire_leading_digit = true\n'
+    own += 'max_tokens = 15\non_too_long = "drop"\n'
+    (tmp_path / "own.toml").write_text(TINY_RECIPE.replace(data, own))
+    code, _, err = run("train", "own.toml", "--out", "runs/a", "train.steps=1")
+    assert code == 0, err
+    expected = 'validation: 3 of 4 rows left out: 1 too long (on_too_long = "drop"), 2 without a leading digit'
+    assert [line for line in err.splitlines() if line.startswith(expected)]
 
 
 @pytest.mark.parametrize(

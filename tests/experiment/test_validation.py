@@ -61,6 +61,7 @@ def test_validation_is_shared_by_ranks(tmp_path: Path) -> None:
     validate_alone = build_validation(recipe, parts, method, CPU)
     assert validate_alone is not None
     alone = validate_alone(0)
+    assert tuple(alone) == recipe.validation_metrics
     answered: list[int] = []
 
     class RecordingMethod(torch.nn.Module):

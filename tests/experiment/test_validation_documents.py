@@ -70,11 +70,13 @@ def test_document_validation_equals_one_document_at_a_time(tmp_path: Path) -> No
     assert metrics["nats"] == pytest.approx(nll / num_scored, rel=1e-5)
     assert metrics["vectors"] == 4
     assert metrics["spread"] == 0
+    assert tuple(metrics) == experiment.recipe.validation_metrics
 
 
 def test_document_validation_of_a_language_model_has_no_vectors(tmp_path: Path) -> None:
-    metrics = build(tmp_path, "lm")[1](0)
-    assert set(metrics) == {"nats", "accuracy"}
+    experiment, validate = build(tmp_path, "lm")
+    metrics = validate(0)
+    assert tuple(metrics) == experiment.recipe.validation_metrics == ("nats", "accuracy")
     assert 0 < metrics["nats"] < 2 * math.log(299)
 
 

@@ -55,7 +55,7 @@ def evaluate_conditions(folder: Path) -> int:
 def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
     """Yield the conditions that the report of the demo needs."""
     from laconic.evaluation.reasoning.run import EvalCondition
-    from laconic.evaluation.validation import COT_TEACHER_METHODS
+    from laconic.config.recipe import COT_TEACHER_METHODS
 
     yield EvalCondition()
     if recipe.method in COT_TEACHER_METHODS:

@@ -133,7 +133,7 @@ class TrainCommand:
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
                 built = build_experiment(recipe, device, show)
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
-            for text in built.notes if is_main else ():
+            for text in (*built.notes, *(validate.notes if validate else ())) if is_main else ():
                 log_note(text)
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
                 tracker = self.start_tracker(out, recipe) if is_main else None

@@ -50,6 +50,7 @@ DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
 BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages")  # write ./digits for a folder
+COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # these learn to write the chain too
 FULL_CHAIN_METHODS = ("cot", "icot", "coconut")  # these learn to write the chain, so data.chain_steps defaults to all
 # Keys that hold paths. A "name" is a path only if that folder exists; "rows" if it exists or has a data file's suffix.
 PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
@@ -217,9 +218,13 @@ class Recipe(ConfigModel):
             kv_weight = self.kv_distillation.weight if self.kv_distillation and self.method == "kava" else 0.0
             if not (self.distillation.student_ce_weight or self.distillation.hidden_weight or kv_weight):
                 raise ValueError("distillation.student_ce_weight: every loss that trains the latents has weight 0")
-        metric = next((key for key in ("early_stop", "best_metric") if getattr(self.train, key) is not None), None)
-        if metric and self.validation is None:
-            raise ValueError(f"train.{metric}: needs validation metrics; add a [validation] table")
+        goal = self.train.early_stop
+        for key, metric in (("early_stop", goal.metric if goal else None), ("best_metric", self.train.best_metric)):
+            if metric is not None and self.validation is None:
+                raise ValueError(f"train.{key}: needs validation metrics; add a [validation] table")
+            if metric is not None and metric not in self.validation_metrics:
+                known = ", ".join(self.validation_metrics)
+                raise ValueError(f'train.{key} "{metric}": not a metric of this validation, which has {known}')
         if self.latents and self.latents.jacobi_iterations == 0 and self.latents.projection != "none":
             raise ValueError(
                 f'latents.projection "{self.latents.projection}": unused and untrained with jacobi_iterations = 0; '
@@ -297,6 +302,14 @@ class Recipe(ConfigModel):
     def method_tables(self) -> tuple[str, ...]:
         """Tables that the method uses; one outside laconic has its options only."""
         return METHOD_TABLES.get(self.method, ())
+
+    @property
+    def validation_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics of a validation."""
+        if self.data.source in DOCUMENT_SOURCES:
+            return ("nats", "accuracy", *(("vectors", "spread") if self.method == "autocompressor" else ()))
+        with_teacher = self.validation is not None and self.validation.with_cot and self.method in COT_TEACHER_METHODS
+        return ("accuracy", "teacher_accuracy") if with_teacher else ("accuracy",)
 
     @property
     def unused_tables(self) -> list[str]:

@@ -1,40 +1,58 @@
 """Validation during training: answer held-out problems as the method does, and with the chain written out."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from laconic.config.recipe import DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
-from laconic.data.reasoning.answer_matching import AnswerProtocol, check_gold
+from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
+from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.evaluation.reasoning.evaluate import match_answers
 from laconic.evaluation.validation_documents import build_document_validation
-from laconic.experiment.build_data import load_held_out
+from laconic.experiment.build_data import load_validation_questions
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.methods import answer_decoding, answer_questions, set_stage
 from laconic.training.ranks import Ranks, SingleProcess, map_over_ranks
 
-COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # methods that also learn to write the chain
+
+@dataclass(frozen=True)
+class Validation:
+    """The validation of a run: called with the epoch, it returns metrics.
+
+    Attributes:
+        function: Computes the metrics.
+        notes: Messages about the held-out rows.
+    """
+
+    function: Callable[[int], Mapping[str, float]]
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, epoch: int) -> Mapping[str, float]:
+        """Return the metrics."""
+        return self.function(epoch)
 
 
 def build_validation(
     recipe: Recipe, parts: ModelParts, method: nn.Module, device: torch.device, ranks: Ranks | None = None
-) -> Callable[[int], Mapping[str, float]] | None:
-    """Return the validation function of a recipe, or None if it has none.
+) -> Validation | None:
+    """Return the validation of a recipe, or None if it has none.
 
-    The function takes the epoch and returns `accuracy`, and `teacher_accuracy` for answers with the chain written out.
+    It takes the epoch and returns `accuracy`, and `teacher_accuracy` for answers with the chain written out.
     Several ranks share the problems and get the same numbers. For documents, see `build_document_validation`.
+
+    Raises:
+        InputError: If a gold answer cannot be judged.
+        UsageError: If an answer would not fit into the model's position table.
     """
     config = recipe.validation
     if config is None:
         return None
     if recipe.data.source in DOCUMENT_SOURCES:
-        return build_document_validation(recipe, parts, method, device, ranks or SingleProcess())
-    context = parts.decoder.config.max_position_embeddings
-    rows = load_held_out(recipe, parts.tokenizer, context, "valid", config.max_rows)
+        return Validation(build_document_validation(recipe, parts, method, device, ranks or SingleProcess()))
+    rows = load_validation_questions(recipe, parts.tokenizer, parts.decoder.config)
     protocol = cast(AnswerProtocol, rows.answer_matcher)  # None only for documents
-    check_gold(protocol, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
     decoding = answer_decoding(parts, recipe, config.max_tokens)
     with_teacher = config.with_cot and recipe.method in COT_TEACHER_METHODS
 
@@ -59,4 +77,4 @@ def build_validation(
         metrics = {"accuracy": compute_accuracy(with_cot=False)}
         return metrics | ({"teacher_accuracy": compute_accuracy(with_cot=True)} if with_teacher else {})
 
-    return validate
+    return Validation(validate, tuple(f"validation: {note}" for note in rows.notes))

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from laconic.batches import ReasoningExample
+from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig, SplitName, TextConfig
 from laconic.config.methods import CompressionConfig
-from laconic.config.recipe import DOCUMENT_SOURCES, Recipe
+from laconic.config.recipe import DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.documents.tokenize import TokenArray
 from laconic.data.documents.vocabulary_drift import permute_vocabulary
 from laconic.data.reasoning import load as reasoning_load
-from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, default_protocol
-from laconic.data.reasoning.dataset import ReasoningDataset
+from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
+from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
 from laconic.data.reasoning.read_examples import ExamplesFile, read_examples
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer, generate_digit_examples
 from laconic.data.synthetic.fact_recall import FactRecallDataset, build_recall_tokenizer
@@ -22,7 +22,8 @@ from laconic.data.synthetic.formal_languages import FormalLanguageDataset, build
 from laconic.data.synthetic.mqar import MQARDataset, build_mqar_tokenizer
 from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import CorruptArtifactError, InputError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.models.config import DecoderConfig
 
 ProgressCallback = Callable[[str, int, int], None]
 SPLIT_NAMES = get_args(SplitName)
@@ -224,9 +225,44 @@ def load_held_out(
         num_rows = min(max_rows or len(digits), len(digits))
         return RowSet(digits, generate_digit_examples(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
     load = reasoning_load.load_held_out if data.source == "catalog" else load_held_out_file
-    M = recipe.latents.num_latents if recipe.latents else 0
-    rows = ReasoningDataset(load(data, part, max_rows).examples, tokenizer, data, max_positions=context, num_latents=M)
-    return RowSet(rows, rows.examples, default_answer_matcher(data))
+    M, file = recipe.latents.num_latents if recipe.latents else 0, load(data, part, max_rows)
+    rows = ReasoningDataset(file.examples, tokenizer, data, max_positions=context, num_latents=M)
+    notes = rows.counts.describe_left_out(len(file.skipped))
+    return RowSet(rows, rows.examples, default_answer_matcher(data), notes)
+
+
+def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> RowSet:
+    """Load the questions of validation, and check that answers can be judged and fit the model.
+
+    Raises:
+        InputError: If a gold answer cannot be judged.
+        UsageError: If a question and `validation.max_tokens` exceed a table of position embeddings.
+    """
+    assert recipe.validation is not None
+    context, max_tokens = config.max_position_embeddings, recipe.validation.max_tokens
+    rows = load_held_out(recipe, tokenizer, context, "valid", recipe.validation.max_rows)
+    assert rows.answer_matcher is not None
+    check_gold(rows.answer_matcher, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
+    questions = rows.source.batch(range(len(rows.examples)), 0, 0)
+    assert isinstance(questions, ReasoningBatch)
+    prompt = int(questions.question_mask.sum(1).max()) + (recipe.latents.num_latents + 2 if recipe.latents else 0)
+    if recipe.method not in FULL_CHAIN_METHODS:  # the others write what precedes the answer
+        prompt += len(answer_prefix_ids(tokenizer, recipe.data))
+    if config.position_encoding == "table" and prompt + max_tokens > context:
+        raise UsageError(
+            f"validation.max_tokens {max_tokens}: exceeds the {context} positions of the model after a prompt of "
+            f"{prompt}; lower it to {max(0, context - prompt)}"
+        )
+    return rows
+
+
+def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> None:
+    """Run the checks of `load_validation_questions` on held-out questions that are local."""
+    data = recipe.data
+    if recipe.validation is None or data.source in DOCUMENT_SOURCES:
+        return
+    if data.source != "catalog" or (data.valid is not None and reasoning_load.is_local(data.valid, data, "valid")):
+        load_validation_questions(recipe, tokenizer, config)
 
 
 def load_held_out_file(data: DataConfig, part: SplitName, max_rows: int | None = None) -> ExamplesFile:

@@ -24,6 +24,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build import build_experiment
+from laconic.experiment.build_data import check_validation
 from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.meta_model import (
@@ -212,6 +213,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     build_model.check_context_length(recipe, config)
     context, train = config.max_position_embeddings, recipe.train
     rows = find_row_lengths(recipe, tokenizer, context)
+    check_validation(recipe, tokenizer, config)
     build_nested.check_levels_trainable(recipe, int(rows.lengths.sum(1).max()))
     steps, per_epoch = train.total_updates(rows.num_rows), train.updates_per_epoch(rows.num_rows)
     micro = min(train.micro_batch_size or train.batch_size, train.batch_size)

@@ -62,6 +62,24 @@ class FilterCounts:
         return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
 
 
+    def describe_left_out(self, num_skipped: int = 0) -> tuple[str, ...]:
+        """Return a line with the rows that filters left out or truncated, if there are any.
+
+        Args:
+            num_skipped: Rows that were skipped before, as the file was read.
+        """
+        reasons = {
+            'too long (on_too_long = "drop")': self.num_too_long,
+            "without a leading digit (require_leading_digit)": self.num_without_leading_digit,
+            'invalid (on_invalid_row = "skip")': self.num_invalid + num_skipped,
+        }
+        parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        left_out = f"{sum(reasons.values()):,} of {self.num_read + num_skipped:,} rows left out: {', '.join(parts)}"
+        truncated = f"{self.num_truncated:,} questions truncated"
+        lines = [left_out] * bool(parts) + [truncated] * bool(self.num_truncated)
+        return ("; ".join(lines),) if lines else ()
+
+
 def to_singular(text: str) -> str:
     """Return a description of several rows, questions or tokens as one of a single one."""
     return re.sub(r"^(row|question|unknown token)s", r"\1", text)

@@ -158,16 +158,17 @@ def find_local_file(name: str, info: DatasetInfo, split: DatasetSplit, config: D
     return Path(config.data_dir) / split.file.path
 
 
-def is_local(name: str, config: DataConfig) -> bool:
-    """Return whether all training rows of a file or data set are in local files."""
+def is_local(name: str, config: DataConfig, part: SplitName = "train") -> bool:
+    """Return whether all rows of a split of a file or data set, by default for training, are in local files."""
     if is_row_file(name):
         return Path(name).is_file()
-    info = find_dataset(name)
-    if info is None or "train" not in info.splits:
+    info, split_of_name = find_dataset(name), split_name(name)[1]
+    split = next((s for key, s in info.splits.items() if key == (split_of_name or part)), None) if info else None
+    if info is None or split is None:
         return False
     if info.members:
-        return all(is_local(member, config) for member in info.members)
-    path = find_local_file(name, info, info.splits["train"], config)
+        return all(is_local(member, config, part) for member in info.members)
+    path = find_local_file(name, info, split, config)
     return path is not None and path.is_file()
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
-from laconic.config.recipe import Recipe
+from laconic.config.recipe import COT_TEACHER_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.reasoning.run import with_iterations
 from laconic.evaluation.runs import flush_denormals
-from laconic.evaluation.validation import COT_TEACHER_METHODS
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import require
 from laconic.latent import rkv

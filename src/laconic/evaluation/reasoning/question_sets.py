@@ -143,7 +143,7 @@ def encode_questions(
     lengths = [len(source.get_row(i).question_ids) for i in range(len(source))]
     order = sorted(range(len(encoded)), key=lambda i: -lengths[i])
     is_text = answer_matching.parse_gold_decimal(encoded[0].answer) is None
-    notes = [f"{name}: {line}" for line in source.counts.describe() if "left out" in line or "cut" in line]
+    notes = [f"{name}: {line}" for line in source.counts.describe_left_out()]
     return QuestionSet(name, source, encoded, protocol, order, max(lengths), is_text, tuple(notes))
 
 

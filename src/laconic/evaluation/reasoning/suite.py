@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from laconic.config.recipe import DOCUMENT_METHODS, Recipe
+from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.errors import PreemptedError, UsageError
 from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_table
@@ -35,7 +35,6 @@ from laconic.evaluation.run_names import short_run_names
 from laconic.evaluation.runs import flush_denormals, seed_runs
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
-from laconic.evaluation.validation import COT_TEACHER_METHODS
 from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
