@@ -143,9 +143,9 @@ def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path)
     (tmp_path / "rows.jsonl").write_text("".join(row % (n, n) for n in range(8)))
     (tmp_path / "valid.jsonl").write_text(row % (11, "12") + row % (22, "x") + row % (33, "y") + row % (44, "3 " * 9))
     data = TINY_RECIPE[TINY_RECIPE.index("[data]") : TINY_RECIPE.index("[validation]")]
-    own = '[data]\npath = "rows.jsonl"\nvalid = "valid.jsonl"\nanswer_prompt = "ans"\nrequire_leading_digit = true\n'
-    own += 'max_tokens = 15\non_too_long = "drop"\n'
-    (tmp_path / "own.toml").write_text(TINY_RECIPE.replace(data, own))
+    data_table = '[data]\npath = "rows.jsonl"\nvalid = "valid.jsonl"\nanswer_prompt = "ans"\n'
+    data_table += 'require_leading_digit = true\nmax_tokens = 15\non_too_long = "drop"\n'
+    (tmp_path / "own.toml").write_text(TINY_RECIPE.replace(data, data_table))
     code, _, err = run("train", "own.toml", "--out", "runs/a", "train.steps=1")
     assert code == 0, err
     expected = 'validation: 3 of 4 rows left out: 1 too long (on_too_long = "drop"), 2 without a leading digit'

@@ -99,3 +99,12 @@ def test_check_unique_titles(run: Any, tmp_path: Path) -> None:
     for names in (("valid", f"{tmp_path}/own.jsonl"), ("gsm8k", "gsm8k.jsonl"), ("gsm8k:valid", "gsm8k-valid.jsonl")):
         with pytest.raises(UsageError, match=r"are both called .*; rename one of the files"):
             check_unique_titles(recipe, names, "run")
+
+
+def test_load_question_set_mentions_rows_left_out(run: Any, tmp_path: Path) -> None:
+    rows = [{"question": "1 + 2? " * n, "answer": "3", "steps": []} for n in (1, 1, 9)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built = run()
+    built.parts.decoder.config.max_position_embeddings = 60
+    notes = load_question_set(built, str(tmp_path / "own.jsonl"), CODI).notes
+    assert [note.partition(": ")[2] for note in notes] == ['1 of 3 rows left out: 1 too long (on_too_long = "drop")']

@@ -54,8 +54,8 @@ def evaluate_conditions(folder: Path) -> int:
 
 def planned_conditions(recipe: "Recipe") -> "Iterator[EvalCondition]":
     """Yield the conditions that the report of the demo needs."""
-    from laconic.evaluation.reasoning.run import EvalCondition
     from laconic.config.recipe import COT_TEACHER_METHODS
+    from laconic.evaluation.reasoning.run import EvalCondition
 
     yield EvalCondition()
     if recipe.method in COT_TEACHER_METHODS:

@@ -312,9 +312,7 @@ class TrainingRun:
         best = next(iter(self.validations.list_best(self.config)), None)
         validation = self.validations.metrics.get(progress.step, {})
         path = self.run_directory.step_path(progress.step) if self.run_directory else None
-        return TrainingResult(
-            progress.step, self.last_metrics, validation, best, len(progress.skipped_steps), path
-        )
+        return TrainingResult(progress.step, self.last_metrics, validation, best, len(progress.skipped_steps), path)
 
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:

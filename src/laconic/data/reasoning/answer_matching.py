@@ -1,8 +1,8 @@
 """Judge answers by the protocols of the papers, and by ours.
 
-CODI (arXiv:2502.21074), PCCoT (arXiv:2506.18582), Coconut (arXiv:2412.06769) and iCoT (arXiv:2405.14838), each as in its
-code. Protocols are not interchangeable: `18.0` is correct under one and wrong under another, so results of two protocols
-never share a column.
+CODI (arXiv:2502.21074), PCCoT (arXiv:2506.18582), Coconut (arXiv:2412.06769) and iCoT (arXiv:2405.14838), each as in
+its code. Protocols are not interchangeable: `18.0` is correct under one and wrong under another, so results of two
+protocols never share a column.
 """
 
 import math

@@ -61,7 +61,6 @@ class FilterCounts:
         counts = {descriptions[f.name]: getattr(self, f.name) for f in fields(self)}
         return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
 
-
     def describe_left_out(self, num_skipped: int = 0) -> tuple[str, ...]:
         """Return a line with the rows that filters left out or truncated, if there are any.
 
