@@ -1,6 +1,7 @@
 """Load a checkpoint's tokenizer from its own files, and render its chat template."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,25 +9,30 @@ from typing import Any, NamedTuple
 import tokenizers
 import torch
 from jaxtyping import Bool, Int
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
 from laconic.data.chat_template import render_chat_template
 from laconic.data.tokenizer_files import (
     CLASS_SPECIAL_TOKENS,
+    find_tokenizer_class,
     read_added_tokens,
     read_chat_template,
     read_optional_json,
     read_special_tokens,
 )
+from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, translate_tokenizer_errors
 from laconic.errors import InputError, translate_os_errors
 from laconic.models.weights import find_checkpoint
-from laconic.storage.strict_json import resolve_inside, to_canonical_json
+from laconic.storage.strict_json import read_small_file, resolve_inside, to_canonical_json
 
 CONFIG_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+QWEN_SPLIT = (  # where the classes of Qwen 2 and 3 split a text into words
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class TokenBatch(NamedTuple):
@@ -106,7 +112,9 @@ class Tokenizer:
             add_special_tokens: As in `encode`.
         """
         batch = [texts] if isinstance(texts, str) else list(texts)
-        rows = [encoding.ids for encoding in self.backend.encode_batch(batch, add_special_tokens=add_special_tokens)]
+        with translate_tokenizer_errors():
+            encodings = self.backend.encode_batch(batch, add_special_tokens=add_special_tokens)
+        rows = [encoding.ids for encoding in encodings]
         T = max(map(len, rows), default=0)
         pad = next((id for id in (self.pad_token_id, self.eos_token_id) if id is not None), 0)
         input_ids = [[pad] * (T - len(row)) + row for row in rows]
@@ -128,7 +136,12 @@ class Tokenizer:
             add_special_tokens: Whether to add the special tokens of the tokenizer's post-processor. Set it to False for
                 a rendered chat, which contains its own.
         """
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_with_offsets(text, add_special_tokens).ids
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        """Return the ids of a text with the characters of each, and a mask of the special tokens; see `encode`."""
+        with translate_tokenizer_errors():
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids.
@@ -137,7 +150,8 @@ class Tokenizer:
             ids: Token ids.
             skip_special_tokens: Whether to leave special tokens out.
         """
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with translate_tokenizer_errors():
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def save(self, folder: str | Path) -> None:
         """Write the files into an existing folder; loading them gives the same fingerprint."""
@@ -190,20 +204,23 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     root = find_checkpoint(model)
     config = read_optional_json(root, "tokenizer_config.json")
     files = find_vocabulary_files(root)
-    try:
+    contents = {file.name: read_small_file(file) for file in files}
+    with translate_tokenizer_errors(f"{files[0].name}: invalid tokenizer: it"), hide_panic_message():
         if len(files) == 1:
-            backend = tokenizers.Tokenizer.from_file(str(files[0]))
+            backend = tokenizers.Tokenizer.from_buffer(contents["tokenizer.json"])
             special_tokens = read_special_tokens(root, config, backend)
             add_missing_tokens(backend, read_added_tokens(root, config, special_tokens))
         else:
-            special_tokens = {**CLASS_SPECIAL_TOKENS["GPT2Tokenizer"], **read_special_tokens(root, config)}
+            tokenizer_class = find_tokenizer_class(root, config)
+            special_tokens = {**CLASS_SPECIAL_TOKENS[tokenizer_class], **read_special_tokens(root, config)}
             added_tokens = read_added_tokens(root, config, special_tokens)
-            backend = build_byte_level_bpe(files[0], files[1], added_tokens, special_tokens, config)
-    except Exception as error:  # tokenizers raises bare exceptions
-        raise InputError(f"{files[0].name}: invalid tokenizer: {error}") from None
-    fingerprint = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+            is_qwen = tokenizer_class == "Qwen2Tokenizer"
+            bpe = read_bpe(contents["vocab.json"], contents["merges.txt"])
+            backend = build_byte_level_bpe(bpe, added_tokens, special_tokens, config, is_qwen=is_qwen)
+        check_tokenizer(backend, files[0].name)
+    fingerprint = hashlib.sha256(b"".join(contents.values())).hexdigest()
     config_files = [resolve_inside(root, name) for name in CONFIG_FILES]
-    contents = {file.name: file.read_bytes() for file in [*files, *config_files] if file.is_file()}
+    contents |= {file.name: read_small_file(file) for file in config_files if file.is_file()}
     return Tokenizer(backend, special_tokens, read_chat_template(root, config), fingerprint, contents)
 
 
@@ -229,16 +246,30 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToke
     backend.add_tokens([token for token in tokens if token.content not in known])
 
 
+def read_bpe(vocab: bytes, merges: bytes) -> models.BPE:
+    """Return the model of vocab.json and merges.txt."""
+    pairs = [line.split(" ") for line in merges.decode().splitlines() if line and not line.startswith("#version")]
+    return models.BPE(vocab=json.loads(vocab), merges=[(left, right) for left, right in pairs])
+
+
 def build_byte_level_bpe(
-    vocab: Path,
-    merges: Path,
+    model: models.BPE,
     added_tokens: Iterable[AddedToken],
     special_tokens: Mapping[str, str],
     config: Mapping[str, Any],
+    *,
+    is_qwen: bool,
 ) -> tokenizers.Tokenizer:
-    """Build the byte-level BPE of GPT-2, or of OPT, whose configuration adds a first token."""
-    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))  # pyright: ignore[reportCallIssue]
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
+    """Build the byte-level BPE of GPT-2, of OPT, whose configuration adds a first token, or of Qwen 2 and 3."""
+    backend = tokenizers.Tokenizer(model)
+    has_prefix_space = bool(config.get("add_prefix_space", False))
+    if is_qwen:
+        backend.normalizer = normalizers.NFC()
+        split = pre_tokenizers.Split(tokenizers.Regex(QWEN_SPLIT), behavior="isolated", invert=False)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix_space, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix_space)
     backend.decoder = decoders.ByteLevel()
     add_missing_tokens(backend, added_tokens)
     if config.get("add_bos_token"):

@@ -36,6 +36,28 @@ def read_named_tokens(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **read_optional_json(root, "special_tokens_map.json")}
 
 
+def read_tokenizer_class(root: Path, config: Mapping[str, Any]) -> str:
+    """Return the name of the tokenizer's class without "Fast": of the files, or of the model's family, or ""."""
+    family = str(read_optional_json(root, "config.json").get("model_type"))
+    name = config.get("tokenizer_class") or FAMILY_CLASSES.get(family, "")
+    return str(name).removesuffix("Fast")
+
+
+def find_tokenizer_class(root: Path, config: Mapping[str, Any]) -> str:
+    """Return the class that reads vocab.json and merges.txt; GPT-2's where no file names one.
+
+    Raises:
+        InputError: For another class, which splits texts in another way.
+    """
+    name = read_tokenizer_class(root, config) or "GPT2Tokenizer"
+    if name not in CLASS_SPECIAL_TOKENS:
+        raise InputError(
+            f"tokenizer_class {name[:60]!r} is not supported with vocab.json and merges.txt; write tokenizer.json once "
+            "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return name
+
+
 def read_special_tokens(
     root: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer | None = None
 ) -> dict[str, str]:
@@ -43,10 +65,7 @@ def read_special_tokens(
 
     Defaults of a class that the vocabulary of `backend` does not have are left out.
     """
-    name = config.get("tokenizer_class") or FAMILY_CLASSES.get(
-        str(read_optional_json(root, "config.json").get("model_type"))
-    )
-    defaults = CLASS_SPECIAL_TOKENS.get(str(name).removesuffix("Fast"), {})
+    defaults = CLASS_SPECIAL_TOKENS.get(read_tokenizer_class(root, config), {})
     tokens: dict[str, str | None] = {
         role: text for role, text in defaults.items() if backend is None or backend.token_to_id(text) is not None
     }
@@ -56,7 +75,20 @@ def read_special_tokens(
 
 
 def read_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
-    """Return the tokens that the files name beside the vocabulary, by id; those without an id are last."""
+    """Return the tokens that the files name beside the vocabulary, by id; those without an id are last.
+
+    Raises:
+        InputError: If a token or an id has the wrong type.
+    """
+    try:
+        return list_added_tokens(root, config, special_tokens)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"added tokens of the wrong type: {error}"
+        raise InputError(f"tokenizer_config.json or added_tokens.json: {problem}; download them again") from None
+
+
+def list_added_tokens(root: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> list[AddedToken]:
+    """See `read_added_tokens`; what has the wrong type raises any error."""
     named = read_named_tokens(root, config)
     others = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
     others = list(others.values()) if isinstance(others, dict) else others
@@ -96,6 +128,6 @@ def read_chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
             raise InputError(f"{path.name}: not UTF-8 at byte {error.start}; download it again") from None
     template = config.get("chat_template") or read_optional_json(root, "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None

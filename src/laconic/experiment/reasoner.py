@@ -162,7 +162,7 @@ class Reasoner:
         if not rollout.latents.shape[1]:
             raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
         top = self.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
-        tokens = tuple(self.tokenizer.backend.decode([i], skip_special_tokens=False) for i in top)
+        tokens = tuple(self.tokenizer.decode([i], skip_special_tokens=False) for i in top)
         return Thoughts(question, rollout.latents[0], rollout.hidden_states[0], tokens, rollout.cache, rollout.passes)
 
     def __repr__(self) -> str:

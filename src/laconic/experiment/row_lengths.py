@@ -162,7 +162,7 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
     tokens, characters, encoded = list[int](), 0, 0
     for document in documents:
         part = document.text[: MAX_CHARACTERS - characters]
-        count = len(tokenizer.backend.encode(part, add_special_tokens=False)) if part else 0
+        count = len(tokenizer.encode(part, add_special_tokens=False)) if part else 0
         characters, encoded = characters + len(part), encoded + count
         tokens.append(count if len(part) == len(document.text) else round(len(document.text) * encoded / characters))
     if train.stateful:  # every row has the next token too

@@ -69,7 +69,7 @@ def to_canonical_json(value: object) -> str:
 
 def read_json(path: Path, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
     """Read the object in a JSON file of our own; see `parse_json`."""
-    return parse_json(_read_small_file(path), path.name, max_parts)
+    return parse_json(read_small_file(path), path.name, max_parts)
 
 
 def read_foreign_json(path: Path) -> dict[str, Any]:
@@ -77,11 +77,11 @@ def read_foreign_json(path: Path) -> dict[str, Any]:
 
     NaN and infinity are numbers, and the last of several equal keys counts; the limits of `parse_json` hold.
     """
-    return parse_json(_read_small_file(path), path.name, is_strict=False)
+    return parse_json(read_small_file(path), path.name, is_strict=False)
 
 
-def _read_small_file(path: Path) -> bytes:
-    """Return the bytes of a file that exists and is not too large for a JSON file."""
+def read_small_file(path: Path) -> bytes:
+    """Return the bytes of a file that exists and is not larger than a JSON file may be."""
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
     with translate_os_errors(path):

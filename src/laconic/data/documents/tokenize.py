@@ -14,6 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from laconic.data.tokenizer import Tokenizer
+from laconic.data.tokenizer_limits import translate_tokenizer_errors
 from laconic.errors import InputError
 
 TokenArray = NDArray[np.int32]
@@ -64,7 +65,8 @@ def tokenize_texts(
     for group in group_windows(split_windows(texts)):
         if progress:
             progress("characters tokenized", done, total)
-        encodings = backend.encode_batch_fast([window for _, window in group], add_special_tokens=False)
+        with translate_tokenizer_errors():
+            encodings = backend.encode_batch_fast([window for _, window in group], add_special_tokens=False)
         for (is_first, window), encoding in zip(group, encodings, strict=True):
             windows_per_text += [[]] if is_first else []
             windows_per_text[-1].append(encoding.ids)
@@ -100,7 +102,8 @@ def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bo
 def join_windows(text: str, windows: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
     """Join the ids of a text's windows; if two disagree, tokenize the text again in growing windows."""
     overlaps = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
-    encodings = backend.encode_batch(overlaps, add_special_tokens=False)
+    with translate_tokenizer_errors():
+        encodings = backend.encode_batch(overlaps, add_special_tokens=False)
     joins = [
         find_join(left, right, TokenizedWindow(overlap, encoding.ids, encoding.offsets))
         for (left, right), overlap, encoding in zip(pairwise(windows), overlaps, encodings, strict=True)
@@ -202,7 +205,8 @@ def disable_special_tokens(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 def tokenize_window(text: str, backend: tokenizers.Tokenizer) -> TokenizedWindow:
     """Tokenize a window of text without special tokens."""
-    encoding = backend.encode(text, add_special_tokens=False)
+    with translate_tokenizer_errors():
+        encoding = backend.encode(text, add_special_tokens=False)
     return TokenizedWindow(text, encoding.ids, encoding.offsets)
 
 

@@ -91,7 +91,7 @@ class ReasoningEncoder:
 
     def encode_text(self, text: str) -> EncodedText:
         """Encode a text that continues another: without special tokens and prefix space."""
-        encoding = self.tokenizer.backend.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.encode_with_offsets(text, add_special_tokens=False)
         start = 1 if encoding.ids and encoding.ids[0] == self.prefix_space_id else 0
         return EncodedText(encoding.ids[start:], encoding.offsets[start:])
 
@@ -101,7 +101,7 @@ class ReasoningEncoder:
         Returns:
             The question, and the number of special tokens at its beginning.
         """
-        encoding = self.tokenizer.backend.encode(text)
+        encoding = self.tokenizer.encode_with_offsets(text)
         columns = [i for i, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
         if not columns:
             raise InputError(f"question {text[:40]!r}: the tokenizer encodes it as nothing")
@@ -157,7 +157,8 @@ class ReasoningEncoder:
         """Encode the question, and return how many tokens at its beginning cannot be dropped: a whole chat prompt."""
         if self.config.format != "chat":
             return self.encode_question(example.question + ("\n" if self.config.format == "coconut" else ""))
-        encoding = self.tokenizer.backend.encode(render_chat_prompt(example, self.tokenizer), add_special_tokens=False)
+        prompt = render_chat_prompt(example, self.tokenizer)
+        encoding = self.tokenizer.encode_with_offsets(prompt, add_special_tokens=False)
         return EncodedText(encoding.ids, encoding.offsets), len(encoding.ids)
 
     def _encode_steps(self, steps: tuple[str, ...]) -> tuple[list[int], list[int]]:
