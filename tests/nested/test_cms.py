@@ -231,17 +231,29 @@ def test_cms_outer_gradient_changes_no_value(structure: str) -> None:
         assert_close([torch.cat([y, cms(x[:, 6:], state)[0]], 1)], [cms(x)[0]])
 
 
-@pytest.mark.parametrize("meta_gradient", ["first_order", "full", "reptile"])
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("meta_gradient", ["first_order", "full", "reptile", "outer"])
 @pytest.mark.parametrize("lr_granularity", ["level", "token"])
 def test_cms_restart_has_equal_values_in_all_gradient_modes(meta_gradient: str, lr_granularity: str) -> None:
-    """Step sizes of later chunks depend on the starts, through which the gradient by the starts must not flow."""
-    options = {"structure": "nested", "meta_gradient": meta_gradient, "lr_granularity": lr_granularity}
-    cms, x = build((2, 4, 8), inner_lr=1.0, max_update_ratio=0.0, **options), noise(6, 1, 24, D)
+    """Outputs and the weights of all three levels, whose later step sizes depend on the starts of earlier ones."""
+    options: dict[str, Any] = {"structure": "nested", "meta_gradient": meta_gradient, "lr_granularity": lr_granularity}
+    cms, x = build((2, 4, 8), inner_lr=1.0, max_update_ratio=0.0, **options), noise(6, 1, 22, D)
+
+    def read(**mode: Any) -> list[Tensor]:
+        y, state = cms(x, **mode)
+        parts = [part for level in require_levels(state) for part in (level.change, level.start_change)]
+        return [y, *(to_dense(change) for part in parts for change in part.values())]
+
     with torch.no_grad():
-        expected = cms(x)[0]
+        expected = read()
+    assert all(change.any() for change in expected) or meta_gradient == "outer"  # whose starts never move
     for mode in ("full", "truncated", "first_order", "none"):
-        y, _ = cms(x, outer_gradient=mode, truncate_after=2 if mode == "truncated" else None)
-        assert_close([y], [expected], tolerance=1e-13)
+        values = read(outer_gradient=mode, truncate_after=2 if mode == "truncated" else None)
+        assert_close(values, expected, tolerance=1e-13)
+    with torch.inference_mode():
+        assert_close(read(), expected, tolerance=1e-13)
+        y, state = cms(x[:, :11])  # and when a state of inference mode is read on
+        assert_close([torch.cat([y, cms(x[:, 11:], state)[0]], 1)], expected[:1], tolerance=1e-13)
 
 
 def test_cms_update_is_clipped_to_a_share_of_the_start() -> None:

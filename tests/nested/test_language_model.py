@@ -173,7 +173,7 @@ def test_metrics_gates_and_norms_start_as_the_options_say() -> None:
     config = HopeConfig.attention_free(97, 8, 2, chunk_sizes=(4,), num_heads=2, memory=memory)
     metrics = NestedLanguageModel(Hope(config), InnerLoopConfig(enabled=False))(documents(random_ids(2, 6))).metrics
     for name, expected in (
-        ("memory_half_life", 7.0), ("projections_half_life", 7.0), ("memory_step", 0.25), ("projections_step", 0.02),
+        ("memory_half_life", 7.0), ("projections_half_life", 7.0), ("memory_step", 0.25), ("projections_step", 0.001),
         ("memory_norm", 1.0), ("projections_norm", 1.0),
     ):  # fmt: skip
         assert metrics[name].item() == pytest.approx(expected, rel=1e-4), name

@@ -64,7 +64,11 @@ class SelfModifyingOptions(ConfigModel):
     momentum: bool = Field(default=False, description="writes have momentum")
     max_lr: PositiveFloat = Field(default=1.0, description="largest write step; 2 allows a state to change sign")
     memory_lr_init: PositiveFloat = Field(default=0.5, description="initial write step of the memory")
-    projection_lr_init: PositiveFloat = Field(default=0.02, description="initial write step of the projections")
+    projection_lr_init: PositiveFloat = Field(
+        default=0.001,
+        description="initial write step of the projections; with max_projection_norm, a step far above 1 / "
+        "decay_half_life is cut to its limit and gets no gradient",
+    )
     decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
     memory_chunk_size: int = Field(
         default=64, description="tokens per chunk of the memory; a chunk's gradients use the memory at its start"
@@ -299,16 +303,17 @@ class InnerLoopConfig(ConfigModel):
         default=True,
         description="memories and levels learn while the model reads; false: they stay fixed (control experiment)",
     )
-    outer_gradient: OuterGradient | None = Field(
-        default=None,
-        description="outer gradient through inner writes; default first_order if cms.inner_objective is task, "
-        "else full",
+    outer_gradient: OuterGradient = Field(
+        default="full",
+        description="outer gradient through inner writes: all of it (full), through the last truncate_after chunks "
+        "(truncated), with the inner gradients as constants (first_order: less memory and time, but no level is "
+        "trained to learn), or none",
     )
     truncate_after: PositiveInt | None = Field(
         default=None, description="truncated: number of chunks after which gradients through written values stop"
     )
     allow_untrained_level: bool = Field(
-        default=False, description="accept a level so slow that no outer gradient reaches its inner learning rate"
+        default=False, description="accept levels and gates of memories that no outer gradient reaches"
     )
 
     @model_validator(mode="after")
@@ -328,6 +333,26 @@ def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
         if slow % fast:
             return f"chunk_sizes {list(chunk_sizes)}: must ascend, and {fast} must divide {slow}"
     return None
+
+
+def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: InnerLoopConfig) -> str | None:
+    """Return a message if `outer_gradient` leaves weights of levels or memories without any gradient."""
+    gradient = inner_loop.outer_gradient
+    if gradient in ("full", "truncated") or inner_loop.allow_untrained_level or not inner_loop.enabled:
+        return None
+    weights: list[str] = []
+    if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
+        weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
+    options = mixer.self_modifying
+    has_own_gates = bool(options.adaptive_names) and options.gate_groups == 2
+    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_own_gates)):
+        weights.append("gates of the memory" if gradient == "none" else "gates of the adaptive projections")
+    if not weights:
+        return None
+    return (
+        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
+        "set inner_loop.allow_untrained_level = true"
+    )
 
 
 def find_untrained_level(cms: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> str | None:

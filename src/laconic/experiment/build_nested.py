@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from laconic.config.nested import CMSConfig, MixerConfig
+from laconic.config.nested import CMSConfig, MixerConfig, find_untrained_weights
 from laconic.config.recipe import ModelConfig, Recipe
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
@@ -148,13 +148,14 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
 
 
 def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
-    """Raise UsageError if a level's inner learning rate would get no outer gradient in rows of `tokens`."""
-    if recipe.method == "hope" and recipe.inner_loop is not None and tokens is not None:
-        check_levels(
-            nested_options(recipe)[1],
-            recipe.data.text.row_tokens if recipe.train.stateful else tokens,
-            recipe.inner_loop,
-        )
+    """Raise UsageError if parts of levels or memories would get no outer gradient in rows of `tokens`."""
+    if recipe.method != "hope" or recipe.inner_loop is None:
+        return
+    mixer, levels = nested_options(recipe)
+    if error := find_untrained_weights(mixer, levels, recipe.inner_loop):
+        raise UsageError(f"inner_loop.outer_gradient: {error}")
+    if tokens is not None:
+        check_levels(levels, recipe.data.text.row_tokens if recipe.train.stateful else tokens, recipe.inner_loop)
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:

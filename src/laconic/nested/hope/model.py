@@ -148,7 +148,7 @@ class Hope(Decoder):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         target_mask: Bool[Tensor, "B T"] | None = None,
         update_weights: bool = True,
-        outer_gradient: OuterGradient | None = None,
+        outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> DecoderOutput:
         """Read token ids, each the target of the one before it; see `forward` for the arguments."""
@@ -175,7 +175,7 @@ class Hope(Decoder):
         input_ids: Int[Tensor, "B T"] | None = None,
         target_mask: Bool[Tensor, "B T"] | None = None,
         update_weights: bool = True,
-        outer_gradient: OuterGradient | None = None,
+        outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> DecoderOutput:
         """Read vectors on a state and learn from them.
@@ -190,8 +190,7 @@ class Hope(Decoder):
             input_ids: ids of the vectors, the targets of levels with the objective "task".
             target_mask: False for ids that are read but are no targets.
             update_weights: if False, memories and levels stay; convolutions, cache and position move on.
-            outer_gradient: what of the outer loss flows through writes and updates, by default "first_order" for the
-                objective "task" and "full" otherwise. It changes no value.
+            outer_gradient: what of the outer loss flows through writes and updates. It changes no value.
             truncate_after: chunks after which states are detached, for "truncated".
 
         Returns:
@@ -206,8 +205,7 @@ class Hope(Decoder):
         )
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self.check_state(state, len(inputs_embeds))
-        default_gradient: OuterGradient = "first_order" if self.has_task_objective else "full"
-        gradient_mode = GradientMode(outer_gradient or default_gradient, truncate_after)
+        gradient_mode = GradientMode(outer_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
             raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
         ids = None if input_ids is None else mask_untaught(input_ids, target_mask)
