@@ -43,11 +43,13 @@ class ServerProcess:
         threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        """Send a request and return status and body."""
+        """Send a JSON request and return status and body."""
+        return self.request_raw(method, path, None if body is None else json.dumps(body).encode())
+
+    def request_raw(self, method: str, path: str, content: bytes | None) -> tuple[int, bytes]:
+        """Send bytes and return status and body."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(
-            method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"}
-        )
+        connection.request(method, path, content, {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
 
