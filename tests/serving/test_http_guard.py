@@ -1,5 +1,6 @@
 """Access, limits and errors: keys, hosts, sizes, times, queues, and what answers do not tell."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 from laconic.errors import NonFiniteError
 from laconic.experiment.language_model import LanguageModel
 from laconic.serving.http import worker
+from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.sequence import RunningSequence
@@ -108,6 +110,23 @@ def test_deadline_ends_an_answer_with_length(
     streamed = server.post("/v1/completions", json=BODY | {"stream": True})
     assert '"error"' in streamed.text
     assert "[DONE]" not in streamed.text
+
+
+@pytest.mark.parametrize(("is_shutdown", "status"), [(False, 408), (True, 503)])
+def test_deadline_ends_what_a_request_waits_for(is_shutdown: bool, status: int) -> None:
+    async def wait() -> None:
+        deadlines = Deadlines(600 if is_shutdown else 0.01)
+        with deadlines.open() as deadline:
+            if is_shutdown:
+                asyncio.get_running_loop().call_soon(deadlines.shut_down, 0.01)
+            with pytest.raises(TimeoutError):
+                async with deadline.limit():
+                    await asyncio.sleep(60)
+            assert deadline.build_error("slow").status_code == status
+        with deadlines.open() as later:
+            assert later.is_shutdown == is_shutdown
+
+    asyncio.run(wait())
 
 
 def test_full_queue_is_a_429(
