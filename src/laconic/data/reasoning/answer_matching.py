@@ -74,8 +74,8 @@ def extract_last_number(text: str) -> str | None:
 
 def parse_gold_float(gold: str) -> float | None:
     """Return a gold answer that is a finite number, ignoring commas, `$` and `%`; else None."""
-    exact = parse_gold_decimal(gold.replace(",", ""))
-    return None if exact is None or not math.isfinite(float(exact)) else float(exact)
+    number = parse_gold_decimal(gold.replace(",", ""))
+    return None if number is None or not math.isfinite(float(number)) else float(number)
 
 
 def is_equal_float(prediction: str, gold: str) -> bool:
