@@ -1,5 +1,7 @@
 """Progress without a terminal: a line after some seconds, then at intervals."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -48,3 +50,11 @@ def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pyt
         now[0] += seconds
         log.update("part", done, 4)
     assert lines == ["run …", "run part: 2 of 4, 7 s left"]
+
+
+def test_log_message_without_a_reader_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
+    for _ in range(2):
+        console.log_message("a note")

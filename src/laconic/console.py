@@ -14,8 +14,24 @@ LOG_INTERVAL = 5  # seconds between later lines
 
 
 def log_message(text: str) -> None:
-    """Print a line to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to standard error; once nobody can read it any more, lines are dropped and the work goes on."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # a closed pipe, a terminal that is gone, a full disk
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def open_missing_streams() -> None:
+    """Open the null device for each standard stream that was closed before the process started.
+
+    Otherwise the next file that is opened would be standard output or error, and messages would be written into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def is_interactive() -> bool:

@@ -168,6 +168,23 @@ def test_closed_pipe_exits_quietly(story: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+def run_in_shell(command: str, folder: Path) -> tuple[int, str]:
+    """Run a command of bash in which `laconic` is this one; return its exit code and standard output."""
+    script = f'laconic() {{ {sys.executable} -m laconic "$@"; }}; {command}'
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+    return result.returncode, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("laconic version >&-", 0), ("laconic recipes show nope 2>&-", 66), ("laconic version <&- >&- 2>&-", 0)],
+)
+def test_closed_streams_change_no_exit_code(tmp_path: Path, command: str, code: int) -> None:
+    assert run_in_shell(command, tmp_path)[0] == code
+
+
 def test_verify_writes_json(run_cli: RunCli, tmp_path: Path) -> None:
     needs("transformers")
     file = tmp_path / "parity.json"

@@ -172,6 +172,20 @@ def test_train_invalid_flags(run: RunCli, flags: tuple[str, ...], code: int, mes
     assert message in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_train_stops_at_a_signal_before_the_first_update(
+    run: RunCli, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def read_rows_for_long(recipe: object, device: object, show: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+
+    monkeypatch.setattr("laconic.experiment.build.build_experiment", read_rows_for_long)
+    code, out, err = run("train", "tiny.toml", "--out", "runs/a")
+    assert (code, out) == (75, "")
+    assert f"{number.name}: stopped before the first update; run the same command again" in err
+
+
 def test_train_schema(run: RunCli) -> None:
     result = run("train")
     assert (result.code, "no recipe given" in result.err) == (2, True)

@@ -39,7 +39,9 @@ def start_slow_run(path: Path, settings: TrainingConfig, seconds: float = 0.05, 
 
 
 @pytest.mark.parametrize(
-    ("number", "at"), [(signal.SIGTERM, 3), (signal.SIGINT, 0), (signal.SIGUSR1, 7)], ids=lambda x: str(x)
+    ("number", "at"),
+    [(signal.SIGTERM, 3), (signal.SIGINT, 0), (signal.SIGUSR1, 7), (signal.SIGHUP, 2)],
+    ids=lambda x: str(x),
 )
 def test_signal_commits_the_current_step(tmp_path: Path, number: int, at: int) -> None:
     settings = toy_config(micro_batch_size=8, save_every=100)
@@ -135,3 +137,23 @@ def test_signals_outside_the_main_thread_are_ignored() -> None:
     thread.start()
     thread.join()
     assert done == [2]
+
+
+def test_signal_sighup_does_not_abort_and_is_ignored_under_nohup(tmp_path: Path) -> None:
+    """A terminal that is closed sends it, and so does its shell."""
+    settings = toy_config(micro_batch_size=8, save_every=100)
+    child = start_slow_run(tmp_path / "run", settings, 0.2)
+    child.wait_for(1)
+    for _ in range(2):
+        child.signal(signal.SIGHUP)
+        time.sleep(0.02)
+    assert child.end() == PreemptedError.exit_code
+    assert RunDirectory(tmp_path / "run").step_numbers() == [2]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child = start_slow_run(tmp_path / "run", settings)
+        child.wait_for(4)
+        child.signal(signal.SIGHUP)
+        assert child.end() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -36,7 +36,7 @@ from laconic.cli.threads import apply_cpu_quota
 from laconic.cli.train import TrainCommand, normalise_args
 from laconic.cli.verify import VerifyAllCommand, VerifyParityCommand
 from laconic.cli.version import VersionCommand
-from laconic.console import log_message
+from laconic.console import log_message, open_missing_streams
 
 EXIT_USAGE = 2
 EXIT_MISSING_INPUT = 66
@@ -196,6 +196,7 @@ def main_lm_eval() -> None:
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
     """Exit with the code that a function returns or its error has; print tracebacks only with `LACONIC_DEBUG=1`."""
+    open_missing_streams()
     warnings.showwarning = lambda message, *_: log_message(f"laconic: {message}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -19,6 +19,7 @@ from tyro.conf import Positional, arg
 from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OptionalTracker, OutputFormat, to_utf8
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
+from laconic.training.signals import StopSignal, handle_signals
 from laconic.training.trackers import import_tracker, start_tracker
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class TrainCommand:
             log_note(describe_method_source(recipe))
         if self.plan:
             return self.print_plan(recipe)
-        results = [self.train_run(recipe, out) for recipe, out in self.iterate_runs(recipe)]
+        with handle_signals() as stop:
+            results = [self.train_run(recipe, out, stop) for recipe, out in self.iterate_runs(recipe)]
         if self.format == "json" and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"schema": 1, "runs": results}, ensure_ascii=False, allow_nan=False))
         return 0
@@ -113,24 +115,24 @@ class TrainCommand:
             raise UsageError(f"{self.recipe}: give --out; the file name recipe.toml does not name a run")
         return Path("runs") / name
 
-    def train_run(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
+    def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:
         """Train one run to its end and return its result as JSON."""
-        from laconic.evaluation.validation import build_validation
-        from laconic.experiment.build import build_experiment
-        from laconic.experiment.optimizers import build_optimizer
-        from laconic.experiment.run_init import init_run
-        from laconic.storage.run_dir import RunDirectory
-        from laconic.training.distributed import init_ranks
-        from laconic.training.loop import train
+        with stop.preemptible():
+            from laconic.evaluation.validation import build_validation
+            from laconic.experiment.build import build_experiment
+            from laconic.experiment.optimizers import build_optimizer
+            from laconic.experiment.run_init import init_run
+            from laconic.storage.run_dir import RunDirectory
+            from laconic.training.distributed import init_ranks
+            from laconic.training.loop import train
 
-        resume = parse_resume(self.resume)
-        run, device = RunDirectory(out), resolve_device(self.device)
+            resume = parse_resume(self.resume)
+            run, device = RunDirectory(out), resolve_device(self.device)
         with init_ranks(recipe.train, device) as ranks, ranks.lock_run(run):
-            ranks.run_on_rank_zero(
-                lambda: init_run(run, recipe, resume, describe_environment(str(device), ranks.world_size))
-            )
             is_main = ranks.rank == 0
-            with progress(out.name) if is_main else contextlib.nullcontext() as show:
+            with stop.preemptible(), progress(out.name) if is_main else contextlib.nullcontext() as show:
+                environment = describe_environment(str(device), ranks.world_size)
+                ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
                 built = build_experiment(recipe, device, show)
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
             for text in (*built.notes, *(validate.notes if validate else ())) if is_main else ():
@@ -152,6 +154,7 @@ class TrainCommand:
                     build_optimizer=build_optimizer,
                     resume=resume,
                     tracker=tracker,
+                    stop=stop,
                 )
         if is_main:
             self.print_outcome(out, outcome)

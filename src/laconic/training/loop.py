@@ -1,7 +1,7 @@
 """Train a method to the end of its run, or repeat an update that was not finite; independent of the method."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks, SingleProcess
 from laconic.training.row_order import compute_update_index
 from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
-from laconic.training.signals import handle_signals
+from laconic.training.signals import StopSignal, handle_signals
 from laconic.training.step import OptimizerBuilder, get_random_state
 from laconic.training.trackers import Tracker
 
@@ -38,6 +38,7 @@ def train(
     build_optimizer: OptimizerBuilder = build_adamw,
     resume: Resume = "auto",
     tracker: Tracker | None = None,
+    stop: StopSignal | None = None,
 ) -> TrainingResult:
     """Train until all steps are done or `config.early_stop` is reached.
 
@@ -59,6 +60,7 @@ def train(
         build_optimizer: Builds the optimizer of the trainable parameters.
         resume: "auto" continues from the latest valid step, "never" refuses a run that has steps, a number names one.
         tracker: Receives a copy of the metrics of a run.
+        stop: Signals, if the caller handles them already.
 
     Raises:
         BusyError: If `resume` is "never" and the run has steps.
@@ -71,7 +73,8 @@ def train(
     """
     if len(data) < config.batch_size:
         raise InputError(f"{len(data)} rows are fewer than batch_size = {config.batch_size}; lower it or add rows")
-    with deterministic_kernels(config, torch.device(device)), handle_signals() as stop:
+    signals = handle_signals() if stop is None else nullcontext(stop)
+    with deterministic_kernels(config, torch.device(device)), signals as stop:
         model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
         start = choose_start(run, resume, ranks) if run else None
         training = TrainingRun(

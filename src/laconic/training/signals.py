@@ -1,4 +1,7 @@
-"""Handle SIGTERM, SIGINT and SIGUSR1: the first requests a stop after the current step, the second exits at once."""
+"""Handle SIGTERM, SIGINT, SIGUSR1 and SIGHUP: the first requests a stop after the current step, a second exits at once.
+
+A closed terminal may send SIGHUP twice, so that SIGHUP is no second signal. Under `nohup` it is ignored.
+"""
 
 import os
 import signal
@@ -7,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from laconic.errors import PreemptedError
+
+ABORT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = (*ABORT_SIGNALS, signal.SIGHUP)
 
 
 class SignalInterruptError(BaseException):
@@ -37,6 +43,20 @@ class StopSignal:
         finally:
             self._is_interruptible = False
 
+    @contextmanager
+    def preemptible(self) -> Iterator[None]:
+        """Let a signal end work that precedes the first update.
+
+        Raises:
+            PreemptedError: After a signal.
+        """
+        try:
+            with self.interruptible():
+                yield
+        except SignalInterruptError:
+            text = f"{self.signal_name}: stopped before the first update; run the same command again"
+            raise PreemptedError(text) from None
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; installed as signal handler."""
         self.signal = self.signal or number
@@ -57,7 +77,9 @@ def handle_signals() -> Iterator[StopSignal]:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handlers = {number: signal.signal(number, stop.handle) for number in STOP_SIGNALS}
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = ABORT_SIGNALS if is_nohup else STOP_SIGNALS
+    handlers = {number: signal.signal(number, stop.handle) for number in numbers}
     old_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_abort_at_second, args=(reader,), daemon=True).start()
     try:
@@ -73,7 +95,7 @@ def _abort_at_second(reader: int) -> None:
     """Exit the process at the second stop signal."""
     count = 0
     while byte := os.read(reader, 1):
-        count += byte[0] in STOP_SIGNALS
+        count += byte[0] in ABORT_SIGNALS
         if count > 1:
             os._exit(128 + byte[0])
     os.close(reader)
