@@ -7,7 +7,7 @@ import pytest
 
 COMMANDS = [
     "demo think", "demo read", "train", "compress", "generate", "inspect", "data list", "data check",
-    "data make", "evaluate", "export",
+    "data make", "evaluate", "audit", "export",
     "report", "tasks", "verify parity", "verify all", "chat",
     "recipes list", "recipes show", "version",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic import __version__
+from laconic.cli.audit import AuditCommand
 from laconic.cli.chat import ChatCommand
 from laconic.cli.compress import CompressCommand
 from laconic.cli.data import DataCheckCommand, DataListCommand
@@ -72,6 +73,7 @@ COMMANDS: dict[str, Any] = {
     "serve": Annotated[ServeCommand, subcommand("serve")],
     "evaluate": Annotated[EvaluateCommand, subcommand("evaluate")],
     "inspect": Annotated[InspectCommand, subcommand("inspect")],
+    "audit": Annotated[AuditCommand, subcommand("audit")],
     "report": Annotated[ReportCommand, subcommand("report")],
     "export": Annotated[ExportCommand, subcommand("export")],
     "import": Annotated[ImportCommand, subcommand("import")],

@@ -26,7 +26,9 @@ RECORDS_FILE, RESULT_FILE, UNITS_FILE, METADATA_FILE = "records.jsonl", "result.
 SCHEMA = 1
 REMOVE_HINT = "remove it to evaluate again, or give your file another name"
 
-EvalKind = Literal["reasoning", "compression", "context_qa", "memories", "loss", "streams", "class_incremental"]
+EvalKind = Literal[
+    "reasoning", "audit", "compression", "context_qa", "memories", "loss", "streams", "class_incremental"
+]
 ProgressCallback = Callable[[str, int, int], None]  # name, done, total
 
 

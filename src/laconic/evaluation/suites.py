@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.errors import UsageError
+from laconic.evaluation.audit.suite import AuditSuite
 from laconic.evaluation.compression.suite import CompressionSuite
 from laconic.evaluation.memories.suite import MemorySuite
 from laconic.evaluation.reasoning.suite import ReasoningSuite
@@ -12,7 +13,14 @@ from laconic.evaluation.streams.suite import StreamSuite
 from laconic.evaluation.suite import EvalSuite
 from laconic.evaluation.text_loss import TextLossSuite
 
-SUITES: tuple[EvalSuite, ...] = (TextLossSuite(), MemorySuite(), StreamSuite(), CompressionSuite(), ReasoningSuite())
+SUITES: tuple[EvalSuite, ...] = (
+    TextLossSuite(),
+    MemorySuite(),
+    StreamSuite(),
+    CompressionSuite(),
+    AuditSuite(),
+    ReasoningSuite(),
+)
 
 
 def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:

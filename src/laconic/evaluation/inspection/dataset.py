@@ -188,9 +188,11 @@ def answer_after_rollout(run: InspectedRun, batch: ReasoningBatch, rollout: Late
     return run.answer_from_cache(batch, rollout.cache, rollout.passes)
 
 
-def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int) -> ReferenceMeans:
-    """Return the means over the first rows of a set; `InputError` if it has too few."""
-    n = MIN_REFERENCE_QUESTIONS
+def reference_means_of(
+    run: InspectedRun, source: TrainingData, batch_size: int, num_questions: int | None = None
+) -> ReferenceMeans:
+    """Return the means over the first rows of a set, 256 by default; `InputError` if it has too few."""
+    n = num_questions or MIN_REFERENCE_QUESTIONS
     if len(source) < n:
         raise InputError(
             f"mean needs {n} questions, this set has {len(source)}; give a larger set, or leave mean out of "

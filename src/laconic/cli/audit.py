@@ -1,0 +1,74 @@
+"""`laconic audit`: whether the answers of a run use its latent thoughts, as one table and one sentence."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.cli.arguments import OptionalStr, OutputFormat, to_utf8
+from laconic.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AuditCommand:
+    """Test whether the answers of a run use its latent thoughts: replace, remove or shorten them, question by question.
+
+    The result is stored in RUN/evaluations; re-run the same command to resume.
+
+    Example: laconic audit runs/kava --control runs/pause --control runs/random
+    """
+
+    run_path: Annotated[Positional[str], arg(metavar="RUN", name="run")]
+    """run of laconic train with method codi, pccot, kava or coconut, or a directory of runs seed-0, seed-1, …"""
+    control: UseAppendAction[tuple[str, ...]] = ()
+    """run to compare with on the same questions, for example one with pause tokens; may be given several times"""
+    task: str = "test"
+    """questions: the recipe's test or valid, a data set of laconic data list, or a file"""
+    limit: int = 500
+    """number of questions, from the first"""
+    data_dir: OptionalStr = None
+    """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
+    protocol: Annotated[
+        Literal["codi", "pccot", "coconut", "decimal", "text"] | None,
+        arg(metavar="{codi,pccot,coconut,decimal,text}", help_behavior_hint=""),
+    ] = None
+    """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
+    checkpoint: str = "latest"
+    """latest, best (by validation during training), or the number of a step"""
+    batch_size: int = 64
+    """questions per batch"""
+    device: OptionalStr = None
+    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        """Audit the run, store the result and print it."""
+        if self.limit < 2 or self.batch_size < 1:
+            raise UsageError(f"--limit {self.limit} --batch-size {self.batch_size}: must be at least 2 and 1")
+        from laconic.cli.train import resolve_device
+        from laconic.evaluation.audit.suite import AuditSuite
+        from laconic.evaluation.suite import EvalRequest, evaluate_runs
+        from laconic.evaluation.tables import Table, print_table
+        from laconic.training.signals import handle_signals
+
+        suite = AuditSuite()
+        with handle_signals() as stop:
+            request = EvalRequest(
+                tuple(map(to_utf8, (self.run_path, *self.control))),
+                (to_utf8(self.task),),
+                resolve_device(self.device),
+                stop,
+                limit=self.limit,
+                checkpoint=self.checkpoint,
+                batch_size=self.batch_size,
+                data_dir=self.data_dir,
+                protocol=self.protocol,
+            )
+            report = suite.report(request, evaluate_runs(suite, request))
+        if self.format == "json":
+            print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
+        for block in report.blocks if self.format == "human" else ():
+            print_table(block) if isinstance(block, Table) else print(block)
+        return 0

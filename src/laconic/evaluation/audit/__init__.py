@@ -1,0 +1,1 @@
+"""Audit of latent thoughts: whether the answers of a run depend on them."""

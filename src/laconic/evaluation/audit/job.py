@@ -1,0 +1,138 @@
+"""Answer every question as trained and under each condition of an audit, as a job whose results are stored."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from laconic.batches import ReasoningBatch, ReasoningExample
+from laconic.errors import InputError
+from laconic.evaluation.audit.conditions import AS_TRAINED, AuditCondition, list_conditions
+from laconic.evaluation.audit.verdict import ThoughtAudit, audit_to_json
+from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.dataset import (
+    MIN_REFERENCE_QUESTIONS,
+    answer_after_rollout,
+    load_batch,
+    reference_means_of,
+)
+from laconic.evaluation.inspection.inspected_run import InspectedRun, load_inspected_run
+from laconic.evaluation.inspection.interventions import InterventionInputs, ReferenceMeans
+from laconic.evaluation.paired_proportions import min_questions
+from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
+from laconic.evaluation.reasoning.question_sets import QuestionSet
+from laconic.evaluation.reasoning.run import budget_warnings, bytes_per_position, decoding_for, gold_hash
+from laconic.evaluation.reasoning.table import ReasoningRow
+from laconic.evaluation.results_store import EvalItem, EvalJob
+from laconic.evaluation.suite import describe_evaluation, run_name
+from laconic.experiment.load_run import LoadedRun
+from laconic.latent.rollout import LatentRollout
+
+AUDIT_SEED = 0  # of donors, shuffles and noise
+
+
+class AuditedQuestions(NamedTuple):
+    """What an audit asks: a run, its questions, the conditions, and the donor of each question."""
+
+    run: InspectedRun
+    questions: QuestionSet
+    conditions: Sequence[AuditCondition]
+    donors: Sequence[int]
+
+
+def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
+    """Return the audit of a run on a question set.
+
+    Args:
+        run: The run at one of its checkpoints.
+        questions: What to ask.
+        limit: The limit that `questions` were loaded with.
+        batch_size: Questions per batch.
+
+    Raises:
+        InputError: There are too few questions for any effect to be significant.
+        UsageError: The run's method has no latents, or this step of the run has none yet.
+    """
+    name, device = run_name(run.folder), run.parts.decoder.token_embedding.weight.device
+    inspected = load_inspected_run(run, name, device, decoding := decoding_for(run, questions))
+    first = load_batch(inspected, questions.source, np.array([0]))
+    with torch.no_grad():
+        conditions = list_conditions(inspected.think(first).latents.shape[1], inspected.num_iterations)
+    fewest = min_questions(len(conditions))
+    if len(questions.examples) < fewest:
+        raise InputError(
+            f"{questions.name} has {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
+            f"be significant on fewer than {fewest}, and 300 or more are better"
+        )
+    donors = interventions.choose_donors(len(questions.examples), AUDIT_SEED).tolist()
+    audited = AuditedQuestions(inspected, questions, conditions, donors)
+    num_bytes = bytes_per_position(run)
+
+    @cache
+    def means() -> ReferenceMeans:
+        count = min(MIN_REFERENCE_QUESTIONS, len(questions.source))
+        return reference_means_of(inspected, questions.source, batch_size, count)
+
+    @torch.no_grad()
+    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+        return [[item] for item in audit_batch(audited, list(indices), means())]
+
+    def summarize(items: Sequence[EvalItem]) -> Mapping[str, Any]:
+        answers = ReasoningResult.from_items(items, questions.protocol.name, num_bytes)
+        row = ReasoningRow(questions.name, name, "", (run.recipe.seed,), (answers,))
+        return audit_to_json(ThoughtAudit(row, [items])) | {"bytes_per_position": num_bytes}
+
+    key = {
+        "data": questions.source.fingerprint,
+        "gold": gold_hash(questions),
+        "max_tokens": str(decoding.max_tokens),
+        "conditions": ", ".join(condition.name for condition in conditions),
+    }
+    variant = {"protocol": questions.protocol.name}
+    return EvalJob(
+        describe_evaluation(run, "audit", questions.name, limit=limit, variant=variant, key=key),
+        len(questions.examples),
+        evaluate,
+        batch_size,
+        questions.order,
+        summarize,
+        (*questions.notes, *budget_warnings(run, questions)),
+        questions,
+    )
+
+
+def audit_batch(audited: AuditedQuestions, rows: list[int], means: ReferenceMeans) -> list[EvalItem]:
+    """Return the answers to some questions as trained and under each condition.
+
+    An item has the whole record of the answer as trained. Of the other answers it has the text, the prediction and
+    whether it is correct, and with a swap the id of the question that the thoughts come from.
+    """
+    run, questions, conditions, donors = audited
+    examples, indices = [questions.examples[i] for i in rows], np.array(rows)
+    donor_rows = [donors[i] for i in rows]
+    batch = load_batch(run, questions.source, indices)
+    rollout = run.think(batch, record_passes=True)
+    donor_rollout = run.think(load_batch(run, questions.source, np.array(donor_rows)), record_passes=True)
+    inputs = InterventionInputs(rollout, indices, AUDIT_SEED, donor_rollout, means)
+    trained = answer_records(run, batch, rollout, questions, examples)
+    answers: list[dict[str, Mapping[str, Any]]] = [dict(r.to_item(AS_TRAINED).conditions) for r in trained]
+    for condition in conditions:
+        changed = answer_records(run, batch, condition.apply(run, batch, inputs), questions, examples)
+        for by_condition, record, donor in zip(answers, changed, donor_rows, strict=True):
+            metrics = {"output": record.output, "prediction": record.prediction, "is_correct": record.is_correct}
+            donor_id = {"donor": questions.examples[donor].id} if condition.name.startswith("swap") else {}
+            by_condition[condition.name] = metrics | donor_id
+    return [EvalItem(example.id, by_condition) for example, by_condition in zip(examples, answers, strict=True)]
+
+
+def answer_records(
+    run: InspectedRun,
+    batch: ReasoningBatch,
+    rollout: LatentRollout,
+    questions: QuestionSet,
+    examples: Sequence[ReasoningExample],
+) -> list[AnswerRecord]:
+    """Return the answers after a rollout."""
+    return match_answers(answer_after_rollout(run, batch, rollout), examples, questions.protocol)

@@ -1,0 +1,161 @@
+"""Audits as a suite: evaluate a run and its controls, and print, store and report the results."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laconic.config.recipe import Recipe
+from laconic.evaluation.audit.conditions import AS_TRAINED
+from laconic.evaluation.audit.job import build_audit_job
+from laconic.evaluation.audit.verdict import ControlComparison, ThoughtAudit, audit_to_json
+from laconic.evaluation.reasoning import table as reasoning_table
+from laconic.evaluation.reasoning.question_sets import load_question_set
+from laconic.evaluation.reasoning.run import build_question_job
+from laconic.evaluation.reasoning.suite import ReasoningSuite, request_protocol
+from laconic.evaluation.report.page import PageSection, render_list, render_table
+from laconic.evaluation.results_store import EvalJob, EvalKind
+from laconic.evaluation.runs import seed_runs
+from laconic.evaluation.statistics import Difference, format_points
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results
+from laconic.evaluation.tables import Column, Table, build_table, format_interval, format_percent
+from laconic.experiment.load_run import LoadedRun
+
+MAX_DETECTABLE_LOSS = 0.1  # a larger one gets a warning
+MIN_P = 0.0001  # a smaller p-value is printed as a bound
+LABELS = {
+    "swap": "another question's thoughts",
+    "mean": "mean thoughts",
+    "shuffle": "shuffled thoughts",
+    "noise": "noise of the same norms",
+    "zero": "zeros",
+    "vectors": "vectors",
+    "cache": "keys and values",
+}
+
+
+class AuditSuite:
+    """The audit of the first run, with the others as controls; `laconic audit` uses it, no task of evaluate does."""
+
+    kinds: Sequence[EvalKind] = ("audit", "reasoning")
+    options = ("data_dir", "protocol")
+
+    def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
+        """Return False, since audits have a command of their own."""
+        return False
+
+    def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
+        """Raise `UsageError` for runs that cannot be evaluated with one protocol."""
+        ReasoningSuite().check(request, recipes)
+
+    def describe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return method and dtype, and how the recipe differs from the paper's row that it names."""
+        return ReasoningSuite().describe(recipe)
+
+    def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
+        """Yield the audit of a seed of the first run, or the answers of a control as `laconic evaluate` stores them."""
+        protocol = request_protocol(request, run.recipe)
+        questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
+        if run.folder not in seed_runs(request.runs[0]):
+            yield build_question_job(run, questions, limit=request.limit, batch_size=request.batch_size)
+            return
+        yield build_audit_job(run, questions, limit=request.limit, batch_size=request.batch_size)
+
+    def report(self, request: EvalRequest, results: Results) -> EvalReport:
+        """Return the table of the audit, its verdict and notes."""
+        result = results["audit"][0]
+        controls = [reasoning_table.build_rows(control)[0] for control in results["reasoning"]]
+        audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed, controls)
+        notes = [
+            *dict.fromkeys(note for r in (result, *results["reasoning"]) for note in r.notes),
+            *list_caveats(audit),
+        ]
+        data = {"schema": 1, "run": result.run, "task": result.task, **audit_to_json(audit), "notes": notes}
+        blocks = [build_audit_table(audit), *explain_columns(audit), "", *notes, "", f"Verdict: {audit.verdict.text}"]
+        return EvalReport(blocks, data)
+
+    def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
+        """Return one section per audit, without controls."""
+        sections: list[PageSection] = []
+        for result in results["audit"]:
+            audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
+            blocks = [f"Verdict: {audit.verdict.text}", render_table(build_audit_table(audit))]
+            blocks += [render_list([*explain_columns(audit), *list_caveats(audit)])]
+            sections.append(PageSection(f"Audit of {result.run} on {result.task}", blocks))
+        return sections
+
+
+def label_condition(name: str) -> tuple[str, str]:
+    """Return what a condition replaces, and where, for a table."""
+    first, _, second = name.partition(" ")
+    if first in LABELS:
+        return LABELS[first], LABELS[second]
+    if second == "iterations":
+        return "1 iteration" if first == "1" else name, "vectors"
+    count = {"0": "no thoughts", "1": "first thought only"}.get(second, f"first {second} thoughts only")
+    return count, "keys and values"
+
+
+def format_change(difference: Difference) -> str:
+    """Return a difference in points with its interval."""
+    points = (format_points(x) for x in (difference.mean, difference.low, difference.high))
+    return "{} ({} to {})".format(*points)
+
+
+def format_p(p: float) -> str:
+    """Return a p-value with three digits, or as a bound."""
+    return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
+
+
+EFFECT_COLUMNS = (
+    Column("", lambda effect: label_condition(effect.name)[0], is_text=True),
+    Column("in", lambda effect: label_condition(effect.name)[1], is_text=True),
+    Column("correct", lambda effect: f"{format_percent(effect.accuracy.mean)} %"),
+    Column("change", lambda effect: format_change(effect.change)),
+    Column("p", lambda effect: format_p(effect.adjusted_p)),
+    Column("changed", lambda effect: f"{format_percent(effect.changed_share)} %"),
+    Column("donor's", lambda effect: "" if effect.donor_share is None else f"{format_percent(effect.donor_share)} %"),
+)
+
+
+def build_audit_table(audit: ThoughtAudit) -> Table:
+    """Return the table of an audit: as trained, the conditions, then the controls."""
+    table, accuracy = build_table(EFFECT_COLUMNS, audit.effects), audit.row.accuracy
+    first = [AS_TRAINED, "", f"{format_percent(accuracy.mean)} %", f"({format_interval(accuracy)} %)", "", "", ""]
+    rows = [first, *table.rows, *map(comparison_cells, audit.comparisons)]
+    task = f"{accuracy.num_items:,} questions of {audit.row.dataset}, {accuracy.num_seeds} seed"
+    return table._replace(rows=rows, caption=f"{audit.row.run}: {task}{'s' if accuracy.num_seeds > 1 else ''}")
+
+
+def comparison_cells(comparison: ControlComparison) -> list[str]:
+    """Return the table row of a control; its change is the control's accuracy minus the run's."""
+    d = comparison.difference
+    change = format_change(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
+    accuracy = f"{format_percent(comparison.accuracy.mean)} %"
+    return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
+
+
+def explain_columns(audit: ThoughtAudit) -> list[str]:
+    """Return the legend of the table."""
+    test = "McNemar's binomial test" if audit.row.accuracy.num_seeds == 1 else "bootstrap over seeds and questions"
+    return [
+        "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "
+        "cache",
+        f"change: in points, paired by question, 95 % interval; p: {test}, Holm's correction over {audit.num_tests} "
+        "tests",
+        "changed: answers that differ from those as trained; donor's: answers that become the other question's",
+    ]
+
+
+def list_caveats(audit: ThoughtAudit) -> list[str]:
+    """Return what the figures leave open."""
+    answer, share = audit.row.results[0].majority_baseline
+    loss = format_percent(audit.detectable_loss)
+    caveats = [
+        f'always giving the most frequent answer, "{answer}", is correct in {format_percent(share)} %',
+        f"at least four of five audits like this one would show a loss of {loss} points by another question's thoughts",
+    ]
+    if audit.detectable_loss > MAX_DETECTABLE_LOSS:
+        caveats.append(f"only losses above {loss} points are likely to show: raise --limit, or give a larger --task")
+    if audit.row.accuracy.num_seeds == 1:
+        caveats.append("one seed: the tests are about this run, not about other runs of its recipe")
+    return caveats

@@ -1,0 +1,270 @@
+"""Tests of an audit, with Holm's correction over all of them, and the verdict: whether the answers use the thoughts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laconic.evaluation import statistics
+from laconic.evaluation.audit.conditions import AS_TRAINED
+from laconic.evaluation.paired_proportions import compare_answers, detectable_loss, detectable_loss_over_seeds
+from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
+from laconic.evaluation.results_store import EvalItem
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.tables import format_percent
+
+VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
+SWAPS = ("swap vectors", "swap cache")
+
+
+class ConditionEffect(NamedTuple):
+    """The effect of a condition on a run.
+
+    Attributes:
+        name: Name of the condition.
+        accuracy: Accuracy under it.
+        change: Change of the accuracy, paired by question.
+        adjusted_p: p-value after Holm's correction over all tests of the audit.
+        is_significant: Whether the change is significant.
+        changed_share: Share of the answers that differ from those as trained.
+        donor_share: With a swap, the share of questions that get the donor's answer, among those whose donor has
+            another one.
+    """
+
+    name: str
+    accuracy: Estimate
+    change: Difference
+    adjusted_p: float
+    is_significant: bool
+    changed_share: float
+    donor_share: float | None
+
+
+class ControlComparison(NamedTuple):
+    """The audited run minus a control on the same questions; the other attributes are those of an effect."""
+
+    name: str
+    accuracy: Estimate
+    difference: Difference
+    adjusted_p: float
+    is_significant: bool
+
+
+class Verdict(NamedTuple):
+    """The verdict of an audit: a name, and one sentence that gives its figures."""
+
+    name: VerdictName
+    text: str
+
+
+@dataclass(frozen=True)
+class ThoughtAudit:
+    """The answers of a run to the questions of an audit, and those of its controls.
+
+    Attributes:
+        row: The answers as trained.
+        items_by_seed: The answers under all conditions.
+        controls: The answers of other runs as trained.
+
+    Raises:
+        InputError: A control answered other questions.
+    """
+
+    row: ReasoningRow
+    items_by_seed: Sequence[Sequence[EvalItem]]
+    controls: Sequence[ReasoningRow] = ()
+
+    def __post_init__(self) -> None:
+        ReasoningTable([self.row, *self.controls])
+
+    @property
+    def conditions(self) -> list[str]:
+        """Names of the conditions, in order."""
+        return [name for name in self.items_by_seed[0][0].conditions if name != AS_TRAINED]
+
+    @property
+    def num_tests(self) -> int:
+        """Number of tests that Holm's correction is over."""
+        return len(self.conditions) + len(self.controls)
+
+    @cached_property
+    def tests(self) -> list[tuple[Difference, float, bool]]:
+        """The test of each condition, then of each control: difference, adjusted p-value, whether it is significant."""
+        pairs = [(self.correct_under(name), self.row.correct) for name in self.conditions]
+        pairs += [pair_seeds(self.row, control) for control in self.controls]
+        differences = [compare_answers(*pair) for pair in pairs]
+        adjusted = statistics.holm_adjust([difference.p for difference in differences])
+        return list(zip(differences, adjusted, statistics.find_significant(differences), strict=True))
+
+    @cached_property
+    def effects(self) -> list[ConditionEffect]:
+        """The effects of the conditions."""
+        return [
+            ConditionEffect(
+                name,
+                statistics.estimate_proportion(self.correct_under(name)),
+                *test,
+                float(self.is_changed(name).mean()),
+                self.donor_share(name),
+            )
+            for name, test in zip(self.conditions, self.tests, strict=False)
+        ]
+
+    @cached_property
+    def comparisons(self) -> list[ControlComparison]:
+        """The comparisons with the controls."""
+        tests = self.tests[len(self.conditions) :]
+        return [ControlComparison(x.run, x.accuracy, *test) for x, test in zip(self.controls, tests, strict=True)]
+
+    def correct_under(self, condition: str) -> ScoreMatrix:
+        """Return 1 for each correct answer under a condition, [seeds, questions]."""
+        rows = [[item.conditions[condition]["is_correct"] for item in items] for items in self.items_by_seed]
+        return np.array(rows, dtype=np.float64)
+
+    def is_changed(self, condition: str) -> NDArray[np.bool_]:
+        """Return which predictions differ from those as trained, [seeds, questions]."""
+        return np.array(
+            [
+                [item.conditions[condition]["prediction"] != item.shared["prediction"] for item in items]
+                for items in self.items_by_seed
+            ]
+        )
+
+    def donor_share(self, condition: str) -> float | None:
+        """Return `ConditionEffect.donor_share`; None without a swap, or if all donors have the same answer."""
+        changed: list[bool] = []
+        for items in self.items_by_seed if condition in SWAPS else ():
+            trained = {item.id: item.shared["prediction"] for item in items}
+            for item in items:
+                donor = trained[item.conditions[condition]["donor"]]
+                if donor not in (None, trained[item.id]):
+                    changed.append(item.conditions[condition]["prediction"] == donor)
+        return float(np.mean(changed)) if changed else None
+
+    @property
+    def floor(self) -> float:
+        """Accuracy of always giving the most frequent answer."""
+        return self.row.results[0].majority_baseline[1]
+
+    @property
+    def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
+        """The effects of a swap of the vectors, and of their keys and values."""
+        by_name = {effect.name: effect for effect in self.effects}
+        return by_name[SWAPS[0]], by_name[SWAPS[1]]
+
+    @property
+    def detectable_loss(self) -> float:
+        """The loss of accuracy by a swap that at least four of five audits like this one would show."""
+        n = self.row.accuracy.num_items
+        losses: list[float] = []
+        for effect in self.swaps:
+            gains = float((self.correct_under(effect.name) > self.row.correct).mean())
+            losses.append(detectable_loss(n, self.num_tests, gains))
+            if effect.change.num_seeds > 1:
+                losses.append(detectable_loss_over_seeds(effect.change, self.num_tests))
+        return max(losses)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the answers use the thoughts, and whether the run is better than its controls."""
+        name, text = judge_effects(self)
+        return Verdict(name, f"{text}{judge_controls(self.comparisons, name)}.")
+
+
+def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
+    """Return the verdict on the effects, without the controls."""
+    vectors, cache = audit.swaps
+    accuracy, others = audit.row.accuracy, [effect for effect in audit.effects if effect.is_significant]
+    if vectors.is_significant:
+        return "used", (
+            "the answers use what the thoughts say about the question: with another question's thoughts accuracy "
+            f"{describe_change(vectors.change)}, from {format_percent(accuracy.mean)} % to "
+            f"{format_percent(vectors.accuracy.mean)} %"
+        )
+    if cache.is_significant:
+        return "positions", (
+            "the answers use what the model computes at the positions of the thoughts, but no use of the vectors is "
+            f"shown, as with pause tokens: with another question's keys and values there, accuracy "
+            f"{describe_change(cache.change)}; another question's vectors cost {describe_bound(vectors)}"
+        )
+    loss = audit.detectable_loss
+    bound = max((vectors, cache), key=lambda effect: -effect.change.low)
+    if others:
+        largest = min(others, key=lambda effect: effect.change.p)
+        return "presence", (
+            f"the answers need something at the positions of the thoughts (with {largest.name!r}, accuracy "
+            f"{describe_change(largest.change)}), but no use of what it says about the question is shown: another "
+            f"question's thoughts cost {describe_bound(bound)}"
+        )
+    changed = max(vectors.changed_share, cache.changed_share)
+    if changed and (accuracy.low <= audit.floor or accuracy.mean <= loss):
+        return "undetermined", (
+            f"nothing can be said: the run answers {format_percent(accuracy.mean)} % correctly and always giving the "
+            f"most frequent answer {format_percent(audit.floor)} %, so it has little accuracy to lose, though another "
+            f"question's thoughts change {format_percent(changed)} % of its answers"
+        )
+    return "not shown", (
+        f"no use of the thoughts is shown: no intervention changes accuracy significantly, and another question's "
+        f"thoughts cost {describe_bound(bound)}; at least four of five such audits would show a loss of "
+        f"{format_percent(loss)} points"
+    )
+
+
+def judge_controls(comparisons: Sequence[ControlComparison], name: VerdictName) -> str:
+    """Return the rest of the sentence: how the run compares with its controls; empty without any."""
+    if not comparisons:
+        return ""
+    better = [c.name for c in comparisons if c.is_significant and c.difference.mean > 0]
+    worse = [c.name for c in comparisons if c.is_significant and c.difference.mean < 0]
+    same = [c.name for c in comparisons if not c.is_significant]
+    parts = [
+        f"{text} {' and '.join(names)}"
+        for text, names in (
+            ("more accurate than", better),
+            ("less accurate than", worse),
+            ("not shown to differ in accuracy from", same),
+        )
+        if names
+    ]
+    return f"; {'but' if name == 'used' and not better else 'and'} the run is {', '.join(parts)}"
+
+
+def describe_change(change: Difference) -> str:
+    """Return a significant change as a verb with points and the interval."""
+    low, high = sorted((abs(change.low), abs(change.high)))
+    verb = "falls" if change.mean < 0 else "rises"
+    points = format_percent(abs(change.mean))
+    return f"{verb} by {points} points (95 % interval {format_percent(low)} to {format_percent(high)})"
+
+
+def describe_bound(effect: ConditionEffect) -> str:
+    """Return the largest loss that the interval of an effect leaves possible."""
+    return f"at most {format_percent(max(0.0, -effect.change.low))} points (95 % interval)"
+
+
+def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
+    """Return the figures of an audit as JSON."""
+    answer, share = audit.row.results[0].majority_baseline
+    return {
+        "questions": audit.row.accuracy.num_items,
+        "seeds": list(audit.row.seeds),
+        "protocol": audit.row.results[0].protocol,
+        "majority_baseline": {"answer": answer, "share": share},
+        "accuracy": audit.row.accuracy._asdict(),
+        "conditions": list(map(effect_to_json, audit.effects)),
+        "controls": [
+            c._asdict() | {"accuracy": c.accuracy._asdict(), "difference": c.difference._asdict()}
+            for c in audit.comparisons
+        ],
+        "num_tests": audit.num_tests,
+        "detectable_loss": audit.detectable_loss,
+        "verdict": audit.verdict._asdict(),
+    }
+
+
+def effect_to_json(effect: ConditionEffect) -> dict[str, Any]:
+    """Return the effect of a condition as JSON."""
+    return effect._asdict() | {"accuracy": effect.accuracy._asdict(), "change": effect.change._asdict()}

@@ -1,0 +1,78 @@
+"""Compare right and wrong answers to the same questions: McNemar's test, an interval, and the detectable loss.
+
+Of n questions, `losses` are answered correctly only before a change and `gains` only after it. McNemar's binomial test
+(1947) uses these two counts alone. The interval is the adjusted Wald interval of Bonett and Price (2012), which keeps
+its level for few losses and gains, where a bootstrap interval has no width. The detectable loss solves the sample size
+formula of Connor (1987) for the difference; without gains it is a little larger than the test needs.
+"""
+
+import math
+from statistics import NormalDist
+
+from numpy.typing import ArrayLike
+
+from laconic.evaluation import statistics
+from laconic.evaluation.statistics import CONFIDENCE, NORMAL_QUANTILE, Difference
+
+POWER = 0.8
+BISECTIONS = 40
+
+
+def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
+    """Return the change of the accuracy, paired by seed and question.
+
+    Args:
+        changed: 1 for each correct answer after the change, [N] or [seeds, N].
+        original: The same before the change.
+
+    Returns:
+        The change with its 95 % interval and two-sided p-value: of one seed by McNemar's binomial test, which is about
+        this run; of several by `statistics.paired_difference`, which is about other seeds too.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
+    after, before = statistics.to_matrix(changed), statistics.to_matrix(original)
+    if len(after) > 1 or after.shape != before.shape:
+        return statistics.paired_difference(after, before)
+    n, gains, losses = after.shape[1], int((after > before).sum()), int((after < before).sum())
+    gain_share, loss_share = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
+    center = gain_share - loss_share
+    half = NORMAL_QUANTILE * math.sqrt((gain_share + loss_share - center**2) / (n + 2))
+    p = statistics.mcnemar_p_value(after[0], before[0])
+    return Difference((gains - losses) / n, max(center - half, -1.0), min(center + half, 1.0), p, 1, n)
+
+
+def min_questions(num_tests: int) -> int:
+    """Return the fewest questions on which the loss of all answers is significant after Holm's correction."""
+    return math.ceil(1 + math.log2(num_tests / (1 - CONFIDENCE)))
+
+
+def power_quantiles(num_tests: int) -> tuple[float, float]:
+    """Return the normal quantiles of Holm's strictest two-sided level, and of the power of four in five."""
+    normal = NormalDist()
+    return normal.inv_cdf(1 - (1 - CONFIDENCE) / num_tests / 2), normal.inv_cdf(POWER)
+
+
+def detectable_loss(num_questions: int, num_tests: int, gain_share: float = 0.0) -> float:
+    """Return a loss of accuracy that is significant in at least four of five audits, at Holm's strictest level.
+
+    Args:
+        num_questions: Number of questions n.
+        num_tests: Number of tests in the family.
+        gain_share: Share of questions that the change turns right by chance; as many are lost by chance.
+    """
+    z_level, z_power = power_quantiles(num_tests)
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        loss = (low + high) / 2
+        changed = loss + 2 * gain_share  # share of questions whose answer becomes right or wrong
+        needed = z_level * math.sqrt(changed) + z_power * math.sqrt(max(changed - loss**2, 0.0))
+        low, high = (loss, high) if loss * math.sqrt(num_questions) < needed else (low, loss)
+    return high
+
+
+def detectable_loss_over_seeds(change: Difference, num_tests: int) -> float:
+    """Return the same for the mean over seeds, whose standard error the interval of a change gives."""
+    error = (change.high - change.low) / (2 * NORMAL_QUANTILE)
+    return min(1.0, sum(power_quantiles(num_tests)) * error)

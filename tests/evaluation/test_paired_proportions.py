@@ -1,0 +1,84 @@
+"""Paired answers: coverage of the interval, the p-value of scipy, and the power that the detectable loss promises."""
+
+import numpy as np
+import pytest
+
+from laconic.evaluation.paired_proportions import POWER, compare_answers, detectable_loss, min_questions
+from laconic.evaluation.statistics import holm_adjust, paired_difference
+from tests.conftest import needs
+
+
+def answers(n: int, losses: int, gains: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return correct answers after and before a change."""
+    before, after = np.arange(n) % 2 == 0, np.arange(n) % 2 == 0
+    after[np.flatnonzero(before)[:losses]] = False
+    after[np.flatnonzero(~before)[:gains]] = True
+    return after.astype(float), before.astype(float)
+
+
+@pytest.mark.parametrize(("losses", "gains"), [(0, 0), (9, 0), (20, 7), (3, 40)])
+def test_compare_answers_p_is_that_of_a_binomial_test(losses: int, gains: int) -> None:
+    needs("scipy")
+    from scipy.stats import binomtest
+
+    result = compare_answers(*answers(200, losses, gains))
+    expected = binomtest(losses, losses + gains).pvalue if losses + gains else 1.0
+    assert result.p == pytest.approx(expected)
+    assert result.mean == pytest.approx((gains - losses) / 200)
+    assert result.low <= result.mean <= result.high
+
+
+def test_compare_answers_interval_by_hand() -> None:
+    result = compare_answers(*answers(21, 7, 1))  # (1 + 1) / 23 - (7 + 1) / 23 and the error of that difference
+    assert (result.low, result.high) == pytest.approx((-0.50836, -0.01338), abs=1e-5)
+
+
+@pytest.mark.parametrize(("loss_share", "gain_share"), [(0.02, 0.02), (0.3, 0.0), (0.01, 0.0), (0.2, 0.1)])
+def test_compare_answers_interval_covers(loss_share: float, gain_share: float) -> None:
+    rng, n, inside = np.random.default_rng(0), 150, 0
+    for losses, gains, _ in rng.multinomial(n, [loss_share, gain_share, 1 - loss_share - gain_share], size=1000):
+        result = compare_answers(*answers_of_counts(n, int(losses), int(gains)))
+        inside += result.low <= gain_share - loss_share <= result.high
+    assert inside >= 925
+
+
+def answers_of_counts(n: int, losses: int, gains: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return answers with any number of losses and gains."""
+    before, after = np.zeros(n), np.zeros(n)
+    before[:losses] = 1
+    after[losses : losses + gains] = 1
+    return after, before
+
+
+def test_compare_answers_of_several_seeds_is_the_bootstrap() -> None:
+    after, before = (np.stack([row, row[::-1], row]) for row in answers(60, 20, 2))
+    result = compare_answers(after, before)
+    assert (result.num_seeds, result.num_items) == (3, 60)
+    assert result == paired_difference(after, before)
+    assert result.high < 0
+
+
+def test_compare_answers_refuses_other_questions() -> None:
+    with pytest.raises(ValueError, match="compare the same items"):
+        compare_answers(np.ones(3), np.ones(4))
+
+
+@pytest.mark.parametrize(("num_questions", "gain_share"), [(500, 0.0), (500, 0.05), (100, 0.02)])
+def test_detectable_loss_has_the_power(num_questions: int, gain_share: float) -> None:
+    num_tests = 14
+    loss = detectable_loss(num_questions, num_tests, gain_share)
+    rng, significant = np.random.default_rng(1), 0
+    shares = [loss + gain_share, gain_share, 1 - loss - 2 * gain_share]
+    for losses, gains, _ in rng.multinomial(num_questions, shares, size=1000):
+        p = compare_answers(*answers_of_counts(num_questions, int(losses), int(gains))).p
+        significant += p <= 0.05 / num_tests
+    assert POWER - 0.03 <= significant / 1000 <= POWER + 0.12  # the formula promises too little if there are no gains
+
+
+def test_min_questions_is_the_first_that_can_be_significant() -> None:
+    for num_tests in (1, 12, 16):
+        n = min_questions(num_tests)
+        adjusted = [
+            holm_adjust([compare_answers(np.zeros(k), np.ones(k)).p, *[1.0] * (num_tests - 1)])[0] for k in (n - 1, n)
+        ]
+        assert adjusted[0] > 0.05 >= adjusted[1]
