@@ -84,6 +84,25 @@ def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> 
     assert load_items(folder) == records
 
 
+def test_run_resumable_refuses_changed_partial_results(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(Squares(calls=2), tmp_path)
+    units = partial_folder(tmp_path / METADATA.folder_name) / UNITS_FILE
+    text = units.read_text()
+    lines = text.splitlines(keepends=True)
+    for number, changed in (
+        (4, text.replace(lines[3], lines[3].replace(":3", ":4", 1))),
+        (2, "".join([lines[0], *lines[2:]])),
+        (1, "".join(line.partition(" ")[2] for line in lines)),
+    ):
+        assert changed != text
+        units.write_text(changed)
+        with pytest.raises(CorruptArtifactError, match=rf"units.jsonl:{number}: was changed"):
+            run(Squares(), tmp_path)
+    units.write_text(text)
+    assert run(Squares(), tmp_path) == run(Squares())
+
+
 def test_run_resumable_loads_what_is_stored_and_refuses_other_or_damaged_results(tmp_path: Path) -> None:
     records = run(Squares(), tmp_path)
     assert run(Squares(calls=0), tmp_path) == records

@@ -137,6 +137,18 @@ def test_write_file_is_old_or_new(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["latest"]
 
 
+def test_temporary_files_name_their_target(tmp_path: Path) -> None:
+    names: list[str] = []
+    for target in ("memory.safetensors", "ü" * 120):
+        atomic.write_file_atomically(tmp_path / target, lambda new: (names.append(new.name), new.write_text("1")))
+    assert names[0].startswith(".tmp-memory.safetensors-")
+    assert names[1].startswith(".tmp-üüü")
+    for name in (".tmp-file", ".tmp-folder/inner"):
+        (tmp_path / name).mkdir(parents=True)
+    atomic.remove_temporary(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_write_checks_free_space(tmp_path: Path) -> None:
     for commit in (atomic.write_folder_atomically, atomic.write_file_atomically):
         with pytest.raises(DiskError, match=r"required to write 1,000,000,000,000,000,000, [\d,]+ are free"):

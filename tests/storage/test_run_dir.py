@@ -160,6 +160,49 @@ CORRUPTIONS = {
 }
 
 
+def test_latest_valid_step_skips_one_with_a_link_that_leads_out(tmp_path: Path) -> None:
+    run = commit_steps(tmp_path / "run", 1, 2, 3, 4)
+    corrupt(run, 4, "link")
+    (run.path / "manifest.json").write_text((run.step_path(3) / MANIFEST_FILE).read_text())
+    (run.step_path(3) / MANIFEST_FILE).unlink()
+    (run.step_path(3) / MANIFEST_FILE).symlink_to(run.path / "manifest.json")
+    for step in (3, 4):
+        with pytest.raises(UnsafeFileError, match="leads out of its folder"):
+            run.get_step(step)
+    with run.lock(), pytest.warns(UserWarning, match="leads out of its folder.*; using the step before it"):
+        latest_step = run.latest_valid_step()
+    assert latest_step is not None
+    assert (latest_step.step, run.step_numbers()) == (2, [1, 2])
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "._model.safetensors", "Thumbs.db", ".nfs000000000123abcd00000001"])
+def test_verify_folder_ignores_files_of_the_operating_system(tmp_path: Path, name: str) -> None:
+    def write(writer: ManifestWriter) -> None:
+        write_values(1)(writer)
+        (writer.folder / name).write_text("1")
+
+    run = RunDirectory(tmp_path / "run")
+    with run.lock():
+        run.commit_step(1, write, {"data": "d"})
+    assert name not in run.get_step(1).manifest.files
+    (run.step_path(1) / name).write_text("2")
+    assert run.get_step(1).step == 1
+
+
+@pytest.mark.parametrize("name", ["steps", "metrics.jsonl"])
+def test_lock_refuses_links_in_the_run_directory(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir() if name == "steps" else outside.write_text("mine, without a line end")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(outside)
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(UnsafeFileError, match=f"{name} is a link to .*; not written through"), run.lock():
+        pass
+    assert outside.is_dir() or outside.read_text() == "mine, without a line end"
+    (tmp_path / "linked").symlink_to(commit_steps(tmp_path / "moved", 1).path)  # the whole of a run may be a link
+    assert commit_steps(tmp_path / "linked", 2).step_numbers() == [1, 2]
+
+
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 def test_latest_valid_step_skips_a_corrupt_one(tmp_path: Path, kind: str) -> None:
     run = commit_steps(tmp_path / "run", 0, 1, 2)

@@ -2,7 +2,7 @@
 
 A finished evaluation is a folder in `RUN/evaluations` with `records.jsonl` (one `EvalRecord` per line), `result.json`
 (metadata and summary figures), a copy of the recipe and a manifest. While it runs, finished units of work are appended
-to a hidden folder beside it, one line per unit, so that the same command resumes where it stopped.
+to a hidden folder beside it, one line with a hash per unit, so that the same command resumes where it stopped.
 """
 
 import io
@@ -10,13 +10,15 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from laconic.errors import BusyError, InputError
+from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
-from laconic.storage.atomic import write_file_atomically, write_folder_atomically
+from laconic.storage.atomic import check_not_link, write_file_atomically, write_folder_atomically
 from laconic.storage.manifest import hash_json
 from laconic.storage.strict_json import to_canonical_json
 from laconic.training.ranks import Ranks, SingleProcess
@@ -184,6 +186,7 @@ def run_resumable(
     order = range(job.num_units) if job.order is None else job.order
     partial = None if target is None else partial_folder(target)
     lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
+    digest = reduce(hash_unit, lines, "")
     with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
         while len(lines) < job.num_units:
             if before_batch:
@@ -193,7 +196,9 @@ def run_resumable(
             units = job.evaluate(rank_indices) if rank_indices else []
             parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
-            file.writelines(new)
+            for line in new:
+                digest = hash_unit(digest, line)
+                file.write(f"{digest} {line}")
             file.flush()
             lines += new
             if progress:
@@ -300,11 +305,23 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
         write_file_atomically(mark, lambda new: new.write_text(text, encoding="utf-8"))
     elif mark.read_text(encoding="utf-8") != text:
         raise BusyError(f"{partial} holds partial results of another checkpoint or other data; {REMOVE_HINT}")
-    lines = units.read_text(encoding="utf-8").splitlines(keepends=True) if units.exists() else []
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-        write_file_atomically(units, lambda new: new.write_text("".join(lines), encoding="utf-8"))
+    check_not_link(units)
+    stored = units.read_text(encoding="utf-8").splitlines(keepends=True) if units.exists() else []
+    if stored and not stored[-1].endswith("\n"):
+        stored.pop()
+        write_file_atomically(units, lambda new: new.write_text("".join(stored), encoding="utf-8"))
+    lines, digest = list[str](), ""
+    for number, (expected, _, line) in enumerate((item.partition(" ") for item in stored), 1):
+        digest = hash_unit(digest, line)
+        if digest != expected:
+            raise CorruptArtifactError(f"{units}:{number}: was changed after it was written; remove {partial}")
+        lines.append(line)
     return lines
+
+
+def hash_unit(previous: str, line: str) -> str:
+    """Return the SHA-256 of a unit's line and of all before it, with which its line in the partial results begins."""
+    return sha256(f"{previous}{line}".encode()).hexdigest()
 
 
 def _read_committed(folder: Path, metadata: EvalMetadata) -> list[str]:

@@ -46,6 +46,7 @@ from laconic.evaluation.runs import flush_denormals, load_recipes, resolve_step,
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
 from laconic.storage import lock
+from laconic.storage.atomic import check_not_link, remove_temporary
 from laconic.training.ranks import Ranks, SingleProcess
 from laconic.training.signals import SignalInterruptError, StopSignal
 
@@ -330,12 +331,15 @@ def evaluate_job(
 
 @contextmanager
 def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Lock a run's `evaluations` folder, once for all ranks; the run itself may be trained meanwhile."""
+    """Lock a run's `evaluations` folder and sweep it, once for all ranks; the run may be trained meanwhile."""
     evaluations = folder / EVALUATIONS_FOLDER
     if ranks.rank == 0:
+        check_not_link(evaluations)
         with translate_os_errors(evaluations):
             evaluations.mkdir(exist_ok=True)
     with lock.lock_folder(evaluations) if ranks.rank == 0 else nullcontext():
+        if ranks.rank == 0:
+            remove_temporary(evaluations)
         ranks.all_gather(None)  # the others wait for the lock
         yield
 

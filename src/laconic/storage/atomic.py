@@ -26,12 +26,14 @@ from laconic.errors import (
     DiskError,
     InputError,
     NonFiniteError,
+    UnsafeFileError,
     free_bytes,
     translate_os_errors,
 )
 from laconic.storage.strict_json import SafetensorsHeader, parse_json, read_safetensors_header, to_canonical_json
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
+MAX_TEMPORARY_BYTES = 150  # of a target's name in that of its temporary file
 FORMAT_VERSION = 1  # of single-file artifacts
 KIND_LABELS = {
     "memory": "memory (summary vectors)",
@@ -127,7 +129,7 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise BusyError(f"{target} exists and is not empty")
     final = target.resolve()
-    temporary = final.with_name(f".tmp-{uuid.uuid4().hex}")
+    temporary = make_temporary_path(final)
     with translate_os_errors(target, expected_bytes):
         final.parent.mkdir(parents=True, exist_ok=True)
         check_free_space(final.parent, expected_bytes)
@@ -155,7 +157,7 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
     Raises:
         DiskError: If there is too little free space or the file system fails.
     """
-    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    temporary = make_temporary_path(path)
     with translate_os_errors(path, expected_bytes):
         check_free_space(path.parent, expected_bytes)
         try:
@@ -166,6 +168,36 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
             temporary.unlink(missing_ok=True)
             raise
         fsync_path(path.parent)
+
+
+def check_not_link(path: Path) -> None:
+    """Raise `UnsafeFileError` if a path that is to be written is a link."""
+    if path.is_symlink():
+        raise UnsafeFileError(
+            f"{path} is a link to {os.readlink(path)}; not written through. Put the target itself there, or link to "
+            f"the whole of {path.parent.name}"
+        )
+
+
+def make_temporary_path(path: Path) -> Path:
+    """Return a free name beside a path, which names it for those who find what a killed process left."""
+    name = path.name.encode()[:MAX_TEMPORARY_BYTES].decode(errors="ignore")
+    return path.with_name(f".tmp-{name}-{uuid.uuid4().hex}")
+
+
+def remove_temporary(folder: Path) -> None:
+    """Delete the temporary files and folders that killed processes left in a folder; hold its lock."""
+    with translate_os_errors(folder):
+        for path in folder.glob(".tmp-*"):
+            remove_path(path)
+
+
+def remove_path(path: Path) -> None:
+    """Delete a file, link or folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_free_space(folder: Path, expected_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from laconic.storage.strict_json import read_json, read_safetensors_header, reso
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"
+# Files that Finder, Windows, NFS and FUSE put into folders that they show or whose open files are deleted.
+SYSTEM_FILE = re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini|\.directory|\.nfs[0-9a-f]+|\.fuse_hidden[0-9a-f]+")
 SAFETENSORS_METADATA: Mapping[str, str] = {"format": "pt"}  # required by Hugging Face's loaders
 
 
@@ -150,11 +153,12 @@ def _hash_file(path: Path) -> tuple[int, str]:
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Return every file below a folder, and links to folders."""
+    """Return every file below a folder, and links to folders, but no files of the operating system."""
     paths: list[str] = []
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if Path(parent, name).is_symlink()]
-        paths += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
+        names = [name for name in files + links if not SYSTEM_FILE.fullmatch(name)]
+        paths += [Path(parent, name).relative_to(folder).as_posix() for name in names]
     return sorted(paths)
 
 
@@ -163,10 +167,11 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CorruptArtifactError: If there is none or it was changed.
+        UnsafeFileError: If it is a link that leads out of the folder.
         UnsupportedFormatError: If it has another format.
     """
     try:
-        fields = read_json(folder / MANIFEST_FILE)
+        fields = read_json(resolve_inside(folder, MANIFEST_FILE))
     except InputError as error:
         raise CorruptArtifactError(f"{folder} is incomplete: {error}") from None
     version = fields.get("format")
@@ -197,6 +202,7 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
 
     Raises:
         CorruptArtifactError: For the first file that is missing, extra or changed.
+        UnsafeFileError: For a file that is a link that leads out of the folder.
     """
     with translate_os_errors(folder):
         manifest = read_manifest(folder)

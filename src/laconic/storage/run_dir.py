@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
+from laconic.errors import BusyError, CorruptArtifactError, UnsafeFileError, UsageError, translate_os_errors
 from laconic.storage import atomic, lock, manifest
 from laconic.storage.manifest import Manifest, ManifestWriter, UnsupportedFormatError
 
@@ -71,7 +71,10 @@ class RunDirectory:
         Raises:
             BusyError: If another process holds the lock.
             DiskError: If the directory cannot be created or the file system has no locks.
+            UnsafeFileError: If a part of it is a link, through which other folders would be changed.
         """
+        for part in (self.steps_folder, self.path / "metrics.jsonl"):
+            atomic.check_not_link(part)
         with translate_os_errors(self.path):
             self.steps_folder.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.path.parent):
@@ -89,7 +92,7 @@ class RunDirectory:
         with translate_os_errors(self.path):
             for folder in (self.path, self.steps_folder):
                 for path in (*folder.glob(".tmp-*"), *folder.glob(".trash-*")):
-                    _remove_path(path)
+                    atomic.remove_path(path)
             metrics = self.path / "metrics.jsonl"
             if metrics.exists():
                 truncate_partial_line(metrics)
@@ -163,7 +166,7 @@ class RunDirectory:
     def latest_valid_step(self) -> StepFolder | None:
         """Return the newest step that passes verification, or None if the run has no steps.
 
-        A corrupt step is skipped with a warning; while the lock is held it is also renamed to `.bad-…`, so that its
+        A corrupt or unsafe step is skipped with a warning; while the lock is held it is also renamed to `.bad-…`, so that its
         number can be written again.
 
         Raises:
@@ -175,7 +178,7 @@ class RunDirectory:
                 return self.get_step(step)
             except UnsupportedFormatError:
                 raise
-            except CorruptArtifactError as error:
+            except (CorruptArtifactError, UnsafeFileError) as error:
                 warnings.warn(f"{error}; using the step before it")
                 if self._is_locked:
                     self._rename_bad(self.step_path(step))
@@ -188,6 +191,7 @@ class RunDirectory:
 
         Raises:
             CorruptArtifactError: If it fails verification.
+            UnsafeFileError: If a file is a link that leads out of it.
             UsageError: If there is no such step.
         """
         folder = self.step_path(step)
@@ -220,7 +224,7 @@ class RunDirectory:
             return
         try:
             self.get_step(self.step_numbers()[-1])
-        except CorruptArtifactError as error:
+        except (CorruptArtifactError, UnsafeFileError) as error:
             warnings.warn(f"{error}; no step is deleted")
             return
         for step in surplus:
@@ -249,11 +253,3 @@ def truncate_partial_line(path: Path) -> None:
             end = start
         if end < size:
             file.truncate(end)
-
-
-def _remove_path(path: Path) -> None:
-    """Delete a file, link or folder."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from laconic.errors import translate_os_errors
+from laconic.storage.atomic import check_not_link
 from laconic.storage.strict_json import to_canonical_json
 from laconic.training.trackers import Tracker
 
@@ -23,6 +24,7 @@ class MetricsWriter:
 
     def __init__(self, path: Path, start: int = 0, tracker: Tracker | None = None) -> None:
         self.path, self.tracker = path, tracker
+        check_not_link(path)
         with translate_os_errors(path):
             self.file = path.open("ab")
             length = self.file.tell()
