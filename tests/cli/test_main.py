@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from laconic import Decoder, DecoderConfig
 from laconic.cli.verify import VerifyParityCommand
 from laconic.errors import CorruptArtifactError, NonFiniteError
+from laconic.storage.atomic import write_folder_atomically
 from tests.conftest import RunCli, needs
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
@@ -175,6 +178,24 @@ def run_in_shell(command: str, folder: Path) -> tuple[int, str]:
     result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
     assert "Traceback" not in result.stderr
     return result.returncode, result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_removes_what_is_half_written(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def write_half(folder: Path) -> None:
+        (folder / "half").write_text("1")
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+
+    def export(self: VerifyParityCommand) -> None:
+        write_folder_atomically(tmp_path / "out", write_half)
+
+    monkeypatch.setattr(VerifyParityCommand, "run", export)
+    assert run_cli("verify", "parity", "tiny:llama").code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ import io
 import operator
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import reduce
 from itertools import takewhile
@@ -196,6 +198,27 @@ def main_lm_eval() -> None:
     run_and_exit(run)
 
 
+@contextlib.contextmanager
+def exit_at_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `SystemExit`, so that files that are half written are removed.
+
+    Signals that are ignored, as under `nohup`, stay so.
+    """
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
     """Exit with the code that a function returns or its error has; print tracebacks only with `LACONIC_DEBUG=1`."""
     open_missing_streams()
@@ -205,7 +228,8 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale is
     apply_cpu_quota()
     try:
-        code = run()
+        with exit_at_signals():
+            code = run()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -166,8 +166,8 @@ class RunDirectory:
     def latest_valid_step(self) -> StepFolder | None:
         """Return the newest step that passes verification, or None if the run has no steps.
 
-        A corrupt or unsafe step is skipped with a warning; while the lock is held it is also renamed to `.bad-…`, so that its
-        number can be written again.
+        A corrupt or unsafe step is skipped with a warning; while the lock is held it is also renamed to `.bad-…`, so
+        that its number can be written again.
 
         Raises:
             CorruptArtifactError: If there are steps but none is valid.
