@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.serving.scheduler import MIN_PROMPT_SECONDS, STEP_SECONDS, ChunkSizer, share_positions
+from laconic.serving.scheduler import MIN_CHUNK, MIN_PROMPT_SHARE, STEP_SECONDS, ChunkSizer, share_positions
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.02])
@@ -26,16 +26,16 @@ def test_chunk_sizer_fills_a_step(decode_seconds: float, per_position: float, fi
 
 @pytest.mark.parametrize("decode_seconds", [0.13, 0.15, 0.4])
 def test_chunk_sizer_never_stops_reading_prompts(decode_seconds: float) -> None:
-    """Where decoding alone takes as long as a step may, prompts get little more, however long it takes."""
+    """Where decoding alone takes as long as a step may, a share of its time goes to prompts."""
     sizer = ChunkSizer(512)
     sizer.record(decode_seconds, 16, 0)
     for _ in range(30):
         size = sizer.choose(16)
         sizer.record(decode_seconds + 0.001 * size, 16, size)
-    assert size == pytest.approx(MIN_PROMPT_SECONDS / 0.001, abs=2)
+    assert size == pytest.approx(MIN_PROMPT_SHARE * decode_seconds / 0.001, abs=2)
     for _ in range(30):
         sizer.record(9.0, 16, sizer.choose(16))
-    assert sizer.choose(16) == 1
+    assert sizer.choose(16) == MIN_CHUNK
     assert ChunkSizer(3).choose(16) == 3
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 STEP_SECONDS = 0.15  # target of a step with decoding rows; leaves a margin to the 200 ms that a token may take
-MIN_PROMPT_SECONDS = 0.04  # of a step goes to prompts at least, where decoding alone takes as long as the target
+MIN_PROMPT_SHARE = 0.25  # of a decode step's time goes to prompts at least, where decoding alone takes that long
 PREFILL_SECONDS = 0.5  # the same for a step without, after which requests that arrive or are cancelled are looked at
-FIRST_CHUNK = 16
+MIN_CHUNK, FIRST_CHUNK = 4, 16
 LEAST_SECONDS = 1e-3  # of a chunk, where noise hides its cost
 WEIGHT = 0.5  # of the last step in the moving averages
 MAX_GROWTH = 2  # of the chunk from one step to the next
@@ -31,10 +31,10 @@ class ChunkSizer:
         """Return the number of prompt positions to read beside as many decoding rows."""
         if not self.position_seconds:
             return min(self.max_size, FIRST_CHUNK)
-        shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SECONDS)
+        shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SHARE * self.decode_seconds)
         seconds = shared if num_decoding else PREFILL_SECONDS
         size = min(int(seconds / self.position_seconds), MAX_GROWTH * self.last_size, self.max_size)
-        return max(size, 1)
+        return max(size, min(MIN_CHUNK, self.max_size))
 
     def record(self, seconds: float, num_decoding: int, num_positions: int) -> None:
         """Take account of the time of a step."""
