@@ -49,7 +49,7 @@ def test_audit_with_a_control_as_json_and_again_from_disk(run_cli: RunCli, runs:
     assert "another question's thoughts" in again.out
     assert stored.stat().st_mtime_ns == before
 
-    evaluated = json.loads(run_cli("evaluate", "kava", "pause", "--format", "json", "--limit", 500).out)
+    evaluated = json.loads(run_cli("evaluate", "kava", "pause", "--format", "json", "--limit", 300).out)
     accuracies = {row["run"]: row["accuracy"]["mean"] for row in evaluated["datasets"][0]["runs"]}
     assert accuracies == {"kava": data["accuracy"]["mean"], "pause": data["controls"][0]["accuracy"]["mean"]}
 

@@ -48,7 +48,11 @@ def subject() -> InspectedRun:
         return TeacherChain(taught.k_t, taught.k_t, taught.v_t, taught.I, taught.R, chosen, "rkv", (0, 1), True)
 
     def think(
-        questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
+        questions: Any,
+        intervention: Any = None,
+        record_passes: bool = False,
+        iterations: int | None = None,
+        question_cache: Any = None,
     ) -> Any:
         method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
         return method.think(questions, intervention=intervention, record_passes=record_passes)

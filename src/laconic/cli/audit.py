@@ -25,7 +25,7 @@ class AuditCommand:
     """run to compare with on the same questions, for example one with pause tokens; may be given several times"""
     task: str = "test"
     """questions: the recipe's test or valid, a data set of laconic data list, or a file"""
-    limit: int = 500
+    limit: int = 300
     """number of questions, from the first"""
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""

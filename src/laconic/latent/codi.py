@@ -298,11 +298,15 @@ class Codi(PromptedAnswers):
         return make_output(combine_losses(student, teacher, hidden, self.config), terms)
 
     def think(
-        self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False
+        self,
+        questions: ReasoningBatch,
+        intervention: Intervention | None = None,
+        record_passes: bool = False,
+        question_cache: KVCache | None = None,
     ) -> LatentRollout:
-        """Return the latents after the questions, without gradients and dropout."""
+        """Return the latents after the questions, which are read unless their cache is given; without gradients."""
         with eval_no_grad(self.decoder, self.latent_thoughts):
-            cache = encode_question(self.decoder, questions).cache
+            cache = encode_question(self.decoder, questions).cache if question_cache is None else question_cache
             return self.latent_thoughts.think(
                 self.decoder, cache, intervention=intervention, record_passes=record_passes
             )

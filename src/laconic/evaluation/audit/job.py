@@ -113,8 +113,9 @@ def audit_batch(audited: AuditedQuestions, rows: list[int], means: ReferenceMean
     examples, indices = [questions.examples[i] for i in rows], np.array(rows)
     donor_rows = [donors[i] for i in rows]
     batch = load_batch(run, questions.source, indices)
-    rollout = run.think(batch, record_passes=True)
     donor_rollout = run.think(load_batch(run, questions.source, np.array(donor_rows)), record_passes=True)
+    run = run.with_questions(batch)
+    rollout = run.think(batch, record_passes=True)
     inputs = InterventionInputs(rollout, indices, AUDIT_SEED, donor_rollout, means)
     trained = answer_records(run, batch, rollout, questions, examples)
     answers: list[dict[str, Mapping[str, Any]]] = [dict(r.to_item(AS_TRAINED).conditions) for r in trained]

@@ -4,7 +4,8 @@ Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples hav
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -21,6 +22,7 @@ from laconic.experiment.methods import require
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
 from laconic.latent.coconut import Coconut
+from laconic.latent.codi import Codi, encode_question
 from laconic.latent.kava import Kava, TeacherTargets
 from laconic.latent.rkv import SelectedColumns
 from laconic.latent.rollout import Intervention, LatentRollout
@@ -75,7 +77,10 @@ class LatentKeysValues(NamedTuple):
 
 
 class ThinkFunction(Protocol):
-    """Computes the latents of questions; `iterations` replaces the number of Jacobi iterations of training."""
+    """Computes the latents of questions.
+
+    `iterations` replaces the number of Jacobi iterations of training, and `question_cache` saves reading the questions.
+    """
 
     def __call__(
         self,
@@ -83,6 +88,7 @@ class ThinkFunction(Protocol):
         intervention: Intervention | None = None,
         record_passes: bool = False,
         iterations: int | None = None,
+        question_cache: KVCache | None = None,
     ) -> LatentRollout: ...
 
 
@@ -100,6 +106,7 @@ class InspectedRun:
         teacher_chain: What the teacher's cache holds of chains; None for a method without a teacher.
         num_iterations: Jacobi iterations of training; None for sequential latents.
         device: Device of the model.
+        read_questions: Returns the cache of questions for `think`; None for a method that reads them itself.
     """
 
     name: str
@@ -111,6 +118,13 @@ class InspectedRun:
     teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
     num_iterations: int | None
     device: torch.device
+    read_questions: Callable[[ReasoningBatch], KVCache] | None = None
+
+    def with_questions(self, questions: ReasoningBatch) -> "InspectedRun":
+        """Return a run that has read these questions, so that `think` about them reads them no more."""
+        if self.read_questions is None:
+            return self
+        return replace(self, think=partial(self.think, question_cache=self.read_questions(questions)))
 
 
 def load_inspected_run(
@@ -144,7 +158,18 @@ def load_inspected_run(
         teacher_chain=teacher_chain_function(run, selection_recipe or recipe) if has_teacher else None,
         num_iterations=latents.num_iterations,
         device=device,
+        read_questions=question_cache_function(run.method) if isinstance(run.method, Codi) else None,
     )
+
+
+def question_cache_function(method: Codi) -> Callable[[ReasoningBatch], KVCache]:
+    """Return the function that reads questions."""
+
+    def read_questions(questions: ReasoningBatch) -> KVCache:
+        with eval_no_grad(method.decoder), flush_denormals(questions.question_ids.device):
+            return encode_question(method.decoder, questions).cache
+
+    return read_questions
 
 
 def latent_function(run: LoadedRun) -> ThinkFunction:
@@ -156,9 +181,11 @@ def latent_function(run: LoadedRun) -> ThinkFunction:
         intervention: Intervention | None = None,
         record_passes: bool = False,
         iterations: int | None = None,
+        question_cache: KVCache | None = None,
     ) -> LatentRollout:
+        cached = {} if question_cache is None else {"question_cache": question_cache}
         with with_iterations(run, iterations), flush_denormals(questions.question_ids.device):
-            rollout = method.think(questions, intervention=intervention, record_passes=record_passes)
+            rollout = method.think(questions, intervention=intervention, record_passes=record_passes, **cached)
         if not rollout.latents.shape[1]:
             raise UsageError(f"{run.folder}: step {run.step} is in a stage without latents; choose a later step")
         return rollout
