@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import cache, decoding, generating, loading, memories, reading, start, thinking, training
+from benchmarks import cache, decoding, generating, loading, memories, optimizers, reading, start, thinking, training
 from benchmarks.measure import REPO, Scale, Table
 from benchmarks.page import Page
 
@@ -19,6 +19,7 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "prefill": decoding.prefill,
     "training": training.training,
     "recompute": training.recompute,
+    "optimizers": optimizers.optimizers,
     "loading": loading.loading,
     "cache": cache.cache,
     "mask": cache.mask,

@@ -84,7 +84,7 @@ def test_m3_parameter_groups(tmp_path: Path) -> None:
     assert set(rules["m3"]) == {2}
     assert len(rules["m3"]) == 7, "projections of the only block"
     assert rules["adamw"].count(2) == 2, "embedding and head"
-    assert {group["decay"] for group in optimizer.param_groups} == {0.1}
+    assert {group["rule"]: group["weight_decay"] for group in optimizer.param_groups} == {"m3": 0.1, "adamw": 0.0}
 
 
 def test_optimizer_refusals(tmp_path: Path) -> None:

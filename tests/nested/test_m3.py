@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import laconic
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.nested.optim.dgd import DGD
 from laconic.nested.optim.input_recording import record_inputs
 from laconic.nested.optim.m3 import M3
 from laconic.nested.optim.m3_equations import M3Hyperparameters, newton_schulz
@@ -52,7 +54,7 @@ def test_m3_equals_its_reference(mode: Any, shape: tuple[int, int]) -> None:
     hyperparameters = M3Hyperparameters((0.9, 0.99, 0.8), 0.7, 3)
     start, decay = noise(3, *shape), 0.1 if mode == "ema" else 0.0
     weight = nn.Parameter(start.clone())
-    optimizer = M3([weight], 0.05, mode=mode, betas=(0.9, 0.99, 0.8), alpha=0.7, slow_every=3, decay=decay)
+    optimizer = M3([weight], 0.05, mode=mode, betas=(0.9, 0.99, 0.8), alpha=0.7, slow_every=3, weight_decay=decay)
     for n, g in enumerate(gradients, 1):
         weight.grad = g
         optimizer.step()
@@ -115,7 +117,7 @@ def test_m3_step_has_the_root_mean_square_of_adamw(shape: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize(
-    "settings", [{"lr": 0.02, "slow_every": 3, "decay": 0.1}, {"second": "elementwise"}, LITERAL], ids=str
+    "settings", [{"lr": 0.02, "slow_every": 3, "weight_decay": 0.1}, {"second": "elementwise"}, LITERAL], ids=str
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_m3_learns_and_resumes_bit_for_bit(settings: dict[str, Any], dtype: torch.dtype) -> None:
@@ -124,7 +126,7 @@ def test_m3_learns_and_resumes_bit_for_bit(settings: dict[str, Any], dtype: torc
     losses = train(model, optimizer, 10)
     saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
     state = saved["state"][0]
-    assert {"M1", "M2", "A", "O2", "step"} <= state.keys() <= {"M1", "M2", "A", "O2", "step", "V"}
+    assert {"M1", "M2", "O2", "step"} <= state.keys() <= {"M1", "M2", "O2", "step", "V"}
     assert ("V" in state) is (settings.get("mode") == "literal" or "second" in settings)
     assert all(isinstance(tensor, Tensor) for tensor in state.values())  # as checkpoints require
     rest = train(model, optimizer, 10)
@@ -158,7 +160,7 @@ def test_m3_updates_embeddings_heads_and_vectors_by_adamw() -> None:
         ["1.weight"],
         ["0.weight", "2.weight", "2.bias", "3.weight", "3.bias"],
     ]
-    optimizer = M3(groups, adam_decay=0.1)
+    optimizer = M3(groups, adam_weight_decay=0.1)
     assert [group["rule"] for group in optimizer.param_groups] == ["m3", "adamw"]
     expected, targets = copy.deepcopy(model), torch.arange(9).flip(0)
     F.cross_entropy(model(torch.arange(9)), targets).backward()
@@ -169,6 +171,100 @@ def test_m3_updates_embeddings_heads_and_vectors_by_adamw() -> None:
     for k in (0, 2, 3):
         assert all(torch.equal(p, q) for p, q in zip(model[k].parameters(), expected[k].parameters(), strict=True))
     assert not torch.equal(model[1].weight, expected[1].weight)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_m3_groups_leave_only_tables_and_heads_to_adamw() -> None:
+    """A position table as long as the maps are wide makes no heads of them."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 32}
+    for tied in (True, False):
+        config = DecoderConfig.tiny("gpt2", num_hidden_layers=2, **sizes)
+        decoder = Decoder(replace(config, tie_word_embeddings=tied), seed=0)
+        groups = {group["rule"]: [name for name, _ in group["params"]] for group in M3.build_param_groups(decoder)}
+        assert len(groups["m3"]) == 8
+        matrices = [name for name in groups["adamw"] if decoder.get_parameter(name).ndim == 2]
+        assert len(matrices) == (2 if tied else 3)
+    blocks = [nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6)) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Embedding(6, 6), nn.Sequential(*blocks), nn.Linear(6, 9))
+    groups = {group["rule"]: [name for name, _ in group["params"]] for group in M3.build_param_groups(model)}
+    assert groups["m3"] == [f"2.{n}.{k}.weight" for n in range(2) for k in (0, 2)]
+    assert {"0.weight", "1.weight", "3.weight"} <= set(groups["adamw"])
+
+
+def test_m3_groups_have_weight_decays_of_their_own() -> None:
+    """A matrix that has no gradient but decay shrinks by 1 - lr decay; so does a vector of AdamW."""
+    model = build_model()
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [named["0.weight"], named["0.bias"]], "weight_decay": 0.5},
+        {"params": [named["2.weight"]]},
+    ]
+    optimizer = M3(groups, lr=0.1, weight_decay=0.25, adam_weight_decay=0.125)
+    assert [(g["rule"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        ("m3", 0.5), ("adamw", 0.5), ("m3", 0.25),
+    ]  # fmt: skip
+    vector = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [vector], "rule": "adamw"})
+    before = {name: p.detach().clone() for name, p in named.items()}
+    for p in (*named.values(), vector):
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, decay in (("0.weight", 0.5), ("0.bias", 0.5), ("2.weight", 0.25)):
+        assert largest(named[name], (1 - 0.1 * decay) * before[name]) <= ORACLE
+    assert largest(vector, (1 - 0.1 * 0.125) * torch.ones(2)) <= FLOAT32
+
+
+@pytest.mark.parametrize("option", ["foreach", "maximize", "decay", "adam_decay", "nesterov"])
+def test_m3_and_dgd_refuse_unknown_options_of_groups(option: str) -> None:
+    with pytest.raises(UsageError, match=f"M3: a group has {option}.*weight_decay"):
+        M3([{"params": list(build_model().parameters()), option: True}])
+    model = record_inputs(build_model())
+    with pytest.raises(UsageError, match=f"DGD: a group has {option}"):
+        DGD([{"params": list(model.parameters()), option: True}])
+    with pytest.raises(UsageError, match=r"DGD: weight_decay 0\.1.*rule='adamw'"):
+        DGD([{"params": list(model.parameters()), "weight_decay": 0.1}])
+    with pytest.raises(UsageError, match=r"M3: weight_decay 0\.1.*ema"):
+        M3([{"params": [build_model()[0].weight], "weight_decay": 0.1}], mode="literal")
+
+
+@pytest.mark.parametrize("settings", [{"weight_decay": 0.1}, {"mode": "literal"}], ids=str)
+@pytest.mark.parametrize("n", [4, 6])
+def test_m3_loads_states_of_earlier_versions(settings: dict[str, Any], n: int) -> None:
+    """They kept the gradients since the last slow update in A, and added them to M2 at its end."""
+    weight, gradients = nn.Parameter(noise(3, 4, 5)), [noise(10 + k, 4, 5) for k in range(12)]
+    optimizer = M3([weight], slow_every=3, **settings)
+    for g in gradients[:n]:
+        weight.grad = g
+        optimizer.step()
+    earlier, b3 = copy.deepcopy(optimizer.state_dict()), optimizer.param_groups[0]["betas"][2]
+    is_literal, period = "mode" in settings, gradients[n - n % 3 : n]
+    state, sums = earlier["state"][0], sum(period, torch.zeros(4, 5).double())
+    part = (b3 if is_literal else (1 - b3) / 3) * sums
+    state["M2"] = (state["M2"] - part) / (b3 if period and not is_literal else 1)
+    state["A"] = sums
+    group = earlier["param_groups"][0]
+    group["decay"], group["adam_decay"] = group.pop("weight_decay"), 0.0
+    other = nn.Parameter(weight.detach().clone())
+    resumed = M3([other], slow_every=3, **settings)
+    resumed.load_state_dict(earlier)
+    for g in gradients[n:]:
+        for p, o in ((weight, optimizer), (other, resumed)):
+            p.grad = g
+            o.step()
+    assert largest(other, weight) <= ORACLE
+    assert resumed.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+def test_m3_float32_state_has_ten_bytes_per_number() -> None:
+    weight = nn.Parameter(torch.randn(8, 4))
+    optimizer = M3([weight])
+    for _ in range(2):
+        weight.grad = torch.randn(8, 4)
+        optimizer.step()
+        resumed = M3([weight])
+        resumed.load_state_dict(optimizer.state_dict())
+        for o in (optimizer, resumed):
+            assert sum(t.nbytes for name, t in o.state[weight].items() if name != "step") == 10 * weight.numel()
 
 
 def test_m3_step_calls_the_closure() -> None:
@@ -190,7 +286,7 @@ def test_m3_step_calls_the_closure() -> None:
     [
         ({"lr": -1.0}, "lr"), ({"mode": "sum"}, "mode"), ({"second": "row"}, "second"),
         ({"betas": (0.9, 1.0, 0.9)}, r"betas\[1\]"), ({"slow_every": 0}, "slow_every"),
-        ({"mode": "literal", "decay": 0.1}, "decay"),
+        ({"mode": "literal", "weight_decay": 0.1}, "weight_decay"),
     ],
     ids=str,
 )  # fmt: skip

@@ -24,9 +24,9 @@ def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Op
     """
     if config.optimizer == "adamw":
         return build_adamw(method, config)
-    adam: dict[str, Any] = {"adam_betas": config.betas, "adam_decay": 0.0}
+    adam: dict[str, Any] = {"adam_betas": config.betas, "adam_weight_decay": 0.0}
     if config.optimizer == "m3":
-        return M3(M3.build_param_groups(method), config.learning_rate, decay=config.weight_decay, **adam)
+        return M3(M3.build_param_groups(method), config.learning_rate, weight_decay=config.weight_decay, **adam)
     if config.weight_decay:
         raise UsageError(f"train.weight_decay {config.weight_decay}: dgd has a decay of its own; remove the key")
     named = [(name, p) for name, p in record_inputs(method).named_parameters() if p.requires_grad]

@@ -18,6 +18,7 @@ from laconic.nested.optim.param_groups import (
     check_choice,
     check_fraction,
     check_group,
+    check_options,
     describe_parameter,
     split_groups_by_rule,
     step_adamw,
@@ -49,10 +50,10 @@ class DGD(torch.optim.Optimizer):
         loss: whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
         bias: "input" treats the bias as the weight of an input 1, "gd" descends its gradient.
-        adam_lr, adam_betas, adam_decay: settings of AdamW.
+        adam_lr, adam_betas, adam_weight_decay: settings of AdamW.
 
     Raises:
-        UsageError: for a matrix that was not recorded, and for invalid settings.
+        UsageError: for a matrix that was not recorded, for invalid settings, and for a group with an unknown option.
 
     Example:
         >>> import torch, laconic
@@ -77,7 +78,7 @@ class DGD(torch.optim.Optimizer):
         bias: Literal["input", "gd"] = "input",
         adam_lr: float = 1e-3,
         adam_betas: tuple[float, float] = (0.9, 0.999),
-        adam_decay: float = 0.0,
+        adam_weight_decay: float = 0.0,
     ) -> None:
         check_choice("DGD", "batch", batch, ("joint", "mean", "sequential"))
         check_choice("DGD", "inputs", inputs, ("unit", "raw"))
@@ -88,14 +89,23 @@ class DGD(torch.optim.Optimizer):
         if erase < 0:
             raise UsageError(f"DGD: erase {erase} must be 0 or more")
         self.batch, self.inputs, self.erase, self.value, self.loss, self.bias = batch, inputs, erase, value, loss, bias
-        settings: ParamGroup = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "adam_decay": adam_decay}
+        self.adam_weight_decay = adam_weight_decay
+        settings: ParamGroup = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0}
         super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group, with rule "dgd" unless it names another."""
+        check_options("DGD", param_group, self.defaults)
+        if param_group.get("rule") == "adamw":
+            param_group = {"weight_decay": self.adam_weight_decay, **param_group}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_group("DGD", group, ("dgd", "adamw"))
+        if group["rule"] == "dgd" and group["weight_decay"]:
+            raise UsageError(
+                f"DGD: weight_decay {group['weight_decay']}: the delta rule erases by itself; set weight_decay for "
+                "groups with rule='adamw'"
+            )
         members = {id(p) for p in group["params"]}
         for p in group["params"] if group["rule"] == "dgd" else ():
             if dgd_rule(describe_parameter(p), p) == "adamw":

@@ -1,25 +1,28 @@
 """M3 as a torch optimizer: matrices by two memories of their gradients, everything else by AdamW."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Literal, cast
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from laconic.errors import UsageError
-from laconic.nested.optim.m3_equations import M3Hyperparameters, M3State, algorithm1, algorithm1_ema, newton_schulz
+from laconic.nested.optim.m3_equations import QUINTIC, M3Hyperparameters, M3Memories, algorithm1, algorithm1_ema
 from laconic.nested.optim.param_groups import (
     ParamGroup,
     call_closure,
     check_choice,
     check_fraction,
     check_group,
+    check_options,
     describe_parameter,
     split_groups_by_rule,
     step_adamw,
 )
+
+IN_BLOCK = re.compile(r"(^|\.)\d+\.")  # of a module's name: below a numbered block
 
 
 class M3(torch.optim.Optimizer):
@@ -27,8 +30,9 @@ class M3(torch.optim.Optimizer):
 
     Parameters that are no matrices are updated by AdamW with the same learning rate, as are groups with
     `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which parameters alone do
-    not tell from matrices. The state of a matrix is M1, M2, A, O2 and step, and V if it is used, in its own type.
-    Sharded matrices (FSDP2) are gathered for Newton-Schulz only.
+    not tell from matrices. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices.
+    The state of a matrix is M1, M2 and step, V if it is used, and O2 in the type of Newton-Schulz: 10 bytes for each
+    number of a float32 matrix. Sharded matrices (FSDP2) are gathered for Newton-Schulz only.
 
     Args:
         params: parameters, named parameters or groups.
@@ -41,12 +45,13 @@ class M3(torch.optim.Optimizer):
         slow_every: gradients per slow update, by default 10, in "literal" 100.
         ns_steps: Newton-Schulz iterations.
         eps: added to the root of the squares.
-        decay: decoupled weight decay, for "ema".
+        weight_decay: decoupled weight decay of matrices, for "ema". A group may set its own, whatever its rule.
         second: "elementwise" divides by the root of the mean square, for "ema".
-        adam_betas, adam_decay: settings of AdamW.
+        adam_betas, adam_weight_decay: settings of AdamW.
 
     Raises:
-        UsageError: for invalid settings, and for a group with rule "m3" that is no matrix.
+        UsageError: for invalid settings, for a group with an unknown option (`foreach` and `maximize` are none), and
+            for a group with rule "m3" that is no matrix.
 
     Example:
         >>> import torch, laconic
@@ -67,10 +72,10 @@ class M3(torch.optim.Optimizer):
         slow_every: int | None = None,
         ns_steps: int = 5,
         eps: float = 1e-8,
-        decay: float = 0.0,
+        weight_decay: float = 0.0,
         second: Literal["none", "elementwise"] = "none",
         adam_betas: tuple[float, float] = (0.9, 0.999),
-        adam_decay: float = 0.0,
+        adam_weight_decay: float = 0.0,
     ) -> None:
         check_choice("M3", "mode", mode, ("ema", "literal"))
         check_choice("M3", "second", second, ("none", "elementwise"))
@@ -80,15 +85,15 @@ class M3(torch.optim.Optimizer):
         if mode == "ema":
             for n, beta in enumerate(betas):
                 check_fraction("M3", f"betas[{n}]", beta)
-        elif decay or second != "none":
-            raise UsageError(f"M3: decay {decay} and second {second!r} need mode='ema'; Algorithm 1 has neither")
+        elif second != "none":
+            raise UsageError(f"M3: second {second!r} needs mode='ema'; Algorithm 1 has none")
         if slow_every < 1 or ns_steps < 1:
             raise UsageError(f"M3: slow_every {slow_every} and ns_steps {ns_steps} must be 1 or more")
-        self.mode = mode
+        self.mode, self.adam_weight_decay = mode, adam_weight_decay
         settings: ParamGroup = {
             "lr": lr, "betas": betas, "alpha": defaults.alpha if alpha is None else alpha, "slow_every": slow_every,
-            "ns_steps": ns_steps, "eps": eps, "decay": decay, "second": second, "adam_betas": adam_betas,
-            "adam_decay": adam_decay, "rule": "m3",
+            "ns_steps": ns_steps, "eps": eps, "weight_decay": weight_decay, "second": second,
+            "adam_betas": adam_betas, "rule": "m3",
         }  # fmt: skip
         super().__init__(split_groups_by_rule(params, m3_rule, {}), settings)
 
@@ -97,11 +102,16 @@ class M3(torch.optim.Optimizer):
         """Return groups of the trainable parameters of a model.
 
         Matrices are updated by M3; embeddings, output heads and everything else by AdamW. A head is a linear map with
-        as many outputs as an embedding has rows.
+        as many outputs as an embedding has rows, outside the numbered blocks of the model: inside them, a map may
+        just be as wide as the table of positions.
         """
         embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         vocab_sizes = {embedding.num_embeddings for embedding in embeddings}
-        heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in vocab_sizes]
+        heads = [
+            m
+            for name, m in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+            if isinstance(m, nn.Linear) and m.out_features in vocab_sizes and not IN_BLOCK.search(name)
+        ]
         excluded = {id(m.weight) for m in (*embeddings, *heads)}
         members: dict[str, list[tuple[str, Tensor]]] = {"m3": [], "adamw": []}
         for name, p in model.named_parameters():
@@ -111,12 +121,32 @@ class M3(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group, with rule "m3" unless it names another."""
+        check_options("M3", param_group, self.defaults)
+        if param_group.get("rule") == "adamw":
+            param_group = {"weight_decay": self.adam_weight_decay, **param_group}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_group("M3", group, ("m3", "adamw"))
+        if group["rule"] == "m3" and self.mode == "literal" and group["weight_decay"]:
+            raise UsageError(f"M3: weight_decay {group['weight_decay']} needs mode='ema'; Algorithm 1 has none")
         for p in group["params"] if group["rule"] == "m3" else ():
             if p.ndim != 2:
                 raise UsageError(f"M3: {describe_parameter(p)} is no matrix; set rule='adamw' for its group")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict, also one with the sums `A` of earlier versions."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            earlier = {"adamw": group.pop("adam_decay", 0.0), "m3": group.pop("decay", 0.0)}
+            group.setdefault("weight_decay", earlier[group["rule"]])
+            for p in cast("list[Tensor]", group["params"]) if group["rule"] == "m3" else ():
+                state = self.state.get(p, {})
+                if "A" in state:
+                    b3, f, is_open = group["betas"][2], group["slow_every"], int(state["step"]) % group["slow_every"]
+                    factor, weight = (1.0, b3) if self.mode == "literal" else (b3 if is_open else 1.0, (1 - b3) / f)
+                    state["M2"] = factor * state["M2"] + weight * state.pop("A")
+                if "O2" in state:
+                    state["O2"] = state["O2"].to(newton_schulz_dtype(p))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -126,29 +156,40 @@ class M3(torch.optim.Optimizer):
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
                 continue
+            by_count: dict[int, list[Tensor]] = {}
             for p in cast("list[Tensor]", group["params"]):
                 if p.grad is not None:
-                    self.update_parameter(p, p.grad, group)
+                    by_count.setdefault(int(self.prepare_state(p, group)["step"]), []).append(p)
+            for n, matrices in by_count.items():
+                self.update_matrices(matrices, n + 1, group)
         return loss
 
-    def update_parameter(self, p: Tensor, g: Tensor, group: ParamGroup) -> None:
-        """Update one matrix and its state."""
-        state = self.state[p]
+    def prepare_state(self, p: Tensor, group: ParamGroup) -> dict[str, Tensor]:
+        """Return the state of a matrix, zeros before its first gradient."""
+        state = cast("dict[str, Tensor]", self.state[p])
         if not state:
-            state.update({name: torch.zeros_like(p) for name in ("M1", "M2", "A", "O2")}, step=torch.zeros(()))
-        old = M3State(int(state["step"]), state["M1"], state["M2"], state["A"], state["O2"], state.get("V"))
+            state.update(M1=torch.zeros_like(p), M2=torch.zeros_like(p), step=torch.zeros(()))
+            state["O2"] = torch.zeros_like(p, dtype=newton_schulz_dtype(p))
+            if self.mode == "literal" or group["second"] == "elementwise":
+                state["V"] = torch.zeros_like(p)
+        return state
+
+    def update_matrices(self, matrices: list[Tensor], n: int, group: ParamGroup) -> None:
+        """Update matrices by their n-th gradients, and their states."""
+        states = [self.state[p] for p in matrices]
+        gradients = [cast(Tensor, p.grad) for p in matrices]
+        memories = M3Memories(*([s[name] for s in states if name in s] for name in M3Memories._fields))
         hyperparameters = M3Hyperparameters(tuple(group["betas"]), group["alpha"], group["slow_every"], group["eps"])
-        NS = partial(orthogonalize, steps=group["ns_steps"])
+
+        def NS(m: Tensor, divisor: float) -> Tensor:
+            return orthogonalize(m, divisor, group["ns_steps"])
+
         if self.mode == "literal":
-            updated, new = algorithm1(p, g, old, group["lr"], hyperparameters, NS)
+            algorithm1(matrices, gradients, memories, n, group["lr"], hyperparameters, NS)
         else:
-            has_second = group["second"] == "elementwise"
-            updated, new = algorithm1_ema(p, g, old, group["lr"], hyperparameters, NS, group["decay"], has_second)
-        p.copy_(updated)
-        state.update(M1=new.M1, M2=new.M2, A=new.A, O2=new.O2)
-        if new.V is not None:
-            state["V"] = new.V
-        state["step"] += 1
+            algorithm1_ema(matrices, gradients, memories, n, group["lr"], hyperparameters, NS, group["weight_decay"])
+        for state in states:
+            state["step"] += 1
 
 
 def m3_rule(name: str, p: Tensor) -> str:
@@ -156,13 +197,31 @@ def m3_rule(name: str, p: Tensor) -> str:
     return "m3" if p.ndim == 2 else "adamw"
 
 
-def orthogonalize(m: Tensor, steps: int) -> Tensor:
-    """Apply Newton-Schulz to a matrix; a sharded one is gathered, and the result sharded like it."""
+def newton_schulz_dtype(p: Tensor) -> torch.dtype:
+    """Return the type in which Newton-Schulz runs for a matrix."""
+    return torch.float64 if p.dtype == torch.float64 else torch.bfloat16
+
+
+def orthogonalize(m: Tensor, divisor: float, steps: int) -> Tensor:
+    """Apply Newton-Schulz (Eq. 44) to m / divisor; a sharded matrix is gathered, and the result sharded like it."""
     if not hasattr(m, "full_tensor"):
-        return newton_schulz(m, steps=steps)
+        return fused_newton_schulz(m, divisor, steps)
     from torch.distributed.tensor import DTensor, Replicate  # slow to import
 
     sharded = cast(DTensor, m)
-    full, mesh = newton_schulz(sharded.full_tensor(), steps=steps), sharded.device_mesh
+    full, mesh = fused_newton_schulz(sharded.full_tensor(), divisor, steps), sharded.device_mesh
     replicated = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return replicated.redistribute(placements=sharded.placements)
+
+
+def fused_newton_schulz(m: Tensor, divisor: float, steps: int, eps: float = 1e-7) -> Tensor:
+    """Apply Newton-Schulz (Eq. 44) to m / divisor, with each addition part of a product."""
+    a, b, c = QUINTIC
+    norm = cast(Tensor, cast(Any, torch.linalg).vector_norm(m))
+    x = m.to(newton_schulz_dtype(m)) / (norm + divisor * eps)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.mT if is_tall else x
+    for _ in range(steps):
+        xx = x @ x.mT
+        x = torch.addmm(x, torch.addmm(xx, xx, xx, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x

@@ -3,14 +3,15 @@
 Nested Learning arXiv:2512.24695, section 4 and Algorithm 1; the quintic Newton-Schulz iteration is Keller Jordan's.
 
 Symbols: W weight [o, i]; g its gradient; m the memory, a running sum that moves W; beta the factor of m and `step` the
-size of a write; NS Newton-Schulz; M1, M2 M3's fast and slow memory, V the sum of squares, A the gradients since the
-last slow update, f their number, O2 = NS(M2). Leading dimensions are independent memories. Every memory starts with
+size of a write; NS Newton-Schulz; M1, M2 M3's fast and slow memory, V the sum of squares, f the gradients per slow
+update, O2 = NS(M2). Leading dimensions are independent memories. Every memory starts with
 zeros.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -21,7 +22,8 @@ from laconic.nested.optim.dgd_equations import to_accumulation_dtype
 
 Weight = Float[Tensor, "*B o i"]
 Step = float | int | Tensor
-MatrixMap = Callable[[Tensor], Tensor]
+ScaledMatrixMap = Callable[[Tensor, float], Tensor]  # of a matrix divided by the number
+foreach = cast(Any, torch)  # its `_foreach` functions are documented as a beta API, but have no types
 QUINTIC = (3.4445, -4.7750, 2.0315)  # brings singular values into [.7, 1.2] in five steps
 CUBIC = (1.5, -0.5, 0.0)  # gradient descent on |O'O - I|^2 with step 1/8
 
@@ -74,16 +76,13 @@ def delta_momentum(m: Weight, g: Weight, beta: float, step: Step, *, eps: float 
     return beta * m - (m @ unit.mT) @ unit - step * g
 
 
-@dataclass(frozen=True)
-class M3State:
-    """State of M3 for one matrix; `n` counts its gradients, V is None if it is not used."""
+class M3Memories(NamedTuple):
+    """Memories of M3 for matrices that have seen equally many gradients, updated in place; V is empty if not used."""
 
-    n: int
-    M1: Tensor
-    M2: Tensor
-    A: Tensor
-    O2: Tensor
-    V: Tensor | None = None
+    M1: list[Tensor]
+    M2: list[Tensor]
+    O2: list[Tensor]
+    V: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,47 +103,63 @@ class M3Hyperparameters:
 
 
 def algorithm1(
-    W: Weight, g: Weight, state: M3State, lr: float | int, hyperparameters: M3Hyperparameters, NS: MatrixMap
-) -> tuple[Weight, M3State]:
-    """Eq. 75: M1 += b1 g, V += b2 g^2, A += g; W -= lr (NS(M1) + alpha O2) / (sqrt V + eps); then slow, if f divides n.
+    W: list[Tensor],
+    g: list[Tensor],
+    memories: M3Memories,
+    n: int,
+    lr: float,
+    hyperparameters: M3Hyperparameters,
+    NS: ScaledMatrixMap,
+) -> None:
+    """Eq. 75: M1 += b1 g, V += b2 g^2, M2 += b3 g; W -= lr (NS(M1) + alpha O2) / (sqrt V + eps); O2 = NS(M2) every f.
 
-    Slow: M2 += b3 A, O2 = NS(M2), A = 0; so O2 contains the gradients of earlier periods. Returns W' and the state.
+    The paper adds the sum of a period's gradients to M2 at its end. O2 is the only reader of M2, so each gradient can
+    be added at once. `n` counts the gradients with this one; W and the memories change in place.
     """
-    (b1, b2, b3), n = hyperparameters.betas, state.n + 1
-    M1, A = state.M1 + b1 * g, state.A + g
-    V = b2 * g.square() + (0 if state.V is None else state.V)
-    w = W - lr * (NS(M1) + hyperparameters.alpha * state.O2) / (V.sqrt() + hyperparameters.eps)
-    state = replace(state, n=n, M1=M1, V=V, A=A)
+    (b1, b2, b3), (M1, M2, O2, V) = hyperparameters.betas, memories
+    foreach._foreach_add_(M1, g, alpha=b1)
+    foreach._foreach_addcmul_(V, g, g, value=b2)
+    foreach._foreach_add_(M2, g, alpha=b3)
+    for w, m1, o2, v in zip(W, M1, O2, V, strict=True):
+        o = NS(m1, 1.0).add(o2, alpha=hyperparameters.alpha)
+        w.addcdiv_(o.to(w.dtype), v.sqrt().add_(hyperparameters.eps), value=-lr)
     if n % hyperparameters.slow_every == 0:
-        M2 = state.M2 + b3 * A
-        state = replace(state, M2=M2, O2=NS(M2), A=torch.zeros_like(A))
-    return w, state
+        for m2, o2 in zip(M2, O2, strict=True):
+            o2.copy_(NS(m2, 1.0))
 
 
 def algorithm1_ema(
-    W: Weight,
-    g: Weight,
-    state: M3State,
-    lr: float | int,
+    W: list[Tensor],
+    g: list[Tensor],
+    memories: M3Memories,
+    n: int,
+    lr: float,
     hyperparameters: M3Hyperparameters,
-    NS: MatrixMap,
-    decay: float = 0.0,
-    second: bool = False,
-) -> tuple[Weight, M3State]:
+    NS: ScaledMatrixMap,
+    weight_decay: float = 0.0,
+) -> None:
     """Eq. 75e: W' = (1 - lr decay) W - lr .2 sqrt(max(o, i)) (NS(M1^) + alpha NS(M2^)) / (1 + alpha); ours.
 
-    M1 = b1 M1 + (1 - b1) g; every f gradients M2 = b3 M2 + (1 - b3) A / f, from the next step on; a hat corrects the
-    bias. `second` divides the step by the root of the mean square V^, which ties it to the scale of the loss again.
+    M1 = b1 M1 + (1 - b1) g; every f gradients M2 = b3 M2 + (1 - b3) mean g, from the next step on; a hat corrects the
+    bias. If there is a V, the step is divided by the root of the mean square V^, which ties it to the scale of the loss
+    again. W and the memories change in place, as in `algorithm1`.
     """
-    (b1, b2, b3), n, f = hyperparameters.betas, state.n + 1, hyperparameters.slow_every
-    M1, A = b1 * state.M1 + (1 - b1) * g, state.A + g
-    o = (NS(M1 / (1 - b1**n)) + hyperparameters.alpha * state.O2) / (1 + hyperparameters.alpha)
-    state = replace(state, n=n, M1=M1, A=A)
-    if second:
-        V = (1 - b2) * g.square() + (0 if state.V is None else b2 * state.V)
-        o = o / ((V / (1 - b2**n)).sqrt() + hyperparameters.eps)
-        state = replace(state, V=V)
+    (b1, b2, b3), (M1, M2, O2, V), alpha = hyperparameters.betas, memories, hyperparameters.alpha
+    f = hyperparameters.slow_every
+    foreach._foreach_lerp_(M1, g, 1 - b1)
+    if (n - 1) % f == 0:
+        foreach._foreach_mul_(M2, b3)
+    foreach._foreach_add_(M2, g, alpha=(1 - b3) / f)
+    if weight_decay:
+        foreach._foreach_mul_(W, 1 - lr * weight_decay)
+    if V:
+        foreach._foreach_mul_(V, b2)
+        foreach._foreach_addcmul_(V, g, g, value=1 - b2)
+    for k, (w, m1, o2) in enumerate(zip(W, M1, O2, strict=True)):
+        o = NS(m1, 1 - b1**n)
+        o = o.add(o2, alpha=alpha) if n > f else o
+        o = o.to(w.dtype) / (V[k] / (1 - b2**n)).sqrt().add_(hyperparameters.eps) if V else o
+        w.add_(o, alpha=-lr * 0.2 * math.sqrt(max(w.shape)) / (1 + alpha))
     if n % f == 0:
-        M2 = b3 * state.M2 + (1 - b3) * A / f
-        state = replace(state, M2=M2, O2=NS(M2 / (1 - b3 ** (n // f))), A=torch.zeros_like(A))
-    return (1 - lr * decay) * W - lr * 0.2 * math.sqrt(max(W.shape[-2:])) * o, state
+        for m2, o2 in zip(M2, O2, strict=True):
+            o2.copy_(NS(m2, 1 - b3 ** (n // f)))

@@ -55,6 +55,13 @@ def check_group(optimizer: str, group: ParamGroup, rules: tuple[str, ...]) -> No
         raise UsageError(f"{optimizer}: lr {group['lr']} must be positive and finite")
 
 
+def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for an option of a group that the optimizer does not have."""
+    unknown = next((key for key in group if key not in {*defaults, "params", "param_names", "initial_lr"}), None)
+    if unknown is not None:
+        raise UsageError(f"{optimizer}: a group has {unknown}, which is no option; use {', '.join(sorted(defaults))}")
+
+
 def check_choice(optimizer: str, name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise `UsageError` for a value that is not among the choices."""
     if value not in choices:
@@ -76,7 +83,7 @@ def call_closure(closure: Callable[[], float] | None) -> float | None:
 
 
 def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> None:
-    """Take one step of PyTorch's AdamW on a group, with `lr`, `adam_betas` and `adam_decay`."""
+    """Take one step of PyTorch's AdamW on a group, with `lr`, `adam_betas` and `weight_decay`."""
     params = [p for p in cast("list[Tensor]", group["params"]) if p.grad is not None]
     for p in params:
         if not state[p]:
@@ -93,7 +100,7 @@ def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> Non
         beta1=group["adam_betas"][0],
         beta2=group["adam_betas"][1],
         lr=group["lr"],
-        weight_decay=group["adam_decay"],
+        weight_decay=group["weight_decay"],
         eps=1e-8,
         maximize=False,
     )
