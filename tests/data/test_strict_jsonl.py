@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.read_examples import read_examples
-from laconic.data.strict_jsonl import EXCERPT_LENGTH, MAX_LINE_BYTES, MAX_REPORTED, ROWS_PER_SKIP
+from laconic.data.strict_jsonl import EXCERPT_LENGTH, MAX_LINE_BYTES, MAX_REPORTED, ROWS_PER_SKIP, RowError, parse_row
 from laconic.errors import InputError
 from tests.trust.limits import LIMITS
 
@@ -207,3 +207,11 @@ def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, da
         read, error = (), str(caught)
     assert all(line.isprintable() for line in error.split("\n"))
     assert all(e.question.strip() and e.answer.strip() and all(e.steps) for e in read)
+
+
+def test_parse_row_locates_a_duplicate_among_many_keys() -> None:
+    """A comparison of every key with every other one would take hours."""
+    text = "{" + ", ".join(f'"{n}": 1' for n in range(200_000)) + ', "7": 2}'
+    with pytest.raises(RowError, match="duplicate key '7'") as caught:
+        parse_row(text)
+    assert caught.value.column == text.rindex('"7"') + 1

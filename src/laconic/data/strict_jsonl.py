@@ -324,10 +324,12 @@ def locate_field(text: str, key: str) -> tuple[int, int]:
 
 def locate_error(text: str) -> int:
     """Return the column of the first duplicate key, or of the first value that is not strict JSON."""
-    fields = locate_fields(text)
-    keys = [key for key, _, _ in fields]
-    duplicate = next((start for i, (key, start, _) in enumerate(fields) if key in keys[:i]), None)
-    return duplicate or (fields[-1][2] if fields else 1)
+    fields, seen = locate_fields(text), set[str]()
+    for key, start, _ in fields:
+        if key in seen:
+            return start
+        seen.add(key)
+    return fields[-1][2] if fields else 1
 
 
 def locate_problem(error: RowError, name: str, row: NumberedRow, *, is_table: bool) -> RowProblem:
