@@ -58,3 +58,12 @@ def test_log_message_without_a_reader_does_not_end_the_work(monkeypatch: pytest.
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
     for _ in range(2):
         console.log_message("a note")
+
+
+@pytest.mark.parametrize("log", [console.log_message, console.log_note])
+def test_log_escapes_what_would_control_the_terminal(
+    log: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log("a\x1b]0;x\x07\x9b2J\u202eb\rc\tnaïve 日本 👩‍🔬\n\u2066")
+    expected = r"a\u001b]0;x\u0007\u009b2J\u202eb\u000dc" + "\tnaïve 日本 👩‍🔬\n" + r"\u2066" + "\n"
+    assert capsys.readouterr().err == expected

@@ -3,6 +3,7 @@
 import contextlib
 import html
 import os
+import re
 import sys
 import threading
 import time
@@ -11,10 +12,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 ProgressFn = Callable[[str, int, int], None]
 FIRST_LINE_AFTER = 2.0  # seconds without a terminal
 LOG_INTERVAL = 5  # seconds between later lines
+# Control characters except line ends and tabs, and those that change the direction of text.
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def escape_controls(text: str) -> str:
+    """Return a text that may come from a file with control characters and changes of direction as escapes."""
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def log_message(text: str) -> None:
-    """Print a line to standard error; once nobody can read it any more, lines are dropped and the work goes on."""
+    """Print a line to standard error, control characters as escapes.
+
+    Once nobody can read it any more, lines are dropped and the work goes on.
+    """
+    print_to_stderr(escape_controls(text))
+
+
+def print_to_stderr(text: str) -> None:
+    """Print a line to standard error if somebody can read it."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:  # a closed pipe, a terminal that is gone, a full disk
@@ -42,7 +58,8 @@ def is_interactive() -> bool:
 def log_note(text: str) -> None:
     """Print a line of lesser importance to standard error, dim on a terminal with colours."""
     should_dim = is_interactive() and "NO_COLOR" not in os.environ
-    log_message(f"\x1b[2m{text}\x1b[0m" if should_dim else text)
+    line = escape_controls(text)
+    print_to_stderr(f"\x1b[2m{line}\x1b[0m" if should_dim else line)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from laconic.cli.arguments import (
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
-from laconic.console import log_message, status
+from laconic.console import escape_controls, log_message, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -325,4 +325,5 @@ def memory_row_titles(memory: "SummaryMemory | None") -> list[str]:
     """Return a prefix for each row of a memory of several texts: the names of its documents; "" for a single text."""
     if memory is None or memory.B == 1 or memory.metadata is None:
         return [""] * (1 if memory is None else memory.B)
-    return [f"[{', '.join(document.name for document in row)}] " for row in memory.metadata.documents]
+    names = [", ".join(document.name for document in row) for row in memory.metadata.documents]
+    return [f"[{escape_controls(name)}] " for name in names]

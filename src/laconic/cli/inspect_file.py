@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from laconic.console import escape_controls
+
 if TYPE_CHECKING:
     from laconic.compression.kv_memory import KVMemory
     from laconic.compression.memory import SummaryMemory
@@ -23,7 +25,7 @@ def describe_memory_file(path: Path, format: str) -> int:
     if format == "json":
         print(json.dumps(memory_to_json(path, memory), ensure_ascii=False, allow_nan=False))
     else:
-        print("\n".join(memory_lines(path, memory)))
+        print(escape_controls("\n".join(memory_lines(path, memory))))
     return 0
 
 
@@ -96,7 +98,7 @@ def describe_kv_memory_file(path: Path, format: str) -> int:
         data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, **counts}
         print(json.dumps(data | {"metadata": asdict(memory.metadata)}, ensure_ascii=False, allow_nan=False))
     else:
-        print("\n".join(kv_memory_lines(path, memory)))
+        print(escape_controls("\n".join(kv_memory_lines(path, memory))))
     return 0
 
 

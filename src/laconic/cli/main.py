@@ -5,6 +5,7 @@ import io
 import operator
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -48,6 +49,7 @@ EXIT_OUT_OF_MEMORY = 71
 EXIT_IO_ERROR = 74
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
+MIN_COLUMNS = 20  # help for a narrower terminal would never end
 EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
     **dict.fromkeys(("matplotlib", "scipy"), "report"),
@@ -116,6 +118,8 @@ def parse_command(args: list[str]) -> Any:
         args = ["demo", "think", *args[1:]]
     args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
+    if shutil.get_terminal_size().columns < MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(MIN_COLUMNS)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
