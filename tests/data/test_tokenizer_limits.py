@@ -95,8 +95,8 @@ def test_measure_growth_bounds_what_the_library_does(pattern: Spec, content: str
     from tokenizers import Regex, normalizers
 
     assert measure_growth(replace_rule(pattern, content)) == growth
-    given = pattern["String"] if "String" in pattern else Regex(pattern["Regex"])
-    normalizer = normalizers.Replace(given, content)
+    library_pattern = pattern["String"] if "String" in pattern else Regex(pattern["Regex"])
+    normalizer = normalizers.Replace(library_pattern, content)
     for text in ("ab" * 30, " " * 30, "axx  x" * 10):
         assert len(normalizer.normalize_str(text)) <= growth * len(text) + 1
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from laconic.data.tokenizer_files import (
     read_optional_json,
     read_special_tokens,
 )
-from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, translate_tokenizer_errors
-from laconic.errors import InputError, translate_os_errors
+from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
+from laconic.errors import InputError, LaconicError, translate_os_errors
 from laconic.models.weights import find_checkpoint
 from laconic.storage.strict_json import read_small_file, resolve_inside, to_canonical_json
 
@@ -33,6 +34,20 @@ CONFIG_FILES = (
 QWEN_SPLIT = (  # where the classes of Qwen 2 and 3 split a text into words
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+@contextmanager
+def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]:
+    """Turn what the `tokenizers` library raises, and its panics, into InputError; `source` begins the message."""
+    try:
+        yield
+    except LaconicError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        kind = "fails" if isinstance(error, Exception) else "panics"
+        raise InputError(f"{source} {kind}: {str(error)[:300]}; save it again with transformers") from None
 
 
 class TokenBatch(NamedTuple):

@@ -14,25 +14,11 @@ from typing import Any
 
 import tokenizers
 
-from laconic.errors import InputError, LaconicError
+from laconic.errors import InputError
 
 MAX_GROWTH = 1000  # output per character of a text; published tokenizers stay below 20
 MAX_TEMPLATE_TOKENS = 1000  # special tokens that a post-processor adds
 SAMPLE = "Hello, world! 123 naïve 日本 😀\n\t " + "a" * 40 + " " * 40 + "<s>é"
-
-
-@contextmanager
-def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]:
-    """Turn what the `tokenizers` library raises, and its panics, into InputError; `source` begins the message."""
-    try:
-        yield
-    except LaconicError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        kind = "fails" if isinstance(error, Exception) else "panics"
-        raise InputError(f"{source} {kind}: {str(error)[:300]}; save it again with transformers") from None
 
 
 def is_panic(error: BaseException) -> bool:

@@ -13,8 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from laconic.data.tokenizer import Tokenizer
-from laconic.data.tokenizer_limits import translate_tokenizer_errors
+from laconic.data.tokenizer import Tokenizer, translate_tokenizer_errors
 from laconic.errors import InputError
 
 TokenArray = NDArray[np.int32]
