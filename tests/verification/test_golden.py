@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from laconic.errors import BusyError
+from laconic.errors import BusyError, InputError
 from laconic.models.config import WEIGHT_NAMES
 from laconic.verification import golden
 from laconic.verification.golden import BUNDLE_DIR, METADATA_FILE, TENSOR_FILE, NotRunError, load_bundle
@@ -201,3 +201,32 @@ def test_write_bundle_samples_wide_models(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert report.is_ok
     assert all(entry["kind"] == "long" for entry in load_bundle(tmp_path / "new").metadata["cases"])
     assert run_parity("tiny:opt", reference=str(tmp_path / "new")).is_ok
+
+
+WRONG_METADATA: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "reference": (("reference",), 5),
+    "cases": (("cases",), {}),
+    "cases.0.kind": (("cases", 0, "kind"), "medium"),
+    "ids is not 2 rows of 16": (("cases", 0, "input", "ids", 1), [1]),
+    "cases.0.input.ids.0.0": (("cases", 0, "input", "ids", 0, 0), -5),
+    "cuts .9. do not add up": (("cases", 0, "input", "cuts"), [9]),
+    "cases.0.stages.embed.shape": (("cases", 0, "stages", "embed", "shape"), "2"),
+    "its shape 99": (("cases", 0, "stages", "embed", "shape"), [99]),
+    "cases.0.stages.embed.floor": (("cases", 0, "stages", "embed", "floor"), "small"),
+    "config.family": (("config", "family"), 1),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG_METADATA.values(), ids=WRONG_METADATA)
+def test_load_bundle_refuses_metadata(
+    path: tuple[Any, ...], value: Any, copy: Path, request: pytest.FixtureRequest
+) -> None:
+    metadata = json.loads((copy / METADATA_FILE).read_text())
+    parent = metadata
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    (copy / METADATA_FILE).write_text(json.dumps(metadata))
+    with pytest.raises(InputError, match=request.node.callspec.id) as caught:
+        load_bundle(copy)
+    assert "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ from laconic.storage.atomic import open_tensors, save_tensors, write_folder_atom
 from laconic.storage.strict_json import read_json, read_safetensors_header
 from laconic.verification.error import valid_mask
 from laconic.verification.float64_copy import Float64Decoder
+from laconic.verification.golden_check import check_bundle
 from laconic.verification.hf_reference import TransformersReference
 from laconic.verification.inputs import InputBuilder, build_inputs, left_padded_mask
 from laconic.verification.local import stages_at_layer
@@ -123,13 +124,19 @@ def tensor_sha256(t: Tensor) -> str:
 
 
 def load_bundle(folder: Path) -> GoldenBundle:
-    """Load a bundle and check the hash of every tensor. Raises `NotRunError` (1) if one differs."""
+    """Load a bundle and check the hash of every tensor.
+
+    Raises:
+        NotRunError: If a hash or the format differs (exit code 1).
+        InputError: If a value of the metadata has the wrong type, or does not fit the tensors.
+    """
     metadata = read_json(folder / METADATA_FILE)
     if metadata.get("format") != BUNDLE_FORMAT:
         raise NotRunError(
             f"{folder / METADATA_FILE}: unsupported format {metadata.get('format')} (expected {BUNDLE_FORMAT})"
         )
     tensors = open_tensors(folder / TENSOR_FILE, read_safetensors_header(folder / TENSOR_FILE).tensors)
+    check_bundle(metadata, tensors, folder / METADATA_FILE)
     for case in metadata["cases"]:
         for key, entry in case["stages"].items():
             if entry["at"] not in tensors:
@@ -145,7 +152,7 @@ def check_compatible(bundle: GoldenBundle, decoder: Decoder) -> str:
     theirs, ours = bundle.metadata["fingerprint"], decoder.fingerprint
     note = "" if theirs == ours else f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
     for name in SHAPE_FIELDS:
-        value, expected = str(getattr(decoder.config, name)), bundle.metadata["config"][name]
+        value, expected = str(getattr(decoder.config, name)), bundle.metadata["config"].get(name)
         if value != expected:
             raise NotRunError(note or f"{name} is {value}, the bundle's {expected}: not run")
     return note
