@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
-from laconic.console import log_message, status
+from laconic.console import escape_controls, log_message, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,20 +210,31 @@ def save_generated_state(
 
 def describe_state_file(path: Path, format: str) -> int:
     """Print the metadata of a state file without loading a model. Raises `CorruptArtifactError` (76)."""
-    from laconic.experiment.state_report import format_reports, state_file_to_json
+    from laconic.experiment.state_report import state_file_to_json
     from laconic.nested.hope.model import STATE_KIND
+    from laconic.nested.state_check import translate_structure_errors
     from laconic.nested.state_file import read_state_file
 
     state, metadata = read_state_file(path, STATE_KIND)
-    summary, num_bytes = state_file_to_json(state, metadata), path.stat().st_size
-    if format == "json":
-        report = {"schema": 1, "file": str(path), "bytes": num_bytes, "state": summary}
-        print(json.dumps(report, ensure_ascii=False, allow_nan=False))
-        return 0
+    with translate_structure_errors(path):
+        summary, num_bytes = state_file_to_json(state, metadata), path.stat().st_size
+        if format == "json":
+            report = {"schema": 1, "file": str(path), "bytes": num_bytes, "state": summary}
+            text = json.dumps(report, ensure_ascii=False, allow_nan=False)
+        else:
+            text = escape_controls("\n".join(state_lines(path, state, metadata, summary)))
+    print(text)
+    return 0
+
+
+def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Return the metadata and reports of a state as lines for people."""
+    from laconic.experiment.state_report import format_reports
+
     rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
-    lines = [
+    return [
         f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
-        f"{num_bytes:,} bytes",
+        f"{path.stat().st_size:,} bytes",
         f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…{describe_levels(path)}",
         f"written    {summary['created'] or 'at an unknown time'} by laconic "
         f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
@@ -234,8 +245,6 @@ def describe_state_file(path: Path, format: str) -> int:
             for document in row
         ),
     ]
-    print("\n".join(lines))
-    return 0
 
 
 def describe_levels(path: Path) -> str:

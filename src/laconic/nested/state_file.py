@@ -27,6 +27,7 @@ from laconic.nested.state import (
     bit_equal,
     map_tensors,
 )
+from laconic.nested.state_check import check_metadata, translate_structure_errors
 from laconic.storage import atomic
 from laconic.storage.tensor_tree import flatten_tree, named_tensors, unflatten_tree
 
@@ -139,8 +140,10 @@ def read_state_file(path: str | Path, memory_kind: str) -> LoadedState:
             f"state: {path} is a {metadata.get('holds')} state of schema {metadata.get('schema')}, expected "
             f"{memory_kind} of schema {SCHEMA_VERSION}; load it with the version and command that wrote it"
         )
+    check_metadata(metadata, path)
     unused = set(tensors)
-    state = unflatten_state(metadata.get("shape"), tensors, unused)
+    with translate_structure_errors(path):
+        state = unflatten_state(metadata.get("shape"), tensors, unused)
     batch_sizes = {x.shape[:1] for x in tensors.values()}
     if unused or len(batch_sizes) > 1:
         problem = f"tensor {min(unused)} is not used" if unused else "its tensors have different batch sizes"

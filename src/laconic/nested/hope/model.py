@@ -34,6 +34,7 @@ from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import empty_open_chunk, flush_open_chunk, mask_untaught, read_and_learn
 from laconic.nested.nan_check import check_finite
 from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
+from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 
@@ -295,9 +296,11 @@ class Hope(Decoder):
         Raises:
             CorruptArtifactError: if the file is damaged, of another kind, or of other weights without `force`.
         """
-        return state_file.load_state(
+        state = state_file.load_state(
             path, memory_kind=STATE_KIND, model_fingerprint=self.weights_fingerprint, force=force
         )
+        check_fits_model(state, self.initial_state(1), self.config.vocab_size, path)
+        return state
 
 
 class HopeAttention(Hope):

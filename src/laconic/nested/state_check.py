@@ -1,0 +1,131 @@
+"""Check a fast-weight state from a file before it is used: the types of its metadata, and its shapes."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from torch import Tensor
+
+from laconic.errors import CorruptArtifactError
+from laconic.nested.state import FastWeightState, LowRankChange, OpenChunk
+from laconic.storage.tensor_tree import named_children
+
+
+@contextmanager
+def translate_structure_errors(path: object) -> Generator[None]:
+    """Turn what goes wrong with a state of another structure into `CorruptArtifactError`."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise CorruptArtifactError(
+            f"state: {path} does not have the structure of a state ({reason}); take another copy"
+        ) from None
+
+
+class StoredModel(BaseModel):
+    """Base: unknown keys are ignored, types are not coerced."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class StoredDocument(StoredModel):
+    """A text that was read."""
+
+    name: str
+    tokens: NonNegativeInt
+    sha256: str
+
+
+class StateSource(StoredModel):
+    """Where a state comes from."""
+
+    chunks: list[list[PositiveInt]] | None = None
+    tokenizer: str | None = None
+    created: str | None = None
+    checkpoint: str | None = None
+    levels: dict[str, Any] | None = None
+    documents: list[list[StoredDocument]] | None = None
+
+
+class StateMetadata(StoredModel):
+    """Metadata of a state's file."""
+
+    model: str
+    tokens: NonNegativeInt
+    version: str
+    source: StateSource | None = None
+
+
+def check_metadata(metadata: Mapping[str, Any], path: object) -> None:
+    """Raise `CorruptArtifactError` if a value has the wrong type."""
+    try:
+        StateMetadata.model_validate(dict(metadata))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CorruptArtifactError(f"state: {path}: {key}: {first['msg'].lower()}; take another copy") from None
+
+
+def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, path: object) -> None:
+    """Check that a state has the structure, shapes and kinds of numbers of a model's state.
+
+    Args:
+        state: State from a file.
+        initial: State of the model that has read nothing. Dimensions that are empty in it grow while reading.
+        vocab_size: Token ids of an open chunk are below it.
+        path: File of the state, for the message.
+
+    Raises:
+        CorruptArtifactError: With the first part that differs.
+    """
+    problem = find_mismatch(state, initial, "state")
+    if problem is None and isinstance(state, FastWeightState) and state.open_chunk is not None:
+        problem = find_invalid_tokens(state.open_chunk, vocab_size)
+    if problem is not None:
+        raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; take another copy")
+
+
+def find_mismatch(part: object, initial: object, name: str) -> str | None:
+    """Return what differs first between a part of a state and that of an initial state, or None."""
+    if isinstance(part, Tensor):
+        expected = dense_shape(initial)
+        if expected is None or not isinstance(initial, Tensor | LowRankChange):
+            return f"{name} is a tensor"
+        shape, kind = tuple(part.shape[1:]), initial if isinstance(initial, Tensor) else initial.left
+        fits = len(shape) == len(expected) and all(m in (0, n) for n, m in zip(shape, expected, strict=True))
+        if not fits:
+            return f"{name} has shape {list(shape)}, expected {list(expected)}"
+        if part.is_floating_point() != kind.is_floating_point():
+            return f"{name} is {part.dtype}, expected {kind.dtype}"
+        return None
+    is_optional = isinstance(initial, OpenChunk) and part is None
+    if is_optional:
+        return None
+    if type(part) is not type(initial):
+        return f"{name} is {type(part).__name__}, expected {type(initial).__name__}"
+    parts, expected_parts = (dict(named_children(node)) for node in (part, initial))
+    if parts.keys() != expected_parts.keys():
+        return f"{name} has {', '.join(sorted(parts)) or 'nothing'}, expected {', '.join(sorted(expected_parts))}"
+    mismatches = (find_mismatch(parts[key], expected_parts[key], f"{name}.{key}".rstrip(".")) for key in parts)
+    return next((problem for problem in mismatches if problem is not None), None)
+
+
+def dense_shape(initial: object) -> tuple[int, ...] | None:
+    """Return the shape of a tensor without its batch dimension; of a low-rank change that of its product."""
+    if isinstance(initial, LowRankChange):
+        return (initial.left.shape[-1], initial.right.shape[-1])
+    return tuple(initial.shape[1:]) if isinstance(initial, Tensor) else None
+
+
+def find_invalid_tokens(chunk: OpenChunk, vocab_size: int) -> str | None:
+    """Return the problem with the ids or lengths of an open chunk, or None."""
+    ids = chunk.input_ids.long()
+    ids = ids.maximum(~ids)  # an id that is no target is stored as its complement
+    lengths = chunk.num_tokens
+    if ids.numel() and int(ids.max()) >= vocab_size:
+        return f"token id {int(ids.max())} is outside the vocabulary of {vocab_size:,}"
+    if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= ids.shape[1]:
+        return f"an open chunk of {ids.shape[1]} tokens has lengths {int(lengths.min())} to {int(lengths.max())}"
+    return None

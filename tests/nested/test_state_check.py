@@ -1,0 +1,92 @@
+"""States of fast weights from strangers: wrong shapes, types and metadata give one line."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from laconic.errors import CorruptArtifactError
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.nested import state_file
+from laconic.nested.hope.model import STATE_KIND, HopeAttention
+from laconic.nested.state import FastWeightState, LayerState, map_tensors
+
+Change = Callable[[FastWeightState], Any]
+
+
+@pytest.fixture(scope="module")
+def model() -> HopeAttention:
+    return HopeAttention.from_decoder(Decoder(DecoderConfig.tiny("llama")), chunk_sizes=(4, 8))
+
+
+@pytest.fixture(scope="module")
+def state(model: HopeAttention) -> FastWeightState:
+    return model.read_tokens(torch.arange(11)[None]).cache
+
+
+def narrow(state: FastWeightState) -> FastWeightState:
+    return cast(FastWeightState, map_tensors(state, lambda x: x[..., :-1] if x.ndim == 3 else x))
+
+
+def with_layer(state: FastWeightState, layer: Any) -> FastWeightState:
+    return replace(state, layers=(layer, *state.layers[1:]))
+
+
+def with_tokens(state: FastWeightState, **changes: Any) -> FastWeightState:
+    assert state.open_chunk is not None
+    return replace(state, open_chunk=replace(state.open_chunk, **changes))
+
+
+WRONG: dict[str, tuple[Change, str]] = {
+    "other widths": (narrow, "has shape"),
+    "a layer less": (lambda s: replace(s, layers=s.layers[:1], open_chunk=None), "layers"),
+    "no layers": (lambda s: replace(s, layers=(), open_chunk=None), "layers"),
+    "a layer that is a tensor": (lambda s: replace(with_layer(s, s.position), open_chunk=None), "is a tensor"),
+    "a layer without levels": (lambda s: replace(with_layer(s, LayerState()), open_chunk=None), "layers.0.cms is"),
+    "counts that are floats": (lambda s: replace(s, position=s.position.float()), "position is torch.float32"),
+    "a mapping": (lambda s: {"position": s.position}, "state is dict"),
+    "ids outside": (lambda s: with_tokens(s, input_ids=torch.full((1, 3), 10**6)), "outside the vocabulary"),
+    "a long chunk": (lambda s: with_tokens(s, num_tokens=torch.tensor([12])), "an open chunk of 3 tokens"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_load_state_refuses(
+    change: Change, message: str, model: HopeAttention, state: FastWeightState, tmp_path: Path
+) -> None:
+    path, fingerprint = tmp_path / "state.safetensors", model.weights_fingerprint
+    state_file.save_state(change(state), path, memory_kind=STATE_KIND, model_fingerprint=fingerprint)
+    with pytest.raises(CorruptArtifactError, match=f"does not fit this model: .*{message}") as caught:
+        model.load_state(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_load_state_returns_what_was_saved(model: HopeAttention, state: FastWeightState, tmp_path: Path) -> None:
+    for n, saved in enumerate((state, model.initial_state(2), replace(state, open_chunk=None))):
+        model.save_state(saved, tmp_path / f"{n}.safetensors")
+        assert torch.equal(model.load_state(tmp_path / f"{n}.safetensors").position, saved.position)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"chunks": 5},
+        {"chunks": [["4"]]},
+        {"documents": [{"name": "a"}]},
+        {"documents": [[{"name": 5, "tokens": 1, "sha256": ""}]]},
+        {"tokenizer": ["a"]},
+        {"levels": "fast"},
+    ],
+    ids=json.dumps,
+)
+def test_read_state_file_refuses_metadata(source: dict[str, Any], state: FastWeightState, tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    state_file.save_state(state, path, memory_kind=STATE_KIND, model_fingerprint="", source=source)
+    with pytest.raises(CorruptArtifactError, match=rf"^state: .*: source\.{next(iter(source))}") as caught:
+        state_file.read_state_file(path, STATE_KIND)
+    assert "\n" not in str(caught.value)
