@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, GenerationConfig, KVCompressionConfig, compress_kv, generate
-from laconic.compression import kv_selection
+from laconic.compression import kv_compress, kv_selection
 from laconic.compression.kv_compress import compress_document
 from laconic.compression.kv_loss import build_loss_probes, measure_document_loss
 from laconic.compression.kv_memory import KVMemory
@@ -92,10 +92,19 @@ def test_compress_document_reads_long_documents_in_windows() -> None:
     assert torch.equal(joined.positions, result.memory.positions)
     torch.testing.assert_close(result.memory.to_cache().crop(20).values[1], first.to_cache().values[1])
     torch.testing.assert_close(torch.stack(joined.keys), torch.stack(result.memory.keys))
-    with pytest.raises(UsageError, match="more than the context of 128"):
-        compress_kv(decoder, ids, KVCompressionConfig(keep=1.0))
+
+
+def test_compress_kv_refuses_what_cannot_be_joined_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*args: object) -> None:
+        raise AssertionError("the document was read")
+
+    monkeypatch.setattr(kv_compress, "rank_document", read)
+    with pytest.raises(UsageError, match=r"300 slots, more than the context of 128; .* at most 0\.426"):
+        compress_kv(make_decoder(), document(300), KVCompressionConfig("snapkv", keep=1.0))
     with pytest.raises(UsageError, match="learned positions"):
-        compress_kv(make_decoder("gpt2"), ids)
+        compress_kv(make_decoder("gpt2"), document(300))
+    with pytest.raises(AssertionError, match="was read"):
+        compress_kv(make_decoder(), document(300), KVCompressionConfig("snapkv", keep=0.426))
 
 
 def test_renumbered_slots_equal_reading_the_first_tokens() -> None:

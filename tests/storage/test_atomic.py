@@ -137,6 +137,17 @@ def test_write_file_is_old_or_new(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["latest"]
 
 
+def test_check_new_folder_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("1")
+    with pytest.raises(BusyError, match="full exists and is not empty"):
+        atomic.check_new_folder(tmp_path / "full")
+    with pytest.raises(DiskError, match="required to write"):
+        atomic.check_new_folder(tmp_path / "new" / "inner", 10**18)
+    atomic.check_new_folder(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_temporary_files_name_their_target(tmp_path: Path) -> None:
     names: list[str] = []
     for target in ("memory.safetensors", "ü" * 120):

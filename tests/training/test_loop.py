@@ -1,5 +1,6 @@
 """Training loop: order of rows, micro-batches, validation, best steps, early stop, resume."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 
 from laconic.config.training import EarlyStopConfig
-from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageError
+from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, UsageError
 from laconic.storage.run_dir import RunDirectory
+from laconic.training.checkpoint import StateDictIO
 from laconic.training.loop import train
+from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
+from laconic.training.run import TrainingRun
 from laconic.training.validation_log import read_validations
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyData, ToyMethod
@@ -116,6 +120,25 @@ def test_train_commits_a_step_before_it_is_validated(tmp_path: Path) -> None:
         run_training(tmp_path / name, settings, validate=lambda epoch: {"accuracy": 0.5})
     assert runs_equal(tmp_path / "run", tmp_path / "never")
     assert (tmp_path / "run/validations.json").read_bytes() == (tmp_path / "never/validations.json").read_bytes()
+
+
+def test_train_checks_free_space_before_the_first_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 70, 30))  # type: ignore[attr-defined]
+    points = ToyData()
+    with pytest.raises(DiskError, match="required to write"):
+        run_training(tmp_path / "run", data=points)
+    assert points.requests == []
+
+
+def test_train_step_without_the_base_model_needs_less_space() -> None:
+    method = ToyMethod()
+    frozen = next(method.parameters()).requires_grad_(False)
+    model_io, ranks = StateDictIO(method), SingleProcess()
+    whole, adapter = (
+        TrainingRun(method, ToyData(), toy_config(trainable=name), None, 0, model_io, {}, ranks, "cpu")
+        for name in ("full", "lora")
+    )
+    assert whole.step_bytes - adapter.step_bytes == frozen.nbytes
 
 
 def test_train_does_not_repeat_a_validation(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class ExportCommand:
         from laconic.experiment import build_nested, lora
         from laconic.experiment.load_run import find_run
         from laconic.models import weights
+        from laconic.storage.atomic import check_new_folder
 
         if self.model.endswith(".safetensors"):
             return self.export_cartridge() if self.to is None else self.export_prompt_embeds()
@@ -64,6 +65,7 @@ class ExportCommand:
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         with status(f"loading {self.model}"):
             folder = weights.find_checkpoint(self.model)
+            check_new_folder(self.out, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
             dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
             decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
             if self.adapter is not None:
@@ -93,11 +95,13 @@ class ExportCommand:
 
         from laconic.experiment.export import export_run
         from laconic.experiment.load_run import find_run, load_run
+        from laconic.storage.atomic import check_new_folder
 
         run_dir = find_run(self.model)
         assert run_dir is not None
         refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
         card = self.build_card(run_dir.folder)
+        check_new_folder(self.out)
         with status(f"loading {self.model}"):
             run = load_run(run_dir.folder, torch.device("cpu"), run_dir.step)
         options = {"dtype": parse_dtype(self.dtype), "max_shard_bytes": float(self.max_shard_bytes)}

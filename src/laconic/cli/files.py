@@ -3,6 +3,13 @@
 from pathlib import Path
 
 from laconic.console import log_message
+from laconic.errors import UsageError
+
+
+def check_parent(flag: str, path: Path) -> None:
+    """Raise `UsageError` (2) if the folder of a file that a flag names does not exist, before the work for it."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{flag} {path}: folder {path.parent} does not exist; create it first")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from laconic.compression.kv_selection import (
 from laconic.errors import UsageError
 from laconic.generation.prompt import check_ids
 from laconic.models.decoder import Decoder
+from laconic.models.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
 
@@ -153,6 +154,10 @@ def compress_document(
     device = decoder.token_embedding.weight.device
     ids = torch.tensor([list(input_ids)], dtype=torch.long, device=device)
     windows = split_windows(decoder, ids, config.method, repeat_prompt)
+    slots = [max(1, config.num_slots(ids.shape[1]) * window.shape[1] // ids.shape[1]) for window in windows]
+    if len(windows) > 1:  # checked before reading, which may take hours
+        get_movable_rope(decoder.config.rope, decoder.config.family)
+        check_slots_fit(decoder, slots if config.max_loss is None else [], ids.shape[1])
     expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
     reader = DocumentReader(decoder, lambda done: on_progress("reading", done, max(done, expected)))
     memories, measured = list[KVMemory](), list[dict[str, Any]]()
@@ -162,8 +167,7 @@ def compress_document(
         ranking = Ranking(config.method, config.num_sinks, equal_heads, config.seed, repeat_prompt, prefix)
         memory = rank_document(reader, window, ranking)
         if config.max_loss is None:
-            slots = config.num_slots(ids.shape[1]) * window.shape[1] // ids.shape[1]
-            memories.append(memory.keep_top_slots(max(1, slots)))
+            memories.append(memory.keep_top_slots(slots[index]))
             continue
         probes = build_loss_probes(decoder, memory.to_cache(), window, repeat_prompt, prefix)
         smallest, losses = find_smallest_memory(
@@ -197,16 +201,21 @@ def split_windows(
     return list(ids.tensor_split(-(-N // limit), 1))
 
 
+def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
+    """Raise `UsageError` if the slots of several windows exceed the context of the model."""
+    total, context = sum(slots), decoder.config.max_position_embeddings
+    if total > context:
+        raise UsageError(
+            f"{num_tokens:,} tokens in {len(slots)} windows leave {total:,} slots, more than the context of "
+            f"{context:,}; keep fewer: a share of at most {math.floor(1000 * context / num_tokens) / 1000:g}"
+        )
+
+
 def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int) -> KVMemory:
     """Join the memories of a document's windows at consecutive positions, as if the dropped tokens had not been there.
 
     Raises:
         UsageError: If their slots exceed the context.
     """
-    total, context = sum(memory.M for memory in memories), decoder.config.max_position_embeddings
-    if total > context:
-        raise UsageError(
-            f"{num_tokens:,} tokens in {len(memories)} windows leave {total:,} slots, more than the context of "
-            f"{context:,}; keep fewer"
-        )
+    check_slots_fit(decoder, [memory.M for memory in memories], num_tokens)
     return KVMemory.concat_documents(decoder.config, *(m.renumber_slots(decoder.config) for m in memories))

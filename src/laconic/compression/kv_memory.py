@@ -23,9 +23,8 @@ from laconic.models import rope
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.rope_scaling import ROPE_SCALINGS, get_movable_rope
 
-FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")  # RoPE scalings that do not depend on the text's length
 SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
 
@@ -317,15 +316,13 @@ class KVMemory:
         Raises:
             UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
         """
-        if config.rope is None or config.rope.kind not in FIXED_FREQUENCIES:
-            scheme = "learned positions" if config.rope is None else f"{config.rope.kind} RoPE"
-            raise UsageError(f"memories of {config.family} with {scheme} cannot be moved; use one memory at a time")
+        scaling = get_movable_rope(config.rope, config.family)
         keys = list[Tensor]()
         for layer, (k, delta) in enumerate(zip(self.keys, self.split_layers(positions - self.positions), strict=True)):
             if layer in config.nope_layers:
                 keys.append(k)
                 continue
-            omega, _ = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, delta[:1])
+            omega, _ = ROPE_SCALINGS[scaling.kind](scaling, config.head_dim, delta[:1])
             cos, sin = rope.cos_sin_tables(delta[None], omega, 1.0, torch.float32)
             keys.append(rope.rotate_pairs(k.float()[None, None], cos, sin)[0, 0].to(k.dtype))
         return replace(self, keys=tuple(keys), positions=positions, num_tokens=num_tokens)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from laconic.errors import UsageError
 from laconic.models.rope import RopeConfig, ScaledFrequencies, default_frequencies, frequencies
 
 
@@ -90,3 +91,16 @@ ROPE_SCALINGS: dict[str, Callable[[RopeConfig, int, Tensor], ScaledFrequencies]]
     "yarn": yarn_frequencies,
     "longrope": longrope_frequencies,
 }
+FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")  # scalings that do not depend on the text's length
+
+
+def get_movable_rope(rope: RopeConfig | None, family: str) -> RopeConfig:
+    """Return the rotation of a model whose cached keys can be rotated on to other positions.
+
+    Raises:
+        UsageError: If the family has learned positions, or frequencies that depend on the length.
+    """
+    if rope is None or rope.kind not in FIXED_FREQUENCIES:
+        scheme = "learned positions" if rope is None else f"{rope.kind} RoPE"
+        raise UsageError(f"memories of {family} with {scheme} cannot be moved; use one memory at a time")
+    return rope

@@ -126,8 +126,7 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
         BusyError: If `target` exists and is not empty.
         DiskError: If there is too little free space or the file system fails.
     """
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise BusyError(f"{target} exists and is not empty")
+    check_new_folder(target)
     final = target.resolve()
     temporary = make_temporary_path(final)
     with translate_os_errors(target, expected_bytes):
@@ -144,6 +143,18 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         fsync_path(final.parent)
+
+
+def check_new_folder(target: Path, expected_bytes: int = 0) -> None:
+    """Check a folder that is to be created, before the work that fills it.
+
+    Raises:
+        BusyError: If it exists and is not empty.
+        DiskError: If there is too little free space for the expected bytes.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise BusyError(f"{target} exists and is not empty")
+    check_free_space(target, expected_bytes)
 
 
 def write_file_atomically(path: Path, write: Callable[[Path], object], expected_bytes: int = 0) -> None:

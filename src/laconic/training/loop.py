@@ -65,7 +65,7 @@ def train(
     Raises:
         BusyError: If `resume` is "never" and the run has steps.
         CorruptArtifactError: If no step is valid or one belongs to other data, recipe or base weights.
-        DiskError: If a step cannot be written.
+        DiskError: If a step cannot be written, or there is no room for one.
         InputError: If there are fewer rows than a batch has.
         NonFiniteError: If a number is not finite; a report is written.
         OutOfMemoryError: If memory does not suffice.
@@ -80,6 +80,7 @@ def train(
         training = TrainingRun(
             method, data, config, run, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
         )
+        training.check_free_space()
         training.open_metrics(tracker)
         try:
             training.run_to_end(stop, validate, report_progress)

@@ -18,6 +18,7 @@ from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, Pree
 from laconic.interfaces import CarriesState, TrainingData
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
+from laconic.storage.atomic import check_free_space
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory, StepFolder
 from laconic.training import checkpoint, nonfinite_report
@@ -270,10 +271,21 @@ class TrainingRun:
             return
         if self.metrics_writer:
             self.progress.metrics_bytes = self.metrics_writer.flush_to_disk()
-        parameters = sum(p.nbytes for p in self.method.parameters())
-        moments = sum(p.nbytes for p in self.method.parameters() if p.requires_grad) * 2
-        self.ranks.commit_step(run, step, self.write_step, self.fingerprints, parameters + moments)
+        self.ranks.commit_step(run, step, self.write_step, self.fingerprints, self.step_bytes)
         self.prune()
+
+    @property
+    def step_bytes(self) -> int:
+        """Size of a step: the trainable parameters with two moments, and the others where the whole model is saved."""
+        parameters = list(self.method.parameters())
+        trained = sum(p.nbytes for p in parameters if p.requires_grad)
+        return 2 * trained + (sum(p.nbytes for p in parameters) if self.config.trainable == "full" else trained)
+
+    def check_free_space(self) -> None:
+        """Raise `DiskError`, before the first update, if the disk has no room for a step."""
+        run = self.run_directory
+        if run is not None and self.progress.step < self.num_steps:
+            self.ranks.run_on_rank_zero(lambda: check_free_space(run.steps_folder, self.step_bytes))
 
     def prune(self) -> None:
         """Delete the steps that need not be kept."""
