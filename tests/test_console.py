@@ -52,6 +52,16 @@ def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pyt
     assert lines == ["run …", "run part: 2 of 4, 7 s left"]
 
 
+def test_progress_log_repeats_an_unchanged_line_rarely(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    log = console.ProgressLog("run")
+    for _ in range(7):
+        now[0] += 6
+        log.update("part", 1, 4)
+    assert lines == ["run part: 1 of 4, 18 s left", "run part: 1 of 4, 108 s left"]
+
+
 def test_log_message_without_a_reader_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)

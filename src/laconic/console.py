@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 ProgressFn = Callable[[str, int, int], None]
 FIRST_LINE_AFTER = 2.0  # seconds without a terminal
 LOG_INTERVAL = 5  # seconds between later lines
+UNCHANGED_INTERVAL = 30  # seconds between lines of the same progress
 # Control characters except line ends and tabs, and those that change the direction of text.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -77,7 +78,8 @@ def status(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[ProgressFn]:
-    """Show progress with the time left: a bar on a terminal, elsewhere a line after two seconds, then every five.
+    """Show progress with the time left: a bar on a terminal, elsewhere a line after two seconds, then every five
+    if something changed.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """
@@ -115,17 +117,19 @@ class ProgressLog:
 
     def __init__(self, text: str) -> None:
         self.text, self.name, self.done, self.total = text, "", 0, 0
+        self.printed: tuple[str, int] | None = None
         self.start = self.last = time.monotonic()
 
     def update(self, name: str, done: int, total: int) -> None:
         """Print a line, unless the last one is recent."""
         self.name, self.done, self.total = name, done, total
-        if time.monotonic() - self.last >= LOG_INTERVAL:
+        interval = UNCHANGED_INTERVAL if self.printed == (name, done) else LOG_INTERVAL
+        if time.monotonic() - self.last >= interval:
             self.print_line()
 
     def print_line(self) -> None:
         """Print what was reported last."""
-        self.last = time.monotonic()
+        self.last, self.printed = time.monotonic(), (self.name, self.done)
         line = f"{self.text} {self.name}".rstrip()
         if self.total:
             line += f": {self.done} of {self.total}"
