@@ -28,7 +28,7 @@ MEMORIES = {
     "recipe": "Bake the bread for forty minutes at two hundred degrees. It needs flour, water, salt and yeast.",
     "trip": "On Monday we take the night train to Vienna, where Paul waits at the station with two tickets.",
 }
-PROMPTS = ("The blue folder", "Anna said that", "You need", "Paul waits", "In the end", "Where is it?")
+PROMPTS = ("The blue folder", "You need", "Paul waits", "Where is it?")
 TEXTS = ["The dog saw", "Berlin is the capital of", "Once upon a time, there was"]
 
 
