@@ -1,7 +1,8 @@
-"""Every trainable tensor of a shipped nested recipe gets a gradient in its first update."""
+"""Every trainable tensor of a shipped nested recipe gets a gradient in its first updates."""
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from laconic.errors import UsageError
 from laconic.experiment.build import build_experiment
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.nested.hope.model import Hope
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -51,13 +53,23 @@ def shrink_recipe(name: str, folder: Path) -> list[str]:
 
 
 def tensors_without_gradient(recipe: Recipe) -> list[str]:
-    """Return the trainable tensors whose gradient of the first batch is zero everywhere."""
+    """Return the trainable tensors whose gradient is zero everywhere in the first two updates.
+
+    Behind a map that starts at zero, such as the last one of an added level, gradients begin with the second update.
+    """
     experiment = build_experiment(recipe, CPU)
     method = experiment.method.train()
-    method(experiment.training_data.batch([0, 1], 0, 0)).loss.backward()
-    named = [(name, p) for name, p in method.named_parameters() if p.requires_grad]
+    named = {name: p for name, p in method.named_parameters() if p.requires_grad}
     assert named
-    return [name for name, p in named if p.grad is None or not p.grad.any()]
+    optimizer, zero = torch.optim.SGD(named.values(), lr=0.1), list(named)
+    for _ in range(2):
+        optimizer.zero_grad()
+        method(experiment.training_data.batch([0, 1], 0, 0)).loss.backward()
+        optimizer.step()
+        zero = [name for name in zero if (g := named[name].grad) is None or not g.any()]
+        if not zero:
+            break
+    return zero
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -68,6 +80,17 @@ def test_recipe_gives_every_trainable_tensor_a_gradient(name: str, tmp_path: Pat
     if recipe.cms.initial_inner_lr == 0:  # a level that is fixed at learning rate 0
         zero = [name for name in zero if not name.endswith("step.bias")]
     assert zero == []
+
+
+def test_stacked_llama_has_a_control_of_one_frequency(tmp_path: Path) -> None:
+    """The one in the recipe's comment: as many parameters, every layer with the same chunk."""
+    keys = [key for key in shrink_recipe("hope-attention-tiny", tmp_path) if not key.startswith("cms.chunk_sizes")]
+    models = [
+        build_experiment(load_recipe("hope-attention-tiny", [*keys, f"cms.chunk_sizes={sizes}"])[0], CPU).parts.decoder
+        for sizes in ([4, 16, 64], [16])
+    ]
+    assert [cast(Hope, model).hope_config.chunk_sizes for model in models] == [((4,), (16,), (64,)), ((16,),) * 3]
+    assert len({sum(p.numel() for p in model.parameters()) for model in models}) == 1
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "cms.new_level_init",
     ),
     ABLATION: (
-        "mixer.self_modifying.adaptive_projections", "cms.inner_optimizer", "cms.meta_gradient", "cms.reptile_rate",
-        "cms.inner_momentum", "inner_loop.allow_untrained_level",
+        "mixer.self_modifying.adaptive_projections", "inner_loop.allow_untrained_level",
     ),
 }  # fmt: skip
 
