@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +30,8 @@ def state(model: HopeAttention) -> FastWeightState:
 
 
 def narrow(state: FastWeightState) -> FastWeightState:
-    return cast(FastWeightState, map_tensors(state, lambda x: x[..., :-1] if x.ndim == 3 else x))
+    narrowed: Any = map_tensors(state, lambda x: x[..., :-1] if x.ndim == 3 else x)
+    return narrowed
 
 
 def with_layer(state: FastWeightState, layer: Any) -> FastWeightState:

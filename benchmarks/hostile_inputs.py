@@ -1,0 +1,57 @@
+"""Fuzz every parser with 10,000 files and print a table: how many load, how many are refused, and what breaks.
+
+python benchmarks/hostile_inputs.py [INPUTS]        needs stories260k in ../shared/models or in LACONIC_DATA
+"""
+
+import random
+import resource
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPO))
+
+from tests.trust.fuzz import build_targets, try_input  # noqa: E402
+
+MAX_BYTES = 8 * 2**30  # address space of the process, torch's libraries included
+
+
+def main() -> None:
+    total = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    only = sys.argv[2:]
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        base, broken = Path(folder) / "base", 0
+        base.mkdir()
+        targets = build_targets(base, stack)
+        print("| parser | inputs | loaded | refused | broken | slowest, s | peak, MB |")
+        print("|---|---:|---:|---:|---:|---:|---:|")
+        for name, target in targets.items():
+            if only and name not in only:
+                continue
+            outcomes = [
+                try_input(target, base, Path(folder) / "place", random.Random(f"{name} {n}"))
+                for n in range(total // len(targets))
+            ]
+            bad = Counter(outcome.result for outcome in outcomes if outcome.is_broken)
+            loaded = sum(outcome.result == "ok" for outcome in outcomes)
+            refused, slowest = len(outcomes) - loaded - bad.total(), max(outcome.seconds for outcome in outcomes)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            print(
+                f"| {name} | {len(outcomes):,} | {loaded:,} | {refused:,} | {bad.total()} | {slowest:.1f} | {peak:,} |",
+                flush=True,
+            )
+            for result, count in bad.most_common(12):
+                print(f"{name}: {count} × {result}", file=sys.stderr, flush=True)
+            broken += bad.total()
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A small share of the fuzzed inputs of benchmarks/hostile_inputs.py, in every parser; the rest is slow."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import needs
+from tests.trust.fuzz import Target, build_targets, try_input
+
+NAMES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "weights", "adapter_config.json", "recipe", "rows",
+    "Parquet", "memory", "KV memory", "state", "golden bundle", "GGUF", "llama2.c", "requests",
+)  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numbers of damaged GGUF blocks
+SMALL, LARGE = 20, 300  # inputs of each parser
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for package in ("peft", "pyarrow", "gguf", "fastapi"):
+        needs(package)
+    return tmp_path_factory.mktemp("base")
+
+
+@pytest.fixture(scope="module")
+def targets(base: Path) -> Iterator[dict[str, Target]]:
+    with ExitStack() as stack:
+        yield build_targets(base, stack)
+
+
+def find_broken(name: str, targets: dict[str, Target], base: Path, place: Path, numbers: range) -> list[str]:
+    outcomes = ((n, try_input(targets[name], base, place, random.Random(f"{name} {n}"))) for n in numbers)
+    return [f"{name} {n}: {outcome.result}" for n, outcome in outcomes if outcome.is_broken]
+
+
+def test_fuzz_names_are_the_targets(targets: dict[str, Target]) -> None:
+    assert tuple(targets) == NAMES
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", NAMES)
+def test_fuzz_ends_well_or_with_one_line(name: str, targets: dict[str, Target], base: Path, tmp_path: Path) -> None:
+    assert find_broken(name, targets, base, tmp_path / "place", range(SMALL)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", NAMES)
+def test_fuzz_of_many_inputs(name: str, targets: dict[str, Target], base: Path, tmp_path: Path) -> None:
+    assert find_broken(name, targets, base, tmp_path / "place", range(SMALL, LARGE)) == []
