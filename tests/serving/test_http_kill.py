@@ -50,22 +50,21 @@ def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel,
         return MemoryStore(served, chat_model.decoder, folder, 256, {})
 
     def write_forever(report) -> None:
-        store, step = open_store(), 0
-        report(0)
-        while True:
+        store = open_store()
+        for step in count():
+            report(step)
             path = store.new_path()
             path.write_bytes(contents[step % 2])
             check_and_add(store, path, "replaced")
             path = store.new_path()
             path.write_bytes(contents[step % 2])
             check_and_add(store, path, f"new_{os.getpid()}_{step % 8}")
-            step += 1
 
     waits, num_memories = random.Random(0), 0
     for _ in range(ROUNDS):
         child = Child(write_forever)
-        child.wait_for(0)
-        time.sleep(waits.uniform(0.0, 0.05))
+        child.wait_for(waits.randrange(3))
+        time.sleep(waits.uniform(0.0, 0.02))
         child.signal(signal.SIGKILL)
         assert child.end() == 128 + signal.SIGKILL
         store = open_store()
