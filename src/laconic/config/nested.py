@@ -335,26 +335,6 @@ def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
     return None
 
 
-def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: InnerLoopConfig) -> str | None:
-    """Return a message if `outer_gradient` leaves weights of levels or memories without any gradient."""
-    gradient = inner_loop.outer_gradient
-    if gradient in ("full", "truncated") or inner_loop.allow_untrained_level or not inner_loop.enabled:
-        return None
-    weights: list[str] = []
-    if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
-        weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
-    options = mixer.self_modifying
-    has_own_gates = bool(options.adaptive_names) and options.gate_groups == 2
-    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_own_gates)):
-        weights.append("gates of the memory" if gradient == "none" else "gates of the adaptive projections")
-    if not weights:
-        return None
-    return (
-        f'{gradient!r} trains nothing of {" and ".join(weights)}; use "full", or "truncated" with truncate_after, or '
-        "set inner_loop.allow_untrained_level = true"
-    )
-
-
 def find_untrained_level(cms: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> str | None:
     """Return a message if a level's inner learning rate would get no outer gradient in rows of `row_tokens`."""
     slow = next((l for l, C in enumerate(cms.chunk_sizes) if row_tokens <= C), None)
