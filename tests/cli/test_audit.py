@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TINY_RECIPE, RunCli, call_cli
+from tests.runs import TINY_DOCUMENT_RECIPE
 
 RECIPE = TINY_RECIPE.replace("valid_rows = 20", "valid_rows = 20, test_rows = 16")
 RECIPE = RECIPE.replace("[validation]\nmax_rows = 4\nmax_tokens = 6\n", "")
@@ -23,6 +24,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         out = ("--out", folder / name, "train.steps=1", "train.batch_size=2", "data.digits.train_rows=100")
         assert call_cli("train", folder / "tiny.toml", *out, *keys) == 0
+    (folder / "lm").mkdir()
+    (folder / "lm" / "recipe.toml").write_text(TINY_DOCUMENT_RECIPE)
     return folder
 
 
@@ -73,6 +76,7 @@ def test_audit_of_pause_tokens_finds_no_use_of_identical_vectors(run_cli: RunCli
         (("chain",), 2, "method cot has no latents; give a run of codi, pccot, kava or coconut"),
         (("kava", "--limit", "9"), 66, "9 questions; with 13 tests no effect could be significant on fewer than 10"),
         (("kava", "--limit", "1"), 2, "must be at least 2"),
+        (("lm",), 2, "method lm reads documents; give a run that answers questions"),
         (("missing",), 66, "no run directory"),
         (("kava", "--control", "missing"), 66, "no run directory"),
     ],

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.config.recipe import Recipe
+from laconic.config.recipe import DOCUMENT_METHODS, Recipe
+from laconic.errors import UsageError
 from laconic.evaluation.audit.conditions import AS_TRAINED
 from laconic.evaluation.audit.job import build_audit_job
 from laconic.evaluation.audit.verdict import ControlComparison, ThoughtAudit, audit_to_json
@@ -44,7 +45,10 @@ class AuditSuite:
         return False
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for runs that cannot be evaluated with one protocol."""
+        """Raise `UsageError` for runs that answer no questions, or cannot be evaluated with one protocol."""
+        for folder, recipe in recipes.items():
+            if recipe.method in DOCUMENT_METHODS:
+                raise UsageError(f"{folder}: method {recipe.method} reads documents; give a run that answers questions")
         ReasoningSuite().check(request, recipes)
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
