@@ -375,3 +375,9 @@ def test_recipe_takes_paths_in_python(tmp_path: Path) -> None:
     data = DataConfig(path=tmp_path / "train.jsonl", valid=tmp_path / "valid.jsonl")  # type: ignore[arg-type]
     assert data.path == str(tmp_path / "train.jsonl")
     assert ModelConfig(name=tmp_path).name == str(tmp_path)  # type: ignore[arg-type]
+
+
+def test_load_recipe_keeps_a_name_that_is_too_long_for_a_path(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(KAVA.replace('tokenizer = "digits"', f'tokenizer = "{"x" * 5000}"'))
+    recipe, _ = load_recipe(tmp_path / "a.toml")
+    assert recipe.model.tokenizer == "x" * 5000

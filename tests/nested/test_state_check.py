@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def model() -> HopeAttention:
 
 @pytest.fixture(scope="module")
 def state(model: HopeAttention) -> FastWeightState:
-    return model.read_tokens(torch.arange(11)[None]).cache
+    return cast(FastWeightState, model.read_tokens(torch.arange(11)[None]).cache)
 
 
 def narrow(state: FastWeightState) -> FastWeightState:

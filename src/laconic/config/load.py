@@ -3,6 +3,7 @@
 import datetime
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -209,8 +210,8 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     path = (folder / value).absolute()
     is_name = {
         "path": False,
-        "name": not path.exists(),
-        "rows": not is_row_file(value) and not path.is_file(),
+        "name": not os.path.exists(path),  # unlike Path's, it is False for names that are too long
+        "rows": not is_row_file(value) and not os.path.isfile(path),
     }[PATH_KEYS[key]]
     return value if is_name else str(path)
 
