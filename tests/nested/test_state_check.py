@@ -50,6 +50,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a layer that is a tensor": (lambda s: replace(with_layer(s, s.position), open_chunk=None), "is a tensor"),
     "a layer without levels": (lambda s: replace(with_layer(s, LayerState()), open_chunk=None), "layers.0.cms is"),
     "counts that are floats": (lambda s: replace(s, position=s.position.float()), "position is torch.float32"),
+    "masks of integers": (lambda s: map_tensors(s, lambda x: x.long() if x.dtype == torch.bool else x), "torch.int64"),
     "a mapping": (lambda s: {"position": s.position}, "state is dict"),
     "ids outside": (lambda s: with_tokens(s, input_ids=torch.full((1, 3), 10**6)), "outside the vocabulary"),
     "a long chunk": (lambda s: with_tokens(s, num_tokens=torch.tensor([12])), "an open chunk of 3 tokens"),

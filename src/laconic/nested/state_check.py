@@ -4,6 +4,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 from torch import Tensor
 
@@ -97,7 +98,9 @@ def find_mismatch(part: object, initial: object, name: str) -> str | None:
         fits = len(shape) == len(expected) and all(m in (0, n) for n, m in zip(shape, expected, strict=True))
         if not fits:
             return f"{name} has shape {list(shape)}, expected {list(expected)}"
-        if part.is_floating_point() != kind.is_floating_point():
+        if part.is_floating_point() != kind.is_floating_point() or (part.dtype == torch.bool) != (
+            kind.dtype == torch.bool
+        ):
             return f"{name} is {part.dtype}, expected {kind.dtype}"
         return None
     is_optional = isinstance(initial, OpenChunk) and part is None
