@@ -83,6 +83,13 @@ def test_read_llama2c_refuses_other_files(tmp_path: Path, content: bytes, messag
         read_llama2c(tmp_path / "y.bin")
 
 
+def test_read_llama2c_refuses_more_layers_than_any_model(tmp_path: Path) -> None:
+    header = struct.pack("7i", 2, 4, 300_000, 1, 1, 8, 8)
+    (tmp_path / "x.bin").write_bytes(header + bytes(2_000_000))
+    with pytest.raises(InputError, match="does not describe a Llama"):
+        read_llama2c(tmp_path / "x.bin")
+
+
 def test_read_llama2c_refuses_nan(tmp_path: Path) -> None:
     config, tensors = tiny(True)
     write_llama2c(tmp_path / "x.bin", config, tensors)

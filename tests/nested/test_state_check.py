@@ -43,6 +43,13 @@ def with_tokens(state: FastWeightState, **changes: Any) -> FastWeightState:
     return replace(state, open_chunk=replace(state.open_chunk, **changes))
 
 
+def shorten_values(state: FastWeightState) -> FastWeightState:
+    cache = state.layers[0].cache
+    assert cache is not None
+    values = (cache.values[0][:, :, :-1],)
+    return replace(with_layer(state, replace(state.layers[0], cache=replace(cache, values=values))), open_chunk=None)
+
+
 WRONG: dict[str, tuple[Change, str]] = {
     "other widths": (narrow, "has shape"),
     "a layer less": (lambda s: replace(s, layers=s.layers[:1], open_chunk=None), "layers"),
@@ -51,6 +58,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a layer without levels": (lambda s: replace(with_layer(s, LayerState()), open_chunk=None), "layers.0.cms is"),
     "counts that are floats": (lambda s: replace(s, position=s.position.float()), "position is torch.float32"),
     "masks of integers": (lambda s: map_tensors(s, lambda x: x.long() if x.dtype == torch.bool else x), "torch.int64"),
+    "a cache of uneven parts": (shorten_values, "the cache of layer 0 has 10 and 11 positions"),
     "a mapping": (lambda s: {"position": s.position}, "state is dict"),
     "ids outside": (lambda s: with_tokens(s, input_ids=torch.full((1, 3), 10**6)), "outside the vocabulary"),
     "a long chunk": (lambda s: with_tokens(s, num_tokens=torch.tensor([12])), "an open chunk of 3 tokens"),

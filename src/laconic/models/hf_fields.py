@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-NumLayers = Annotated[int, Field(gt=0, le=1000)]  # limits far above real models, checked before anything is built
+MAX_LAYERS = 1000  # this and the following limits are far above real models, and checked before anything is built
+NumLayers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 Size = Annotated[int, Field(gt=0, le=2**24)]  # the bytes of any weight fit in 63 bits
 HeadSize = Annotated[int, Field(gt=0, le=2**16)]  # of heads, also their number
 NumPositions = Annotated[int, Field(gt=0, le=2**31)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from laconic.errors import InputError, translate_os_errors
 from laconic.models.checkpoint_files import refuse_pickle
+from laconic.models.hf_fields import MAX_LAYERS
 from laconic.models.rope import half_split
 from laconic.storage import atomic, strict_json
 
@@ -75,7 +76,8 @@ def config_from_header(name: str, header: list[int], size: int) -> dict[str, Any
     """Return a config.json for the seven numbers of the header. A negative vocabulary means an untied head."""
     sizes = dict(zip(LLAMA2C_SIZES, [*header[:5], abs(header[5]), header[6]], strict=True))
     D, H, G = header[0], header[3], header[4]
-    if min(sizes.values()) < 1 or max(sizes.values()) > size or D % (2 * H) or H % G:
+    fits = min(sizes.values()) >= 1 and max(sizes.values()) <= size and sizes["num_hidden_layers"] <= MAX_LAYERS
+    if not fits or D % (2 * H) or H % G:
         raise InputError(f"{name}: header {header} does not describe a Llama; is it a llama2.c file?")
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -1,6 +1,6 @@
 """Check a fast-weight state from a file before it is used: the types of its metadata, and its shapes."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
-from laconic.nested.state import FastWeightState, LowRankChange, OpenChunk
+from laconic.nested.state import FastWeightState, LayerState, LowRankChange, OpenChunk
 from laconic.storage.tensor_tree import named_children
 
 
@@ -82,8 +82,11 @@ def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, p
         CorruptArtifactError: With the first part that differs.
     """
     problem = find_mismatch(state, initial, "state")
-    if problem is None and isinstance(state, FastWeightState) and state.open_chunk is not None:
-        problem = find_invalid_tokens(state.open_chunk, vocab_size)
+    if problem is None and isinstance(state, FastWeightState):
+        problem = find_uneven_cache(state.layers)
+        if state.open_chunk is not None:
+            problem = problem or find_uneven_cache(state.open_chunk.layers_at_start)
+            problem = problem or find_invalid_tokens(state.open_chunk, vocab_size)
     if problem is not None:
         raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; take another copy")
 
@@ -113,6 +116,17 @@ def find_mismatch(part: object, initial: object, name: str) -> str | None:
         return f"{name} has {', '.join(sorted(parts)) or 'nothing'}, expected {', '.join(sorted(expected_parts))}"
     mismatches = (find_mismatch(parts[key], expected_parts[key], f"{name}.{key}".rstrip(".")) for key in parts)
     return next((problem for problem in mismatches if problem is not None), None)
+
+
+def find_uneven_cache(layers: Iterable[LayerState]) -> str | None:
+    """Return the problem with a KV cache whose parts cover different numbers of positions, or None."""
+    for i, layer in enumerate(layers):
+        if (cache := layer.cache) is not None:
+            pairs = [*cache.keys, *cache.values]
+            lengths = {x.shape[2] for x in pairs} | {cache.positions.shape[1], cache.valid.shape[1]}
+            if len(lengths) > 1:
+                return f"the cache of layer {i} has {' and '.join(map(str, sorted(lengths)))} positions"
+    return None
 
 
 def dense_shape(initial: object) -> tuple[int, ...] | None:
