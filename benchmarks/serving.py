@@ -1,10 +1,11 @@
 """Requests per second and time to the first token of `laconic serve`, `transformers serve` and vLLM on one model.
 
     python benchmarks/serving.py [--model MODEL] [--clients 1 4 16] [--requests 16] [--vllm .venv-vllm/bin/python]
-    python benchmarks/serving.py --runs runs/kava runs/cot --questions questions.txt
+    python benchmarks/serving.py --runs runs/kava runs/cot --questions questions.txt [--num-tokens 5 30]
 
-The second form compares two runs in laconic: answers after latent thoughts and answers after a written chain. A client
-waits for an answer before it sends its next question. Servers run one after the other, in two rounds.
+The second form compares two runs in laconic: answers after latent thoughts and answers after a written chain. For runs
+that are not trained, --num-tokens fixes the lengths, so that the table shows costs, not answers. A client waits for an
+answer before it sends its next question. Servers run one after the other, in two rounds.
 """
 
 import argparse
@@ -33,14 +34,19 @@ ROUNDS = 2
 NUM_WORDS = 60  # of a book in each prompt
 START_SECONDS = 300.0
 REQUEST_SECONDS = 600.0
+Lengths = dict[str, int]  # max_tokens, and min_tokens if the length is fixed
 
 
 class ServerCommand(NamedTuple):
-    """A server: its name in the table, its command with {port}, and the model's name in requests (None: ask for it)."""
+    """A server: its name in the table, its command with {port}, the model's name in requests (None: ask for it).
+
+    `num_tokens` fixes the length of its answers.
+    """
 
     name: str
     command: Sequence[str]
     model: str | None = None
+    num_tokens: int | None = None
 
 
 class Rate(NamedTuple):
@@ -100,11 +106,11 @@ def running(server: ServerCommand, log: Path) -> Iterator[str]:
             process.kill()
 
 
-def ask(client: httpx.Client, address: str, model: str, text: str, max_tokens: int) -> tuple[float, float, int]:
+def ask(client: httpx.Client, address: str, model: str, text: str, lengths: Lengths) -> tuple[float, float, int]:
     """Send one chat request; return seconds to the first token and to the end, and the number of chunks with text."""
     body = {
         "model": model, "messages": [{"role": "user", "content": text}],
-        "max_tokens": max_tokens, "temperature": 0, "stream": True,
+        **lengths, "temperature": 0, "stream": True,
     }  # fmt: skip
     start, first, chunks = time.perf_counter(), None, 0
     with client.stream("POST", f"{address}/v1/chat/completions", json=body) as answer:
@@ -120,7 +126,7 @@ def ask(client: httpx.Client, address: str, model: str, text: str, max_tokens: i
     return (first or end) - start, end - start, chunks
 
 
-def measure(address: str, model: str, texts: Sequence[str], num_clients: int, max_tokens: int) -> Rate:
+def measure(address: str, model: str, texts: Sequence[str], num_clients: int, lengths: Lengths) -> Rate:
     """Send all texts from `num_clients` clients at a time."""
     waiting, results, errors = list(texts), list[tuple[float, float, int]](), list[Exception]()
     lock = threading.Lock()
@@ -133,7 +139,7 @@ def measure(address: str, model: str, texts: Sequence[str], num_clients: int, ma
                         return
                     text = waiting.pop(0)
                 try:
-                    result = ask(client, address, model, text, max_tokens)
+                    result = ask(client, address, model, text, lengths)
                 except Exception as error:
                     errors.append(error)
                     return
@@ -171,10 +177,13 @@ def measure_server(server: ServerCommand, options: Any, texts: Sequence[str], lo
     rates: dict[int, Rate] = {}
     with running(server, log) as address:
         model = server.model or httpx.get(f"{address}/v1/models", timeout=30).json()["data"][0]["id"]
-        measure(address, model, texts[:1], 1, options.max_tokens)
+        lengths = {"max_tokens": options.max_tokens}
+        if server.num_tokens is not None:
+            lengths = {"max_tokens": server.num_tokens, "min_tokens": server.num_tokens}
+        measure(address, model, texts[:1], 1, lengths)
         for num_clients in options.clients:
             count = min(len(texts), max(options.requests, num_clients)) if num_clients > 1 else min(4, len(texts))
-            rates[num_clients] = measure(address, model, texts[:count], num_clients, options.max_tokens)
+            rates[num_clients] = measure(address, model, texts[:count], num_clients, lengths)
             print(f"  {server.name}, {num_clients} clients: {rates[num_clients]}", file=sys.stderr, flush=True)
     return rates
 
@@ -200,13 +209,18 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm/bin/python"))
     parser.add_argument("--runs", nargs="+")
     parser.add_argument("--questions", type=Path)
+    parser.add_argument("--num-tokens", type=int, nargs="+", help="lengths of the answers of each run")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", help="names of servers")
     options = parser.parse_args()
     if options.runs:
         texts = options.questions.read_text(encoding="utf-8").splitlines()
         serve = [sys.executable, "-m", "laconic", "serve"]
-        servers = [ServerCommand(run, [*serve, run, "--port", "{port}"]) for run in options.runs]
+        lengths = options.num_tokens or [None] * len(options.runs)
+        servers = [
+            ServerCommand(run, [*serve, run, "--port", "{port}"], num_tokens=length)
+            for run, length in zip(options.runs, lengths, strict=True)
+        ]
     else:
         texts = read_prompts(max(options.requests, *options.clients))
         servers = list_servers(options.model, options.vllm)

@@ -1,6 +1,8 @@
 """POST /v1/completions and /v1/chat/completions give what `laconic.generate` gives, in OpenAI's shapes."""
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +214,26 @@ def test_completion_and_chat_take_the_sampling_of_vllm(
     reply = chat(client, messages=messages, **options)["choices"][0]["message"]["content"]
     session = ChatSession(chat_model.decoder, chat_model.tokenizer)
     assert reply == session.reply(PROMPT, GenerationConfig(**options)).text
+
+
+def test_completion_min_tokens_puts_the_end_off(
+    chat_model: LanguageModel, chat_folder: Path, tmp_path: Path, start_server: StartServer
+) -> None:
+    ids = torch.tensor([chat_model.tokenizer.encode(PROMPT)])
+    with torch.no_grad():
+        first = int(
+            chat_model.decoder.logits(chat_model.decoder(chat_model.decoder.embed(ids)).hidden_states[0, -1]).argmax()
+        )
+    shutil.copytree(chat_folder, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    model = laconic.load(tmp_path / "model")
+    assert isinstance(model, LanguageModel)
+    client = start_server(model)
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 6}
+    assert complete(client, **body)["choices"][0]["text"] == ""
+    assert complete(client, **body, min_tokens=6)["usage"]["completion_tokens"] == 6
+    refused = client.post("/v1/completions", json=body | {"min_tokens": 7})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
 
 
 def test_completion_top_k_of_minus_one_is_no_limit(client: TestClient) -> None:

@@ -21,6 +21,7 @@ FIELDS = (
     "prompt",
     "max_tokens",
     "temperature",
+    "min_tokens",
     "top_k",
     "min_p",
     "repetition_penalty",

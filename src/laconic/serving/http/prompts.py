@@ -183,7 +183,8 @@ def build_config(
         limits: Limits of the server.
 
     Raises:
-        ApiError: 400 if `max_tokens` is over the limit, or for stop strings of a run whose recipe ends an answer.
+        ApiError: 400 if `max_tokens` is over the limit or `min_tokens` over `max_tokens`, or for stop strings of a run
+            whose recipe ends an answer.
     """
     if max_tokens is not None and max_tokens > limits.max_generated_tokens:
         message = f"max_tokens: {max_tokens:,} given, this server generates at most {limits.max_generated_tokens:,}"
@@ -191,12 +192,16 @@ def build_config(
     if body.stop_strings and prompt.question is not None:
         raise ApiError(400, f"stop: the recipe of {served.name} says where an answer ends; leave it out", "stop")
     default = limits.max_generated_tokens if prompt.question is None else ANSWER_TOKENS
+    num_tokens = max(1, min(default if max_tokens is None else max_tokens, prompt.room))
+    if body.min_tokens is not None and body.min_tokens > num_tokens:
+        message = f"min_tokens: {body.min_tokens:,} given, at most {num_tokens:,} tokens can be generated"
+        raise ApiError(400, message, "min_tokens")
     options = served.sampling_defaults | body.sampling_options
     if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
         options |= {"temperature": 0.0, "top_p": 1.0}
     is_frozen = isinstance(served.model, NestedTextModel) and not served.model.update_weights
     return GenerationConfig(
-        max_tokens=max(1, min(default if max_tokens is None else max_tokens, prompt.room)),
+        max_tokens=num_tokens,
         stop_strings=body.stop_strings,
         eos_token_ids=prompt.eos_token_ids,
         update_on_prompt=False if is_frozen else None,

@@ -107,7 +107,8 @@ class GenerationRequest(RequestBody):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None  # this and the next two as in vLLM; 0 and -1 turn it off
+    min_tokens: Annotated[int, Field(ge=0)] | None = None  # this and the next three as in vLLM
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1 turn it off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | str | None = None
@@ -138,7 +139,7 @@ class GenerationRequest(RequestBody):
     @property
     def sampling_options(self) -> dict[str, Any]:
         """The sampling options that the request gives, as `GenerationConfig` names them."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        names = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         options = {name: value for name in names if (value := getattr(self, name)) is not None}
         if options.get("top_k") == -1:
             options["top_k"] = 0
