@@ -78,8 +78,9 @@ def status(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[ProgressFn]:
-    """Show progress with the time left: a bar on a terminal, elsewhere a line after two seconds, then every five
-    if something changed.
+    """Show progress with the time left: a bar on a terminal, elsewhere lines.
+
+    The first line comes after two seconds, others every five seconds, or every thirty while nothing changes.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """

@@ -19,7 +19,10 @@ OptionalStr = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
 OptionalTracker = Annotated[TrackerName | None, arg(metavar="{trackio,wandb,tensorboard}", help_behavior_hint="")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 OptionalDtype = Annotated[DtypeName | None, arg(metavar="{float32,float64,bfloat16,float16}", help_behavior_hint="")]
-
+OptionalProtocol = Annotated[
+    Literal["codi", "pccot", "coconut", "icot", "decimal", "text"] | None,
+    arg(metavar="{codi,pccot,coconut,icot,decimal,text}", help_behavior_hint=""),
+]
 OptionalQuantization = Annotated[Literal["int8"] | None, arg(metavar="{int8}", help_behavior_hint="")]
 
 

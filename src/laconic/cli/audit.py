@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalStr, OutputFormat, to_utf8
+from laconic.cli.arguments import OptionalProtocol, OptionalStr, OutputFormat, to_utf8
 from laconic.errors import UsageError
 
 
@@ -29,10 +29,7 @@ class AuditCommand:
     """number of questions, from the first"""
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
-    protocol: Annotated[
-        Literal["codi", "pccot", "coconut", "decimal", "text"] | None,
-        arg(metavar="{codi,pccot,coconut,decimal,text}", help_behavior_hint=""),
-    ] = None
+    protocol: OptionalProtocol = None
     """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
     checkpoint: str = "latest"
     """latest, best (by validation during training), or the number of a step"""

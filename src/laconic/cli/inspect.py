@@ -6,11 +6,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalPath, OptionalStr, OutputFormat, parse_ints, split_commas, to_utf8
+from laconic.cli.arguments import (
+    OptionalPath,
+    OptionalProtocol,
+    OptionalStr,
+    OutputFormat,
+    parse_ints,
+    split_commas,
+    to_utf8,
+)
 from laconic.cli.files import write_file
 from laconic.console import progress, status
 from laconic.errors import InputError, LaconicError, UsageError
@@ -59,10 +67,7 @@ class InspectCommand:
     """random seed of shuffle, swap and noise"""
     batch_size: int = 64
     """questions per batch"""
-    protocol: Annotated[
-        Literal["codi", "pccot", "coconut", "decimal", "text"] | None,
-        arg(metavar="{codi,pccot,coconut,decimal,text}", help_behavior_hint=""),
-    ] = None
+    protocol: OptionalProtocol = None
     """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
     out: OptionalPath = None
     """HTML page to write (default: inspect.html; none with --format json)"""

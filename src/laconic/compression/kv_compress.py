@@ -157,7 +157,8 @@ def compress_document(
     slots = [max(1, config.num_slots(ids.shape[1]) * window.shape[1] // ids.shape[1]) for window in windows]
     if len(windows) > 1:  # checked before reading, which may take hours
         get_movable_rope(decoder.config.rope, decoder.config.family)
-        check_slots_fit(decoder, slots if config.max_loss is None else [], ids.shape[1])
+        if config.max_loss is None:
+            check_slots_fit(decoder, slots, ids.shape[1])
     expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
     reader = DocumentReader(decoder, lambda done: on_progress("reading", done, max(done, expected)))
     memories, measured = list[KVMemory](), list[dict[str, Any]]()

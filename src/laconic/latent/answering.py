@@ -3,6 +3,7 @@
 Shared by all latent methods: batched, padded on the left, greedy by default.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,11 +86,12 @@ def decode_answers(
     return pack_answers(generations, num_positions, passes, prompt.answer_offset, decoding)
 
 
-class PromptedAnswers(nn.Module):
+class PromptedAnswers(nn.Module, ABC):
     """Base of reasoning methods: `answer` generates what follows the prompt that the method defines."""
 
     decoder: Decoder
 
+    @abstractmethod
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
     ) -> AnswerPrompt:
@@ -98,7 +100,6 @@ class PromptedAnswers(nn.Module):
         Raises:
             UsageError: `with_cot` asks for a written chain, and the method is not trained to write one.
         """
-        raise NotImplementedError
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """Generate the answers, after a written chain if `with_cot` is set.

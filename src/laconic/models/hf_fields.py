@@ -156,7 +156,7 @@ class SmolLM3Keys(RopeFamilyKeys):
     num_key_value_heads: HeadSize | None = 4
     rope_theta: PositiveFloat = 2000000.0
     no_rope_layers: list[Literal[0, 1]] | None = None  # 1: the layer has RoPE
-    no_rope_layer_interval: NumPositions = 4
+    no_rope_layer_interval: NumLayers = 4
     sliding_window: NumPositions | None = None
     use_sliding_window: bool = False
     qkv_bias: bool = Field(False, alias="attention_bias")
@@ -205,7 +205,7 @@ class OPTKeys(FamilyKeys):
     initializer_range: NonNegativeFloat = Field(0.02, alias="init_std")
     dropout_attention: Probability = Field(0.0, alias="attention_dropout")
     dropout_residual: Probability = Field(0.1, alias="dropout")
-    word_embed_proj_dim: NumPositions | None = None
+    word_embed_proj_dim: Size | None = None
     bos_token_id: TokenId | None = 2
     eos_token_id: TokenId | list[TokenId] | None = 2
     pad_token_id: TokenId | None = 1

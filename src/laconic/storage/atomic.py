@@ -92,9 +92,10 @@ def sort_metadata(path: Path) -> None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size, "the tensors begin after the header"
         file.seek(8)
-        file.write(text.encode().ljust(size))
+        file.write(text.ljust(size))
 
 
 def open_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:

@@ -73,10 +73,13 @@ class FilterCounts:
             'invalid (on_invalid_row = "skip")': self.num_invalid + num_skipped,
         }
         parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
-        left_out = f"{sum(reasons.values()):,} of {self.num_read + num_skipped:,} rows left out: {', '.join(parts)}"
-        truncated = f"{self.num_truncated:,} questions truncated"
-        lines = [left_out] * bool(parts) + [truncated] * bool(self.num_truncated)
-        return ("; ".join(lines),) if lines else ()
+        notes: list[str] = []
+        if parts:
+            total = self.num_read + num_skipped
+            notes.append(f"{sum(reasons.values()):,} of {total:,} rows left out: {', '.join(parts)}")
+        if self.num_truncated:
+            notes.append(f"{self.num_truncated:,} questions truncated")
+        return ("; ".join(notes),) if notes else ()
 
 
 def to_singular(text: str) -> str:
