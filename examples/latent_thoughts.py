@@ -56,4 +56,4 @@ for step in range(101):
     loss.backward()
     optimizer.step()
     if step % 50 == 0:
-        print(f"step {step:3}: key/value loss {loss.item():.4f} in {rollout.passes.total} forward passes")
+        print(f"step {step:3}: key/value loss {loss.item():.4f} in {rollout.passes[0].total} forward passes")

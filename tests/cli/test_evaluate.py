@@ -85,19 +85,21 @@ def evaluate_json(run: RunCli, *args: object) -> dict[str, Any]:
 
 
 def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
+    args = ("digits", "--with-cot", "--jacobi-iterations", "0,3", "--jacobi-tolerance", "1e-9")
     report = evaluate_json(run, *args)
     assert report["protocol"] == "last digit"
     (test,) = report["datasets"]
     assert (test["dataset"], test["questions"]) == ("test", 24)
     ways = {line["condition"]: line for line in test["runs"]}
-    assert list(ways) == ["as trained", "with CoT", "0 iterations", "3 iterations"]
+    assert list(ways) == ["as trained", "with CoT", "0 iterations", "3 iterations", "tolerance 1e-09"]
     assert [ways[way]["passes"]["latent"] for way in ("as trained", "0 iterations", "3 iterations")] == [1, 0, 3]
+    assert ways["tolerance 1e-09"]["accuracy"] == ways["as trained"]["accuracy"]
     assert ways["with CoT"]["passes"]["prompt"] == 1
     assert ways["with CoT"]["milliseconds"] is None
     assert {p.name for p in (runs / "digits/evaluations").iterdir()} == {
         "lock", "reasoning-test-last-digit-step-4", "reasoning-test-last-digit-with-CoT-step-4",
         "reasoning-test-last-digit-0-iterations-step-4", "reasoning-test-last-digit-3-iterations-step-4",
+        "reasoning-test-last-digit-tolerance-1e-09-step-4",
     }  # fmt: skip
     result = reasoning_run.load_result(runs / "digits", "test")
     assert result is not None
@@ -296,6 +298,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
             2,
             "--jacobi-iterations two: expected comma-separated integers, for example 1,2",
         ),
+        (("digits", "--jacobi-tolerance", "0"), 2, "--jacobi-tolerance 0: expected numbers above 0"),
         (("digits", "--tasks", ","), 2, "--tasks: empty"),
         (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: expected a number"),
         (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: requires --protocol decimal"),
@@ -305,6 +308,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("kava", "digits"), 2, "last digit and pccot"),
         (("plain", "--with-cot"), 2, "--with-cot: method nocot"),
         (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain has no Jacobi iterations"),
+        (("plain", "--jacobi-tolerance", "0.1"), 2, "--jacobi-tolerance 0.1: plain has no Jacobi iterations"),
         (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),
         (("kava", "--tasks", "svanp"), 66, "did you mean svamp?"),
         (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9"),

@@ -298,7 +298,12 @@ def test_generate_run_answers_with_its_method_or_chain(run: RunCli) -> None:
     assert (decoder["passes"]["latent_setup"], decoder["passes"]["latent"]) == (1, 1)
     by_chain = json.loads(run("generate", "runs/a", question, "--with-cot", "--format", "json", "--max-tokens", 5)[1])
     assert by_chain["generations"][0]["passes"]["latent"] == 0
+    early = json.loads(
+        run("generate", "runs/a", question, "--jacobi-tolerance", 9, "--format", "json", "--max-tokens", 5)[1]
+    )
+    assert early["generations"] == report["generations"], "a single iteration cannot end earlier"
     for flags, message in (
+        (("--jacobi-tolerance", "-1"), "jacobi_tolerance=-1.0: give a number of 0 or more"),
         (("--dtype", "float16"), "--dtype: not available for a run"),
         (("--chat",), "--chat: not available for a run"),
     ):

@@ -68,8 +68,8 @@ def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     result = inspected_run.load_inspected_run(run, "run", CPU, writing(run))
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
-    assert result.think(batch, iterations=0).passes.latent == 0
-    assert result.think(batch).passes.latent == result.num_iterations == 1
+    assert result.think(batch, iterations=0).passes[0].latent == 0
+    assert result.think(batch).passes[0].latent == result.num_iterations == 1
 
 
 @pytest.mark.parametrize("space", ["pre_rope", "post_rope"])

@@ -174,12 +174,26 @@ def test_answers_are_equal_after_save_and_load(tmp_path: object) -> None:
     )
 
 
+@torch.no_grad()
+def test_answers_with_a_jacobi_tolerance_equal_single_rows() -> None:
+    decoder, thoughts = build_model("llama", 5)
+    batch, decoding = questions(4, 1, 6, pads=2), build_decoding(answer_prompt=(9, 8), jacobi_tolerance=0.8)
+    got = answer_from_latents(decoder, thoughts, batch, decoding)
+    fixed = answer_from_latents(decoder, thoughts, batch, build_decoding(answer_prompt=(9, 8)))
+    assert sum(p.total for p in got.passes) < sum(p.total for p in fixed.passes)
+    for b in range(3):
+        one = answer_from_latents(decoder, thoughts, batch.select_rows([b]), decoding)
+        assert (one.token_ids[0], one.passes[0], one.cache_positions[0]) == (
+            got.token_ids[b], got.passes[b], got.cache_positions[b]
+        )  # fmt: skip
+
+
 def test_answer_from_cache_adds_passes() -> None:
     decoder, thoughts = build_model("llama", 2)
     batch = questions(3)
     with torch.no_grad():
         state = decoder(decoder.embed(batch.question_ids)).cache
         rolled = thoughts.think(decoder, state)
-    counted = rolled.passes._replace(prompt=1)
+    counted = tuple(p._replace(prompt=1) for p in rolled.passes)
     got = answer_from_cache(decoder, batch, rolled.cache, thoughts.end, counted, build_decoding())
     assert got.passes[0] == PassCounts(1, 1, 2, len(got.token_ids[0]))

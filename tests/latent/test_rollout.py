@@ -29,7 +29,7 @@ def test_rollout_jacobi_result(num_iterations: int) -> None:
     got = run_rollout(num_iterations, record_passes=True)
     assert got.latents.shape == got.hidden_states.shape == (2, M, D)
     assert got.cache.S == 3 + M
-    assert got.passes == PassCounts(0, 1, num_iterations, 0)
+    assert got.passes == (PassCounts(0, 1, num_iterations, 0),) * 2
     assert len(got.records) == num_iterations + 1
     assert torch.equal(got.records[-1].latents, got.latents)
     assert torch.equal(got.records[-1].hidden_states, got.hidden_states)
@@ -40,7 +40,7 @@ def test_rollout_jacobi_result(num_iterations: int) -> None:
 def test_rollout_sequential_result() -> None:
     got = run_rollout(None, "sequential", record_passes=True)
     assert got.latents.shape == got.hidden_states.shape == (2, M, D)
-    assert (got.cache.S, got.passes) == (3 + M, PassCounts(1, 0, M, 0))
+    assert (got.cache.S, got.passes) == (3 + M, (PassCounts(1, 0, M, 0),) * 2)
     assert torch.equal(got.records[0].latents, got.latents)
     assert_close(got.latents[:, 0], project(got.begin_hidden))
     assert_close(got.latents[:, 1:], project(got.hidden_states[:, :-1]))

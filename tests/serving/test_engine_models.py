@@ -67,6 +67,20 @@ def test_engine_answers_as_reasoner_generate(
     assert engine.stats().num_latent_passes == sum(r.finish.latent_passes for r in receivers)
 
 
+def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path) -> None:
+    loaded = cast(Reasoner, laconic.load(train_tiny_run("kava", tmp_path, "latents.jacobi_iterations=4")))
+    reasoner = replace(loaded, jacobi_tolerance=1e-6)  # two latents are exact after two iterations
+    engine, config = Engine(reasoner, max_batch_size=3), GenerationConfig(max_tokens=6)
+    receivers = [submit(engine, question=q, config=config) for q in QUESTIONS]
+    run_to_end(engine)
+    for question, receiver in zip(QUESTIONS, receivers, strict=True):
+        (answer,), (fixed,) = reasoner.generate(question, config), loaded.generate(question, config)
+        assert (receiver.text, receiver.finish.latent_passes) == (answer.text, answer.passes.latent)
+        assert (answer.token_ids, fixed.passes.latent, answer.passes.latent) == (fixed.token_ids, 4, 2)
+    with pytest.raises(UsageError, match="no Jacobi iterations"):
+        replace(tiny_reasoner(), jacobi_tolerance=0.1)
+
+
 def test_engine_continues_the_cache_of_a_memory() -> None:
     """Slots that are left out, positions that text before the memory has, and the state after another request."""
     model = cast(LanguageModel, laconic.load(STORIES))

@@ -1,6 +1,7 @@
 """`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
     **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
-    "data_dir": QUESTIONS,
+    **dict.fromkeys(("jacobi_tolerance", "data_dir"), QUESTIONS),
     "query_aware": "compression runs",
     **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
     **dict.fromkeys(("documents", "tokens"), TEXTS),
@@ -70,6 +71,9 @@ class EvaluateCommand:
     """also answer with a generated chain of thought, with the same weights"""
     jacobi_iterations: OptionalStr = None
     """also answer with these numbers of Jacobi iterations, comma-separated"""
+    jacobi_tolerance: OptionalStr = None
+    """also answer with as many iterations as a question needs: end them when the latents' relative change, the
+    residual, is below these numbers, comma-separated"""
     baseline: OptionalStr = None
     """run to compare the others with, question by question"""
     checkpoint: str = "latest"
@@ -135,6 +139,7 @@ class EvaluateCommand:
                 tolerance=parse_tolerance(self.tolerance, self.protocol),
                 with_cot=self.with_cot,
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
+                jacobi_tolerance=parse_tolerances("--jacobi-tolerance", self.jacobi_tolerance),
                 baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
                 latency=self.latency,
                 memories=self.memory_options(),
@@ -162,6 +167,7 @@ class EvaluateCommand:
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
+        parse_tolerances("--jacobi-tolerance", self.jacobi_tolerance)
         parse_tolerance(self.tolerance, self.protocol)
         if self.keep is not None:
             parse_shares("--keep", self.keep)
@@ -203,6 +209,17 @@ def parse_shares(flag: str, text: str) -> tuple[float, ...]:
     if not shares or not all(0 < share <= 1 for share in shares):
         raise UsageError(f"{flag} {text}: expected shares above 0 and at most 1, for example 0.125,0.25")
     return tuple(sorted(set(shares)))
+
+
+def parse_tolerances(flag: str, text: str | None) -> tuple[float, ...]:
+    """Parse comma-separated tolerances. Raises `UsageError` (2) unless they are above 0."""
+    try:
+        values = () if text is None else tuple(map(float, split_commas(text)))
+    except ValueError:
+        values = (0.0,)
+    if (text is not None and not values) or not all(0 < value < math.inf for value in values):
+        raise UsageError(f"{flag} {text}: expected numbers above 0, for example 0.02,0.1")
+    return tuple(sorted(set(values)))
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:

@@ -86,6 +86,9 @@ class GenerateCommand(SamplingFlags):
     """read prompts longer than the context that the model was trained on; the text may be poor"""
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
+    jacobi_tolerance: OptionalFloat = None
+    """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
+    change is below this (default: 0, all of them)"""
     dtype: OptionalDtype = None
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     quantize: OptionalQuantization = None
@@ -119,7 +122,8 @@ class GenerateCommand(SamplingFlags):
         if read_run_method(self.model) is not None and not self.is_language_model_run:
             prompts = self.read_plain_prompts("a run")
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
-        refuse_flags({"with_cot": self.with_cot}, f"{self.model} is not a run of laconic train")
+        flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
+        refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
 
     @cached_property
@@ -247,7 +251,7 @@ class GenerateCommand(SamplingFlags):
         from laconic.compression.memory import SummaryMemory
         from laconic.experiment.compressor import load_compressor
 
-        self.refuse_checkpoint_flags({"with_cot": self.with_cot})
+        self.refuse_checkpoint_flags({"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance})
         with status(f"loading {self.model}"):
             compressor = load_compressor(self.model, self.device)
             memories = [compressor.load(path) for path in self.memory]
@@ -273,7 +277,8 @@ class GenerateCommand(SamplingFlags):
         with status(f"loading {self.model}"):
             model = laconic.load(self.model, device=self.device)
         if isinstance(model, laconic.LanguageModel):
-            refuse_flags({"with_cot": self.with_cot}, f"{self.model} was not trained to answer questions")
+            flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
+            refuse_flags(flags, f"{self.model} was not trained to answer questions")
             printer = GenerationPrinter(prompts, is_silent=self.format == "json")
             generations = model.generate(prompts, self.generation_config(printer))
             self.print_generations([{"prompt": text} for text in prompts], generations, model.decoder, printer)
@@ -281,6 +286,7 @@ class GenerateCommand(SamplingFlags):
         assert isinstance(model, laconic.Reasoner)
         refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
         start = time.perf_counter()
+        model = replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)
         answers = model.generate(prompts, self.generation_config(), with_cot=self.with_cot)
         seconds = time.perf_counter() - start
         if self.format == "json":

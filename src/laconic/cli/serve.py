@@ -2,15 +2,15 @@
 
 import math
 import os
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
     OptionalDtype,
+    OptionalFloat,
     OptionalInt,
     OptionalPath,
     OptionalQuantization,
@@ -19,6 +19,9 @@ from laconic.cli.arguments import (
     to_utf8,
 )
 from laconic.errors import UsageError
+
+if TYPE_CHECKING:
+    from laconic.experiment.load_model import LoadedModel
 
 MAX_PORT = 65535
 
@@ -50,6 +53,9 @@ class ServeCommand:
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     quantize: OptionalQuantization = None
     """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
+    jacobi_tolerance: OptionalFloat = None
+    """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
+    change is below this (default: 0, all of them)"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     revision: OptionalStr = None
@@ -95,14 +101,17 @@ class ServeCommand:
         from laconic.serving.http.server import serve
 
         model = to_utf8(self.model)
-        load = partial(
-            laconic.load,
-            model,
-            device=self.device,
-            dtype=parse_dtype(self.dtype),
-            revision=self.revision,
-            quantize=self.quantize,
-        )
+
+        def load() -> "LoadedModel":
+            loaded = laconic.load(
+                model,
+                device=self.device,
+                dtype=parse_dtype(self.dtype),
+                revision=self.revision,
+                quantize=self.quantize,
+            )
+            return loaded if self.jacobi_tolerance is None else set_tolerance(loaded, self.jacobi_tolerance)
+
         serve(
             choose_model_name(model),
             load,
@@ -115,6 +124,15 @@ class ServeCommand:
             memory_files=memory_files,
         )
         return 0
+
+
+def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":
+    """Return a run with a tolerance of its Jacobi iterations; raise `UsageError` (2) for a model without them."""
+    import laconic
+
+    if not isinstance(model, laconic.Reasoner):
+        raise UsageError(f"--jacobi-tolerance {tolerance}: this model has no Jacobi iterations; leave it out")
+    return replace(model, jacobi_tolerance=tolerance)
 
 
 def parse_memory(text: str) -> tuple[str, Path]:

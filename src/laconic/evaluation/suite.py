@@ -8,9 +8,8 @@ A suite is a group of tasks for one kind of run. To add a task, write one module
 
 and call both from a suite's `build_jobs`, `report` and `build_sections`. Results with metrics of their own have a kind
 of their own in `results_store.EvalKind` and in the suite's `kinds`; `laconic.cli.tasks` lists the task's name. A new
-kind of run has a suite of its own, which `laconic.evaluation.suites` lists; tests/evaluation/test_suite.py has a small
-one. Seeds, checkpoints, locks, resuming, storage, progress, signals and ranks are handled here, and `laconic report`
-loads the same `RunResult`s from disk.
+kind of run has a suite of its own, which `laconic.evaluation.suites` lists; tests/evaluation/test_suite.py has one.
+Seeds, locks, resuming, storage, progress, signals and ranks are handled here; `laconic report` loads the results.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -93,7 +92,7 @@ class EvalRequest:
         protocol: Name of the answer protocol; None for the default of each recipe's format.
         tolerance: Tolerance of protocol "decimal".
         with_cot: Also evaluate with the chain written out, where the method was trained for it.
-        jacobi_iterations: Also evaluate with these numbers of Jacobi iterations.
+        jacobi_iterations, jacobi_tolerance: Also evaluate with these numbers of iterations, and ends of them.
         baseline: A run that the others are compared with.
         latency: Number of questions to time; 0 for none.
         memories: Options of the task `memories`.
@@ -114,6 +113,7 @@ class EvalRequest:
     tolerance: Decimal | None = None
     with_cot: bool = False
     jacobi_iterations: Sequence[int] = ()
+    jacobi_tolerance: Sequence[float] = ()
     baseline: str | None = None
     latency: int = 0
     memories: MemoryOptions = MemoryOptions()

@@ -1,7 +1,7 @@
 """Answer questions with a trained run, and look at the latent thoughts that its answers follow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,8 @@ from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.interfaces import ThinksInLatents
+from laconic.latent.adaptive_rollout import check_tolerance
+from laconic.latent.answering import AnswerDecoding
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -74,6 +76,11 @@ class Reasoner:
 
     Attributes:
         run: The loaded run, with recipe, step, model and method.
+        jacobi_tolerance: For pccot and kava: end the Jacobi iterations of a question when their residual, the relative
+            change of its latents, falls below this; 0 runs all of them. `dataclasses.replace` sets another one.
+
+    Raises:
+        UsageError: For a tolerance that is negative, or with a method that has no Jacobi iterations.
 
     Example:
         >>> import laconic
@@ -87,6 +94,11 @@ class Reasoner:
     """
 
     run: LoadedRun
+    jacobi_tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        latents = self.run.parts.latents
+        check_tolerance(self.jacobi_tolerance, None if latents is None else latents.num_iterations)
 
     @property
     def method(self) -> nn.Module:
@@ -131,16 +143,25 @@ class Reasoner:
         """
         if config.stop_list or config.eos_token_ids is not None:
             raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; leave them out")
-        if not isinstance(config.seed, int):
-            raise UsageError("seed: give one number; rows are seeded by it and by their index")
         texts = [questions] if isinstance(questions, str) else list(questions)
         if not texts:
             return []
         run = self.run
-        decoding = answer_decoding(run.parts, run.recipe, config.max_tokens, config, config.seed)
+        decoding = self.build_decoding(config)
         batch = build_questions_batch(run.parts, run.recipe, texts).to(self.decoder.token_embedding.weight.device)
         answers = answer_questions(run.method, batch, decoding, with_cot=with_cot)
         return [Answer(*row) for row in zip(answers.texts, answers.token_ids, answers.passes, strict=True)]
+
+    def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
+        """Return how answers are decoded with these options.
+
+        Raises:
+            UsageError: If there are several seeds.
+        """
+        if not isinstance(config.seed, int):
+            raise UsageError("seed: give one number; rows are seeded by it and by their index")
+        decoding = answer_decoding(self.run.parts, self.recipe, config.max_tokens, config, config.seed)
+        return replace(decoding, jacobi_tolerance=self.jacobi_tolerance)
 
     @torch.no_grad()
     def think(self, question: str) -> Thoughts:
@@ -163,7 +184,9 @@ class Reasoner:
             raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
         top = self.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
         tokens = tuple(self.tokenizer.decode([i], skip_special_tokens=False) for i in top)
-        return Thoughts(question, rollout.latents[0], rollout.hidden_states[0], tokens, rollout.cache, rollout.passes)
+        return Thoughts(
+            question, rollout.latents[0], rollout.hidden_states[0], tokens, rollout.cache, rollout.passes[0]
+        )
 
     def __repr__(self) -> str:
         recipe, folder = self.recipe, Path(self.run.folder).name

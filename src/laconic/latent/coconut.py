@@ -192,14 +192,16 @@ class Coconut(PromptedAnswers):
         prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
         return prompt._replace(num_latents=rollout.latents.shape[1])
 
-    def prompt_after_latents(self, cache: KVCache, passes: PassCounts, decoding: AnswerDecoding) -> AnswerPrompt:
+    def prompt_after_latents(
+        self, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding
+    ) -> AnswerPrompt:
         """Return what the remaining steps follow after the cache of the latents, which took `passes`."""
         prompt = prompt_with_cache(self.decoder, cache, self.latent_thoughts.end, passes, ())
         offset = partial(find_answer_offset, decoding.answer_prompt)
         return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 
     def answer_after_latents(
-        self, questions: ReasoningBatch, cache: KVCache, passes: PassCounts, decoding: AnswerDecoding
+        self, questions: ReasoningBatch, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding
     ) -> AnswerBatch:
         """Write what follows the cache of the latents, which took `passes`."""
         return decode_answers(self.decoder, questions, self.prompt_after_latents(cache, passes, decoding), decoding)

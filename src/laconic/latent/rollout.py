@@ -41,7 +41,7 @@ class LatentRollout(NamedTuple):
         hidden_states: Hidden states of the last pass, after the final norm.
         begin_hidden: Hidden state at bot.
         cache: KV cache of prefix and latents.
-        passes: Number of decoder calls.
+        passes: Decoder calls that each row took part in.
         records: If requested, pass t of the Jacobi iteration, where pass 0 reads the placeholders; a sequential rollout
             has a single entry.
     """
@@ -50,7 +50,7 @@ class LatentRollout(NamedTuple):
     hidden_states: Float[Tensor, "B M D"]
     begin_hidden: Float[Tensor, "B D"]
     cache: KVCache
-    passes: PassCounts
+    passes: tuple[PassCounts, ...]
     records: tuple[PassRecord, ...] = ()
 
 
@@ -114,12 +114,10 @@ def run_jacobi_rollout(
     record_passes: bool = False,
 ) -> LatentRollout:
     """Read the placeholders after the prefix, then all latents in every iteration, each time after the prefix only."""
-    (B, Np, D), num_past = prefix.shape, 0 if cache is None else cache.S
+    B, Np, D = prefix.shape
     z = placeholder.to(prefix.dtype).expand(B, M, D)
     latents = intervention(z, 0) if intervention is not None and num_iterations == 0 else z
-    mask = None if attention_mask is None else torch.cat([attention_mask, attention_mask.new_ones(B, M)], 1)
-    output = decoder(torch.cat([prefix, latents], 1), cache, attention_mask=mask)
-    prefix_cache = output.cache.crop(num_past + Np)
+    output, prefix_cache = read_placeholders(decoder, prefix, latents, cache, attention_mask)
     begin_hidden, hidden_states = output.hidden_states[:, Np - 1], output.hidden_states[:, Np:]
     records = [PassRecord(latents, hidden_states, output.cache)]
     for t in range(1, num_iterations + 1):
@@ -131,10 +129,24 @@ def run_jacobi_rollout(
         output = decoder(latents, prefix_cache)
         hidden_states = output.hidden_states
         records.append(PassRecord(latents, hidden_states, output.cache))
-    passes = PassCounts(0, 1, num_iterations, 0)
+    passes = (PassCounts(0, 1, num_iterations, 0),) * B
     return LatentRollout(
         latents, hidden_states, begin_hidden, output.cache, passes, tuple(records) if record_passes else ()
     )
+
+
+def read_placeholders(
+    decoder: ForwardFn,
+    prefix: Float[Tensor, "B Np D"],
+    placeholders: Float[Tensor, "B M D"],
+    cache: KVCache | None,
+    attention_mask: Bool[Tensor, "B Np"] | None,
+) -> tuple[DecoderOutput, KVCache]:
+    """Read prefix and placeholders in one pass; return its output, and the cache without the placeholders."""
+    B, M, _ = placeholders.shape
+    mask = None if attention_mask is None else torch.cat([attention_mask, attention_mask.new_ones(B, M)], 1)
+    output = decoder(torch.cat([prefix, placeholders], 1), cache, attention_mask=mask)
+    return output, output.cache.crop(output.cache.S - M)
 
 
 def initial_latents(hidden_states: Float[Tensor, "B N D"], project: ProjectFn) -> Float[Tensor, "B M D"]:
@@ -172,6 +184,5 @@ def run_sequential_rollout(
     empty = output.hidden_states[:, :0]  # Coconut's first stage has no latents
     record = PassRecord(torch.cat([empty, *latents], 1), torch.cat([empty, *hidden_states[1:]], 1), output.cache)
     records = (record,) if record_passes else ()
-    return LatentRollout(
-        record.latents, record.hidden_states, begin_hidden, output.cache, PassCounts(1, 0, M, 0), records
-    )
+    passes = (PassCounts(1, 0, M, 0),) * len(prefix)
+    return LatentRollout(record.latents, record.hidden_states, begin_hidden, output.cache, passes, records)

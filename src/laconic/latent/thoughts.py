@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from laconic.errors import UsageError
+from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollout
 from laconic.latent.rollout import ForwardFn, Intervention, LatentRollout, LatentSchedule, run_latent_rollout
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
@@ -113,6 +114,7 @@ class LatentThoughts(nn.Module):
         question: Float[Tensor, "B Nq D"] | None = None,
         attention_mask: Bool[Tensor, "B Nq"] | None = None,
         forward_fn: ForwardFn | None = None,
+        tolerance: float = 0.0,
         intervention: Intervention | None = None,
         record_passes: bool = False,
     ) -> LatentRollout:
@@ -124,11 +126,13 @@ class LatentThoughts(nn.Module):
             question: Embeddings of the question, to read it in the same pass as bot; give these or `cache`.
             attention_mask: True at real tokens of `question`.
             forward_fn: Called in place of the decoder.
+            tolerance: See `run_adaptive_rollout`; 0 runs all iterations.
             intervention: See `run_latent_rollout`.
             record_passes: Return a record of every pass.
 
         Raises:
-            UsageError: If neither `cache` nor `question` is given.
+            UsageError: If neither `cache` nor `question` is given; for a tolerance with latents that have no Jacobi
+                iterations, or with an intervention or records, which need every row in every pass.
         """
         if cache is None and question is None:
             raise UsageError("think requires the cache of a question or its embeddings")
@@ -138,6 +142,21 @@ class LatentThoughts(nn.Module):
             if attention_mask is not None:
                 attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
             prefix = torch.cat([question, prefix.to(question.dtype)], 1)
+        if tolerance:
+            check_tolerance(tolerance, self.num_iterations)
+            if intervention is not None or record_passes:
+                raise UsageError(f"tolerance={tolerance}: not with an intervention or records; leave it out")
+            return run_adaptive_rollout(
+                forward_fn or decoder,
+                prefix,
+                self.placeholder,
+                self.num_latents,
+                self.num_iterations or 0,
+                project=self.project,
+                tolerance=tolerance,
+                cache=cache,
+                attention_mask=attention_mask,
+            )
         return run_latent_rollout(
             forward_fn or decoder,
             prefix,

@@ -6,7 +6,7 @@ import torch
 
 from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
-from laconic.experiment.methods import Question, answer_decoding, answer_questions, build_questions_batch
+from laconic.experiment.methods import Question, answer_questions, build_questions_batch
 from laconic.experiment.reasoner import Reasoner
 from laconic.generation.generate import build_sampler, check_max_length
 from laconic.generation.prompt import Prompt
@@ -82,9 +82,7 @@ def build_questions(model: Reasoner, sequences: Sequence[RunningSequence]) -> Re
 
 def build_decoding(model: Reasoner, sequence: RunningSequence) -> AnswerDecoding:
     """Return how the answer to a request is decoded, as `Reasoner.generate` has it."""
-    config = sequence.request.config
-    assert isinstance(config.seed, int)
-    return answer_decoding(model.run.parts, model.recipe, config.max_tokens, config, config.seed)
+    return model.build_decoding(sequence.request.config)
 
 
 def set_answer_prompt(
@@ -102,7 +100,8 @@ def set_answer_prompt(
     answer = Prompt(None, embeds[None], mask[mask][None], [[]])
     check_max_length(decoder, answer, cache, config.max_tokens)
     sequence.prompt, sequence.state = embeds, cache
-    sequence.latent_passes, sequence.latent_positions = prompt.passes.latent, prompt.num_latents
+    sequence.latent_positions = prompt.num_latents
+    sequence.latent_passes = prompt.passes[row].latent if prompt.passes else 0
     eos = decoding.eos_token_ids
     sequence.start_decoding(config, build_sampler(decoder, answer, config), eos, without_eos(decoding), [])
 

@@ -114,7 +114,7 @@ class InspectedRun:
     decoder: Decoder
     decode_token: DecodeToken
     think: ThinkFunction
-    answer_from_cache: Callable[[ReasoningBatch, KVCache, PassCounts], AnswerBatch]
+    answer_from_cache: Callable[[ReasoningBatch, KVCache, tuple[PassCounts, ...]], AnswerBatch]
     teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
     num_iterations: int | None
     device: torch.device
@@ -195,7 +195,7 @@ def latent_function(run: LoadedRun) -> ThinkFunction:
 
 def answer_from_cache_function(
     run: LoadedRun, decoding: AnswerDecoding
-) -> Callable[[ReasoningBatch, KVCache, PassCounts], AnswerBatch]:
+) -> Callable[[ReasoningBatch, KVCache, tuple[PassCounts, ...]], AnswerBatch]:
     """Return the function that decodes answers from the cache of the latents."""
     method = run.method
     if isinstance(method, Coconut):

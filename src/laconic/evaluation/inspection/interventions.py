@@ -117,7 +117,7 @@ def norm_matched_noise(like: Tensor, inputs: InterventionInputs, *key: int) -> T
 
 def is_sequential(rollout: LatentRollout) -> bool:
     """Return whether the latents were computed one after the other."""
-    return rollout.passes.latent_setup == 0
+    return rollout.passes[0].latent_setup == 0
 
 
 def slots_of_pass(rollout: LatentRollout, t: int) -> slice:

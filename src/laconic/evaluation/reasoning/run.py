@@ -28,16 +28,25 @@ COT_CONDITION = "with CoT"
 
 @dataclass(frozen=True)
 class EvalCondition:
-    """One way to answer: as trained, with the same weights writing out the chain, or with other Jacobi iterations."""
+    """One way to answer: as trained, with the same weights writing out the chain, or with other Jacobi iterations.
+
+    Attributes:
+        with_cot: Write out the chain.
+        iterations: Number of Jacobi iterations; None for that of training.
+        tolerance: End the iterations of a question when their residual is below this; 0 runs all of them.
+    """
 
     with_cot: bool = False
     iterations: int | None = None
+    tolerance: float = 0.0
 
     @property
     def name(self) -> str:
         """Its name in tables and stored results; empty as trained."""
         if self.with_cot:
             return COT_CONDITION
+        if self.tolerance:
+            return f"tolerance {self.tolerance:g}"
         return "" if self.iterations is None else f"{self.iterations} iterations"
 
 
@@ -111,6 +120,7 @@ def budget_warnings(run: LoadedRun, questions: QuestionSet, condition: EvalCondi
 def answer_function(run: LoadedRun, decoding: AnswerDecoding, condition: EvalCondition = AS_TRAINED) -> AnswerFunction:
     """Return a function that answers a batch of questions under a condition."""
     device = run.parts.decoder.token_embedding.weight.device
+    decoding = replace(decoding, jacobi_tolerance=condition.tolerance)
 
     def answer(batch: Any) -> AnswerBatch:
         with with_iterations(run, condition.iterations):
@@ -183,13 +193,11 @@ def gold_hash(questions: QuestionSet) -> str:
     return manifest.hash_json([[example.id, example.question, example.answer] for example in questions.examples])
 
 
-def check_iterations(recipe: Recipe, iterations: int, run: str) -> None:
-    """Raise `UsageError` for a run without Jacobi iterations."""
+def check_iterations(recipe: Recipe, flag: str, run: str) -> None:
+    """Raise `UsageError` for a flag about Jacobi iterations and a run without them."""
     latents = recipe.latents if "latents" in recipe.method_tables else None
     if latents is None or latents.jacobi_iterations is None:
-        raise UsageError(
-            f"--jacobi-iterations {iterations}: {run} has no Jacobi iterations; give a run of method pccot or kava"
-        )
+        raise UsageError(f"{flag}: {run} has no Jacobi iterations; give a run of method pccot or kava")
 
 
 @contextmanager

@@ -53,6 +53,7 @@ class ReasoningSuite:
         "tolerance",
         "with_cot",
         "jacobi_iterations",
+        "jacobi_tolerance",
         "baseline",
         "latency",
     )
@@ -67,8 +68,9 @@ class ReasoningSuite:
         answer_matching.require_one_protocol([protocol.name for protocol in protocols.values()])
         for folder, recipe in recipes.items():
             answer_matching.check_format(protocols[folder], recipe.data.format, str(folder))
-            for iterations in request.jacobi_iterations:
-                check_iterations(recipe, iterations, str(folder))
+            for name in ("jacobi_iterations", "jacobi_tolerance"):
+                for value in getattr(request, name):
+                    check_iterations(recipe, f"--{name.replace('_', '-')} {value:g}", str(folder))
         if request.with_cot and not any(recipe.method in COT_TEACHER_METHODS for recipe in recipes.values()):
             methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
             raise UsageError(
@@ -144,6 +146,7 @@ def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.An
 def list_conditions(request: EvalRequest, method: str) -> list[EvalCondition]:
     """Return the requested conditions that a method has."""
     conditions = [EvalCondition(), *(EvalCondition(iterations=n) for n in request.jacobi_iterations)]
+    conditions += [EvalCondition(tolerance=x) for x in request.jacobi_tolerance]
     if request.with_cot and method in COT_TEACHER_METHODS:
         conditions.insert(1, EvalCondition(with_cot=True))
     return conditions

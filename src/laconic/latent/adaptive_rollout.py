@@ -1,0 +1,120 @@
+"""Jacobi iteration that ends for each row on its own: as many passes as a question needs.
+
+PCCoT arXiv:2506.18582 runs T iterations for every question. The iteration has converged once another one would not
+change the latents. Latent m depends on those before it only, so it is final after m iterations at the latest.
+
+Symbols: z_m^(t) the latents read in iteration t, T the largest number of iterations; the residual of iteration t is
+the largest |z_m^(t+1) - z_m^(t)| / |z_m^(t)| over the latents m of a row.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.batches import PassCounts
+from laconic.errors import UsageError
+from laconic.latent.rollout import (
+    ForwardFn,
+    LatentRollout,
+    ProjectFn,
+    initial_latents,
+    jacobi_update,
+    read_placeholders,
+)
+from laconic.models.attention import accumulation_dtype
+from laconic.models.cache import KVCache
+
+
+class EndedRows(NamedTuple):
+    """Rows that ended after iteration t, and what their last pass read and returned."""
+
+    rows: Int[Tensor, " R"]
+    t: int
+    latents: Float[Tensor, "R M D"]
+    hidden_states: Float[Tensor, "R M D"]
+    cache: KVCache
+
+
+def check_tolerance(tolerance: float, num_iterations: int | None) -> None:
+    """Raise `UsageError` for a tolerance that is not 0 or above, or for latents without iterations."""
+    if not 0 <= tolerance < math.inf:
+        raise UsageError(f"jacobi_tolerance={tolerance}: give a number of 0 or more")
+    if tolerance and not num_iterations:
+        raise UsageError(f"jacobi_tolerance={tolerance}: there are no Jacobi iterations to end; leave it out")
+
+
+def jacobi_residual(z: Float[Tensor, "B M D"], z_next: Float[Tensor, "B M D"]) -> Float[Tensor, " B"]:
+    """Return the largest relative change |z_next - z| / |z| of a latent in each row.
+
+    A mean over the latents would hide a single one that still changes among many.
+    """
+    z, z_next = z.to(accumulation_dtype(z.dtype)), z_next.to(accumulation_dtype(z.dtype))
+    return ((z_next - z).norm(dim=2) / z.norm(dim=2)).amax(1)
+
+
+def run_adaptive_rollout(
+    decoder: ForwardFn,
+    prefix: Float[Tensor, "B Np D"],
+    placeholder: Float[Tensor, " D"],
+    M: int,
+    num_iterations: int,
+    *,
+    project: ProjectFn,
+    tolerance: float,
+    cache: KVCache | None = None,
+    attention_mask: Bool[Tensor, "B Np"] | None = None,
+) -> LatentRollout:
+    """Run the Jacobi iteration of `run_latent_rollout`, and end each row once its residual is below the tolerance.
+
+    A row that has ended takes part in no further pass, so its latents do not depend on those of other rows.
+
+    Args:
+        decoder: Called like `Decoder.forward`.
+        prefix: Vectors to read first; the last one is bot.
+        placeholder: Vector read in every latent's position in the first pass.
+        M: Number of latents.
+        num_iterations: Largest number of iterations T.
+        project: Map from a hidden state to the next vector.
+        tolerance: Residual below which a row ends; 0 runs all iterations.
+        cache: KV cache of what precedes the prefix.
+        attention_mask: True at real vectors of the prefix.
+
+    Raises:
+        UsageError: If the tolerance is negative, or there are no iterations to leave out.
+    """
+    check_tolerance(tolerance, num_iterations)
+    B, Np, D = prefix.shape
+    placeholders = placeholder.to(prefix.dtype).expand(B, M, D)
+    output, prefix_cache = read_placeholders(decoder, prefix, placeholders, cache, attention_mask)
+    begin_hidden, rows = output.hidden_states[:, Np - 1], torch.arange(B, device=prefix.device)
+    z_next = initial_latents(output.hidden_states[:, Np - 1 :], project)
+    ended: list[EndedRows] = []
+    for t in range(1, num_iterations + 1):
+        z, output = z_next, decoder(z_next, prefix_cache)
+        z_next = jacobi_update(z, output.hidden_states, project)
+        stops = jacobi_residual(z, z_next) < tolerance if t < num_iterations else torch.ones_like(rows).bool()
+        if not bool(stops.any()):
+            continue
+        index, rest = stops.nonzero()[:, 0], (~stops).nonzero()[:, 0]
+        last_cache = output.cache.select_rows(index)
+        ended.append(EndedRows(rows[index], t, z[index], output.hidden_states[index], last_cache))
+        if not len(rest):
+            break
+        rows, z_next, prefix_cache = rows[rest], z_next[rest], prefix_cache.select_rows(rest)
+    return join_rows(ended, begin_hidden)
+
+
+def join_rows(ended: list[EndedRows], begin_hidden: Float[Tensor, "B D"]) -> LatentRollout:
+    """Return the rollout of all rows, in their order, from those that ended together."""
+    order = torch.cat([part.rows for part in ended]).argsort()
+    passes = [PassCounts(0, 1, part.t, 0) for part in ended for _ in range(len(part.rows))]
+    return LatentRollout(
+        torch.cat([part.latents for part in ended])[order],
+        torch.cat([part.hidden_states for part in ended])[order],
+        begin_hidden,
+        KVCache.concat_rows(*(part.cache for part in ended)).select_rows(order),
+        tuple(passes[i] for i in order.tolist()),
+    )
