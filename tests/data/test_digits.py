@@ -162,6 +162,23 @@ def test_digits_dataset_batch_equals_encoded_text(style: dict[str, Any], chain: 
     assert problems.select_rows([1]).ids == ("digits3-valid-5-000000",)
 
 
+@pytest.mark.parametrize("rows", [[7, 0, 4, 3, 998], [5, 10]])
+def test_digits_dataset_batch_of_several_numbers_of_operations_equals_encoded_text(rows: list[int]) -> None:
+    task = DigitsConfig(num_operations=6, min_operations=2, train_rows=36_000)
+    config = DataConfig.model_validate({"source": "digits", "format": "digits", "digits": task})
+    text = generate_digit_examples(5, 1000, task, "valid")
+    assert [len(example.steps) for example in text[:7]] == [2, 3, 4, 5, 6, 2, 3]
+    assert all(example.steps == tuple(map(str, worked(example.question))) for example in text[:50])
+    tokenizer = build_digits_tokenizer()
+    problems = DigitsDataset(5, task, "valid", drop_last_step=True).batch(rows, 2, 40)
+    expected = collate([encode_example(text[i], tokenizer, config) for i in rows], rows, 2, 40)
+    for field in fields(problems):
+        ours, theirs = getattr(problems, field.name), getattr(expected, field.name)
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, field.name
+    with pytest.raises(InputError, match="2 operations give only 7,200 problems"):
+        DigitsDataset(5, task.model_copy(update={"train_rows": 36_001}))
+
+
 def test_digits_dataset_drop_last_of_one_step() -> None:
     batch = DigitsDataset(0, DigitsConfig(num_operations=1, train_rows=200), drop_last_step=True).batch([0, 1], 0, 0)
     assert batch.chain_ids.shape == batch.chain_step_index.shape == (2, 0)

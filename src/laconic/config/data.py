@@ -27,6 +27,9 @@ class DigitsConfig(ConfigModel):
     """[data.digits]: synthetic arithmetic on digits, evaluated from left to right modulo 10."""
 
     num_operations: Annotated[int, Field(ge=1, le=12)] = Field(default=4, description="k, operations in a question")
+    min_operations: Annotated[int, Field(ge=1, le=12)] | None = Field(
+        default=None, description="questions have this many to num_operations operations, in turn; default: all have k"
+    )
     chain_style: Literal["results", "equations", "brackets", "bracket_tokens"] = Field(
         default="results",
         description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>; or < < 8 > > with a token for each bracket",
@@ -38,6 +41,17 @@ class DigitsConfig(ConfigModel):
     train_rows: PositiveInt = Field(default=100_000, description="training problems, all different")
     valid_rows: PositiveInt = Field(default=1000, description="validation problems, none of them in training")
     test_rows: PositiveInt = Field(default=2000, description="test problems, none of them in training or validation")
+
+    @model_validator(mode="after")
+    def check_operations(self) -> "DigitsConfig":
+        if self.min_operations is not None and self.min_operations > self.num_operations:
+            raise ValueError(f"min_operations {self.min_operations}: exceeds num_operations {self.num_operations}")
+        return self
+
+    @property
+    def operation_counts(self) -> range:
+        """Numbers of operations that questions have."""
+        return range(self.min_operations or self.num_operations, self.num_operations + 1)
 
 
 class TextConfig(ConfigModel):

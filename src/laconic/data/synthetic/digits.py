@@ -1,16 +1,19 @@
 """The digits task: k operations on digits from left to right, keeping the last digit of every result.
 
-All problems are in one fixed order, divided into test, validation and training. A row is an index into its split, so
-whatever the seed, no problem is in two splits or twice in one.
+All problems with k operations are in one fixed order, divided into test, validation and training. A row is an index
+into its split, so whatever the seed, no problem is in two splits or twice in one. With several numbers of operations,
+row i has the (i mod n)-th of the n numbers.
 """
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import NamedTuple, get_args
 
 import numpy as np
 import tokenizers
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 
@@ -83,18 +86,20 @@ def solve(digits: IntArray, operators: IntArray) -> IntArray:
 def generate_digit_examples(
     seed: int, n: int, config: DigitsConfig, part: SplitName = "train"
 ) -> list[ReasoningExample]:
-    """Return the first n problems of a split as text."""
-    k = config.num_operations
-    problems = zip(*(a.tolist() for a in generate_problems(seed, k, np.arange(n), part)), strict=True)
-    return [
-        ReasoningExample(
-            problem_id(k, part, seed, i),
-            format_question(digits, operators, config),
-            format_steps(digits, operators, results, config),
-            str(results[-1]),
-        )
-        for i, (digits, operators, results) in enumerate(problems)
-    ]
+    """Return the first n problems of a split as text; their numbers of operations take turns."""
+    counts = config.operation_counts
+    examples: list[ReasoningExample | None] = [None] * n
+    for offset, k in enumerate(counts):
+        rows = range(offset, n, len(counts))
+        problems = generate_problems(seed, k, range(len(rows)), part)
+        for i, digits, operators, results in zip(rows, *(a.tolist() for a in problems), strict=True):
+            examples[i] = ReasoningExample(
+                problem_id(k, part, seed, i // len(counts)),
+                format_question(digits, operators, config),
+                format_steps(digits, operators, results, config),
+                str(results[-1]),
+            )
+    return [example for example in examples if example is not None]
 
 
 def problem_id(k: int, part: SplitName, seed: int, row: int) -> str:
@@ -120,6 +125,19 @@ def format_steps(
     begin, end = ("<<", ">>") if config.chain_style == "brackets" else ("", config.step_end)
     steps = zip([digits[0], *results], operators, digits[1:], results, strict=False)
     return tuple(f"{begin}{a}{OPERATORS[i]}{b}={r}{end}" for a, i, b, r in steps)
+
+
+def concat_rows(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
+    """Concatenate the rows of batches of one step: questions padded on the left, chains and answers on the right."""
+    first, tensors = batches[0], dict[str, torch.Tensor]()
+    for name in (f.name for f in fields(first) if isinstance(getattr(first, f.name), torch.Tensor)):
+        parts: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
+        if parts[0].ndim == 2:
+            width, fill = max(part.shape[1] for part in parts), IGNORE_INDEX if name.endswith("targets") else 0
+            sides = [(width - part.shape[1], 0)[:: 1 if name.startswith("question") else -1] for part in parts]
+            parts = [F.pad(part, side, value=fill) for part, side in zip(parts, sides, strict=True)]
+        tensors[name] = torch.cat(parts)
+    return replace(first, **tensors, ids=tuple(id for batch in batches for id in batch.ids))
 
 
 def build_digits_tokenizer() -> Tokenizer:
@@ -152,13 +170,14 @@ class DigitsDataset:
         self.seed, self.config, self.drop_last_step = seed, config, drop_last_step
         self.part: SplitName = part
         self.num_rows = {"train": config.train_rows, "valid": config.valid_rows, "test": config.test_rows}[part]
-        generate_problems(seed, config.num_operations, [self.num_rows - 1], part)
+        for k in config.operation_counts:
+            generate_problems(seed, k, [(self.num_rows - 1) // len(config.operation_counts)], part)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the rows."""
         source = {
-            "task": self.config.model_dump(),
+            "task": self.config.model_dump(exclude_none=True),
             "seed": self.seed,
             "part": self.part,
             "drop_last": self.drop_last_step,
@@ -178,7 +197,20 @@ class DigitsDataset:
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
         """Return a batch, computed by arithmetic; equal to the encoded text of the problems."""
-        problems = generate_problems(self.seed, self.config.num_operations, rows, self.part)
+        index, counts = np.asarray(rows, dtype=np.int64), self.config.operation_counts
+        if len(counts) == 1:
+            return self.batch_of(counts[0], index, index, epoch, step)
+        places = [np.flatnonzero(index % len(counts) == offset) for offset in range(len(counts))]
+        parts = [
+            self.batch_of(k, index[place] // len(counts), index[place], epoch, step)
+            for k, place in zip(counts, places, strict=True)
+            if len(place)
+        ]
+        return concat_rows(parts).select_rows(np.concatenate(places).argsort().tolist())
+
+    def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
+        """Return the batch of some problems with k operations, whose numbers in the data set are `row_index`."""
+        problems = generate_problems(self.seed, k, rows, self.part)
         terse = self.is_terse(step)
         question, (chain, step_index) = self.question_ids(problems, terse), self.chain_ids(problems, terse)
         n = len(question)
@@ -199,8 +231,8 @@ class DigitsDataset:
             answer_targets=torch.from_numpy(targets[:, chain_end:].copy()),
             distill_column=torch.zeros(n, dtype=torch.long),
             answer_number_mask=torch.tensor([False, True, False]).expand(n, -1).clone(),
-            row_index=torch.as_tensor(rows, dtype=torch.long),
-            ids=tuple(problem_id(self.config.num_operations, self.part, self.seed, int(row)) for row in rows),
+            row_index=torch.as_tensor(row_index, dtype=torch.long),
+            ids=tuple(problem_id(k, self.part, self.seed, int(row)) for row in rows),
             epoch=epoch,
             step=step,
         )
@@ -212,7 +244,7 @@ class DigitsDataset:
 
     def question_ids(self, problems: DigitProblems, terse: bool) -> IntArray:
         """Return bos, the digits and operators, =, and : if the chain is to be terse."""
-        k = self.config.num_operations
+        k = problems.operators.shape[1]
         ids = np.full((len(problems.digits), 2 * k + 3 + terse), TOKEN_IDS[":"])
         ids[:, 0], ids[:, 2 * k + 2] = TOKEN_IDS["<bos>"], TOKEN_IDS["="]
         ids[:, 1 : 2 * k + 2 : 2], ids[:, 2 : 2 * k + 2 : 2] = problems.digits, problems.operators + TOKEN_IDS["+"]
@@ -235,5 +267,5 @@ class DigitsDataset:
         }
         layout = ["r"] if terse else layouts[self.config.chain_style]
         parts = [columns[c] if c in columns else np.full_like(before, TOKEN_IDS[c]) for c in layout]
-        ids = np.stack(parts, axis=2)[:, : self.config.num_operations - self.drop_last_step]
+        ids = np.stack(parts, axis=2)[:, : problems.operators.shape[1] - self.drop_last_step]
         return ids.reshape(len(ids), ids.shape[1] * ids.shape[2]), np.repeat(np.arange(ids.shape[1]), len(layout))
