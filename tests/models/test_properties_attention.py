@@ -9,6 +9,7 @@ from torch import Tensor
 
 from laconic.models import attention
 from laconic.models.decoder import Decoder
+from laconic.models.upcast_attention import MAX_UPCAST_SLOTS
 from tests.models.fixtures import (
     FAMILIES,
     SOME,
@@ -236,3 +237,24 @@ def test_flex_refuses_gradients_on_cpu_and_dropout() -> None:
     )
     with pytest.raises(ValueError, match="no dropout"):
         attention.flex_attention_forward(q, q, q, 1.0, sight, 0.1)
+
+
+@pytest.mark.parametrize("T", [5, MAX_UPCAST_SLOTS + 1])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sdpa_attention_in_bfloat16_has_the_gradients_of_float64(T: int, autocast: bool) -> None:
+    q, k, v = (noise(seed, 2, heads, T, 16).bfloat16().requires_grad_() for seed, heads in enumerate((4, 2, 2)))
+    valid = torch.ones(2, T, dtype=torch.bool)
+    valid[1, :3] = False
+    mask = attention.build_attention_mask(
+        valid, 0, all_valid=False, window=None, bias=None, sdpa_only=True, dtype=torch.bfloat16
+    )
+
+    def gradients(dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        with torch.autocast("cpu", torch.bfloat16, autocast and dtype != torch.float64):
+            c = attention.sdpa_attention(inputs[0], inputs[1], inputs[2], 0.25, mask, 0.0)
+        assert c.dtype == dtype
+        return list(torch.autograd.grad(c[:, 3:].double().square().sum(), inputs))
+
+    for low, exact in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        assert error(low, exact) < 0.02

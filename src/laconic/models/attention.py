@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from laconic.models.upcast_attention import should_upcast, upcast_attention
+
 CaptureFn = Callable[[str, Tensor], Tensor]
 
 
@@ -75,8 +77,7 @@ def weighted_values(p: Float[Tensor, "B H T P"], v: Float[Tensor, "B G P E"]) ->
 class AttentionMask(NamedTuple):
     """The mask of one forward pass, for layers with the same window, in the form each backend needs.
 
-    `causal` without `mask` is plain causality on an empty cache; neither of the two means that a single query sees
-    every slot.
+    `causal` without `mask`: plain causality on an empty cache; neither of the two: a single query sees every slot.
     """
 
     causal: bool
@@ -160,15 +161,15 @@ def sdpa_attention(
     """Compute the same by `scaled_dot_product_attention`.
 
     `is_causal` is used on an empty cache only, because SDPA aligns it to the upper left. On CUDA only the flash kernel
-    accepts grouped heads (half precision, no mask, E up to 256); the other kernels would materialise the scores, so
-    there the heads are repeated.
+    accepts grouped heads without materialising the scores (half precision, no mask, E up to 256).
     """
     H = q.shape[1]
     grouped = k.shape[1] != H
     is_half = v.dtype in (torch.bfloat16, torch.float16)  # q can be float32: autocast does not cast RoPE's output
     if grouped and q.is_cuda and (mask.mask is not None or q.shape[-1] > 256 or not is_half):
         k, v, grouped = repeat_heads(k, H), repeat_heads(v, H), False
-    c = F.scaled_dot_product_attention(q, k, v, mask.mask, dropout, mask.causal, scale=scale, enable_gqa=grouped)
+    attend = upcast_attention if is_half and should_upcast(q, k, v) else F.scaled_dot_product_attention
+    c = attend(q, k, v, mask.mask, dropout, mask.causal, scale=scale, enable_gqa=grouped)
     return c.transpose(1, 2).flatten(2)
 
 
