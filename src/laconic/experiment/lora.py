@@ -23,6 +23,7 @@ from laconic.experiment.adapter_config import (
     match_modules,
     read_adapter_config,
 )
+from laconic.experiment.lora_linear import use_fast_forward
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.hf_config import abbreviate
@@ -47,7 +48,9 @@ def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
     """
     from peft import get_peft_model
 
-    return cast("PeftModel", get_peft_model(decoder, adapt_config_to_decoder(decoder, settings)))
+    model = cast("PeftModel", get_peft_model(decoder, adapt_config_to_decoder(decoder, settings)))
+    use_fast_forward(model)
+    return model
 
 
 def save_adapter(model: "PeftModel", folder: str | Path) -> None:
@@ -89,6 +92,7 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     settings.inference_mode = not trainable
     model = cast("PeftModel", get_peft_model(decoder, settings))
     set_peft_model_state_dict(model, tensors)
+    use_fast_forward(model)
     return model.train(decoder.training)
 
 
