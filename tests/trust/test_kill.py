@@ -1,10 +1,15 @@
 """R1: a run survives kill -9 and power cuts at any time; at most the current step is lost."""
 
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from laconic.storage import atomic
 from tests.trust import steps
+from tests.trust.children import Child, die
 from tests.trust.limits import LIMITS
 
 
@@ -26,3 +31,30 @@ def test_kill_before_every_part_of_a_commit(tmp_path: Path, name: str) -> None:
 
 def test_power_cut(tmp_path: Path) -> None:
     steps.check_power_cut(tmp_path / "run")
+
+
+@pytest.mark.parametrize("commit", [atomic.write_folder_atomically, atomic.write_file_atomically])
+def test_atomic_write_removes_what_killed_writers_left(tmp_path: Path, commit: Callable[..., None]) -> None:
+    """Writers of the same target that live are left alone."""
+
+    def wait(tell: Callable[[int], None]) -> None:
+        commit(tmp_path / "out", lambda new: (tell(0), time.sleep(60)))
+
+    writer = Child(wait)
+    writer.wait_for(0)
+    living = list(tmp_path.iterdir())
+    assert Child(lambda tell: commit(tmp_path / "out", lambda new: die())).end() == 128 + signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(ValueError, match="stop"):
+        commit(tmp_path / "out", raise_error)
+    assert list(tmp_path.iterdir()) == living
+    writer.signal(signal.SIGKILL)
+    writer.end()
+    atomic.remove_abandoned(tmp_path / "out-2")
+    assert list(tmp_path.iterdir()) == living, "of another target"
+    atomic.remove_abandoned(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def raise_error(new: Path) -> None:
+    raise ValueError("stop")

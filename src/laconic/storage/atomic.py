@@ -4,6 +4,8 @@ Everything is first written under a temporary name in the same folder, synced to
 reader sees either the old version or the complete new one.
 """
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -11,7 +13,8 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,20 +132,15 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
     """
     check_new_folder(target)
     final = target.resolve()
-    temporary = make_temporary_path(final)
     with translate_os_errors(target, expected_bytes):
         final.parent.mkdir(parents=True, exist_ok=True)
         check_free_space(final.parent, expected_bytes)
-        try:
-            temporary.mkdir()
+        with create_temporary_folder(final) as temporary:
             write(temporary)
             for folder, _, files in os.walk(temporary, topdown=False):
                 for path in (*(Path(folder, name) for name in files), Path(folder)):
                     fsync_path(path)
             os.rename(temporary, final)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         fsync_path(final.parent)
 
 
@@ -169,16 +167,13 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
     Raises:
         DiskError: If there is too little free space or the file system fails.
     """
-    temporary = make_temporary_path(path)
     with translate_os_errors(path, expected_bytes):
         check_free_space(path.parent, expected_bytes)
-        try:
+        with create_temporary_folder(path) as folder:
+            temporary = folder / path.name
             write(temporary)
             fsync_path(temporary)
             os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
         fsync_path(path.parent)
 
 
@@ -189,6 +184,58 @@ def check_not_link(path: Path) -> None:
             f"{path} is a link to {os.readlink(path)}; not written through. Put the target itself there, or link to "
             f"the whole of {path.parent.name}"
         )
+
+
+@contextmanager
+def create_temporary_folder(target: Path) -> Generator[Path]:
+    """Create a folder beside a target and delete it at the end; its lock says that its writer lives."""
+    remove_abandoned(target)
+    folder, handle = _create_locked_folder(target)
+    try:
+        yield folder
+        with suppress(OSError):
+            folder.rmdir()  # empty, or renamed
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _create_locked_folder(target: Path) -> tuple[Path, int]:
+    """Create a temporary folder and return it with the open file that holds its lock."""
+    while True:
+        folder = make_temporary_path(target)
+        folder.mkdir()
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_removed = not folder.exists()
+        except OSError as error:  # the file system has no locks, or another writer removes the folder already
+            is_removed = isinstance(error, BlockingIOError)
+        if not is_removed:
+            return folder, handle
+        os.close(handle)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Delete the temporary folders that killed writers of a target left beside it: those that nobody locks.
+
+    Where the file system has no such locks, they stay.
+    """
+    prefix = make_temporary_path(target).name[: -len(uuid.uuid4().hex)]
+    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(handle)
 
 
 def make_temporary_path(path: Path) -> Path:

@@ -29,10 +29,10 @@ from laconic.models.decoder import Decoder
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.schemas import MemoryCard
-from laconic.storage.atomic import read_artifact_header, write_file_atomically
+from laconic.storage.atomic import read_artifact_header, remove_temporary, write_file_atomically
 
 SUFFIX = ".safetensors"
-TEMPORARY_PREFIX = ".tmp-"  # of files that `write_file_atomically` and uploads have not finished
+TEMPORARY_PREFIX = ".tmp-"  # of uploads that are not finished
 MEMORY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_PREFIXES = 8  # KV caches of recently used memories that stay in RAM
 
@@ -75,8 +75,7 @@ class MemoryStore:
         self.served, self.decoder, self.folder, self.max_memories = served, decoder, folder, max_memories
         self.lock, self.entries = threading.Lock(), dict[str, StoredMemory]()
         self.prefixes: OrderedDict[tuple[str, ...], ChatPrefix] = OrderedDict()
-        for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-            path.unlink()
+        remove_temporary(folder)
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             if MEMORY_ID.fullmatch(path.stem):
                 with suppress(CorruptArtifactError, UnsafeFileError):  # not written by laconic, or damaged
