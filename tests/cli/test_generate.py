@@ -104,16 +104,15 @@ def test_generate_rows_continue_after_an_interruption(
     rows.write_text("".join(json.dumps({"prompt": f"Row {i}"}) + "\n" for i in range(5)))
     command = ("generate", chat_model, "--input", rows, "--max-tokens", 3, "--batch-size", 2)
     whole = run_cli(*command).out
-    append, calls = generate_batch.append_line, list[str]()
+    append = generate_batch.PartialOutput.append
 
-    def interrupt(part: Path, line: str) -> None:
-        if len(calls) == 3:
+    def interrupt(self: generate_batch.PartialOutput, row: str) -> None:
+        if self.num_rows == 3:
             raise KeyboardInterrupt
-        calls.append(line)
-        append(part, line)
+        append(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generate_batch, "append_line", interrupt)
+        patch.setattr(generate_batch.PartialOutput, "append", interrupt)
         stopped = run_cli(*command, "--output", output)
     assert stopped.code == 130
     assert "3 of 5 rows are done" in stopped.err
@@ -122,6 +121,12 @@ def test_generate_rows_continue_after_an_interruption(
     other = run_cli(*command, "--output", output, "--temperature", 1)
     assert other.code == 2
     assert "was begun with other rows, flags or weights" in other.err
+    content = part.read_text()
+    part.write_text(content.replace("Row 1", "Row 7"))
+    changed = run_cli(*command, "--output", output)
+    assert changed.code == 76
+    assert "answers.jsonl.part:3: was changed" in changed.err
+    part.write_text(content)
     assert run_cli(*command, "--output", output).code == 0
     assert output.read_text() == whole
     assert not part.exists()

@@ -180,6 +180,18 @@ def test_latest_evaluations_takes_the_latest_step_with_the_most_items(tmp_path: 
     assert not latest_evaluations(tmp_path, "reasoning")
 
 
+def test_list_evaluations_refuses_changed_folders(tmp_path: Path) -> None:
+    run(Squares(), tmp_path)
+    file = next(tmp_path.glob(f"*/{RESULT_FILE}"))
+    content = file.read_bytes()
+    for position in range(0, len(content), 7):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
+        with pytest.raises((CorruptArtifactError, InputError)):
+            list_evaluations(tmp_path)
+    file.write_bytes(content)
+    assert len(list_evaluations(tmp_path)) == 1
+
+
 def test_list_evaluations_refuses_folders_of_another_version(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / RESULT_FILE).write_text("{}")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from laconic.cli.generate_kv import build_row_caches, hash_memory_files
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
@@ -13,12 +13,12 @@ from laconic.cli.generate_prompts import PromptRow
 from laconic.compression.kv_memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import BusyError, UsageError, translate_os_errors
+from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import write_file_atomically
-from laconic.storage.manifest import hash_json
+from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
 
 if TYPE_CHECKING:
@@ -51,17 +51,19 @@ def generate_rows(
     Raises:
         UsageError: OUTPUT.part was begun with other rows, options or weights.
         BusyError: The output exists.
+        CorruptArtifactError: OUTPUT.part was changed.
     """
     output, batch_size, should_add_logprobs = command.output, command.batch_size, command.logprobs
     timer, first = GenerationTimer(shows_progress=False), 0
-    part = None if output is None else output.with_name(f"{output.name}.part")
-    if output is not None and part is not None:
+    part = None
+    if output is not None:
         if output.exists():
             raise BusyError(f"--output {output} exists; delete it or choose another file")
         key = batch_key(decoder, rows, config, [should_add_logprobs, *hash_memory_files(command.memory)])
-        first = open_partial(part, key)
-    if first:
-        log_message(f"{part}: {first:,} of {len(rows):,} rows are done; continuing")
+        part = PartialOutput(output.with_name(f"{output.name}.part"), key)
+        first = part.num_rows
+        if first:
+            log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; continuing")
     batches = generate_batches(decoder, tokenizer, ids, config, batch_size, first, timer, memory)
     try:
         with progress("generating,") as show:
@@ -71,15 +73,15 @@ def generate_rows(
                 if part is None:
                     write_text(f"{line}\n")
                 else:
-                    append_line(part, line)
+                    part.append(line)
                 first += 1
                 show("rows", first, len(rows))
     except KeyboardInterrupt:
         if part is not None:
-            log_message(f"{part}: {first:,} of {len(rows):,} rows are done; the same command continues")
+            log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; the same command continues")
         raise
     if output is not None and part is not None:
-        finish_partial(part, output)
+        part.finish(output)
         log_message(f"wrote {output}, {len(rows):,} rows")
     log_message(timer.describe())
 
@@ -116,34 +118,50 @@ def batch_key(decoder: Decoder, rows: Sequence[PromptRow], config: GenerationCon
     return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, *more])
 
 
-def open_partial(part: Path, key: str) -> int:
-    """Create OUTPUT.part, or return the number of rows that are done in it. Its first line is the key."""
-    with translate_os_errors(part):
-        if not part.exists():
-            part.write_text(f"{key}\n", encoding="utf-8")
-            return 0
-        truncate_partial_line(part)
-        with part.open(encoding="utf-8") as file:
-            first_line, num_rows = file.readline(), sum(1 for _ in file)
-    if first_line != f"{key}\n":
-        raise UsageError(f"{part} was begun with other rows, flags or weights; repeat that command or delete the file")
-    return num_rows
+class PartialOutput:
+    """OUTPUT.part: a line with the key of the command, then the rows that are done, each after a hash of all so far.
 
+    Raises:
+        CorruptArtifactError: If a row was changed.
+        UsageError: If it was begun with another key.
+    """
 
-def append_line(part: Path, line: str) -> None:
-    """Append a row to OUTPUT.part."""
-    with translate_os_errors(part), part.open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.num_rows, self.digest = path, 0, key
+        with translate_os_errors(path):
+            if not path.exists():
+                write_file_atomically(path, lambda new: new.write_text(f"{key}\n", encoding="utf-8"))
+                return
+            truncate_partial_line(path)
+            with path.open(encoding="utf-8", errors="replace") as file:
+                self.read(file)
 
+    def read(self, file: TextIO) -> None:
+        """Check the key and the rows of an open file; count the rows."""
+        if file.readline() != f"{self.digest}\n":
+            raise UsageError(
+                f"{self.path} was begun with other rows, flags or weights; repeat that command or delete the file"
+            )
+        for number, line in enumerate(file, 2):
+            digest, _, row = line.rstrip("\n").partition(" ")
+            self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+            if digest != self.digest:
+                raise CorruptArtifactError(f"{self.path}:{number}: was changed after it was written; delete the file")
 
-def finish_partial(part: Path, output: Path) -> None:
-    """Write OUTPUT without the key of OUTPUT.part, and delete the latter."""
+    def append(self, row: str) -> None:
+        """Append a row."""
+        self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
+        with translate_os_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{self.digest} {row}\n")
 
-    def copy(new: Path) -> None:
-        with part.open("rb") as source, new.open("wb") as target:
-            source.readline()
-            while block := source.read(1 << 20):
-                target.write(block)
+    def finish(self, output: Path) -> None:
+        """Write the rows alone to OUTPUT, and delete OUTPUT.part."""
 
-    write_file_atomically(output, copy, part.stat().st_size)
-    os.unlink(part)
+        def copy(new: Path) -> None:
+            with self.path.open("rb") as source, new.open("wb") as target:
+                source.readline()
+                for line in source:
+                    target.write(line.partition(b" ")[2])
+
+        write_file_atomically(output, copy, self.path.stat().st_size)
+        os.unlink(self.path)

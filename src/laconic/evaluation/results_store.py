@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
 from laconic.storage.atomic import check_not_link, write_file_atomically, write_folder_atomically
-from laconic.storage.manifest import hash_json
-from laconic.storage.strict_json import to_canonical_json
+from laconic.storage.manifest import hash_json, hash_line
+from laconic.storage.strict_json import read_json, to_canonical_json
 from laconic.training.ranks import Ranks, SingleProcess
 
 EVALUATIONS_FOLDER = "evaluations"
@@ -186,7 +185,7 @@ def run_resumable(
     order = range(job.num_units) if job.order is None else job.order
     partial = None if target is None else partial_folder(target)
     lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
-    digest = reduce(hash_unit, lines, "")
+    digest = reduce(hash_line, lines, "")
     with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
         while len(lines) < job.num_units:
             if before_batch:
@@ -197,7 +196,7 @@ def run_resumable(
             parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
             for line in new:
-                digest = hash_unit(digest, line)
+                digest = hash_line(digest, line)
                 file.write(f"{digest} {line}")
             file.flush()
             lines += new
@@ -262,11 +261,13 @@ def load_stored(folder: Path) -> StoredEvaluation:
     """Load the metadata and the summary figures of a committed evaluation.
 
     Raises:
-        InputError: The folder was written by an incompatible version.
+        CorruptArtifactError: A file is missing or was changed.
+        InputError: The folder was written by an incompatible version, or the summary is not JSON.
     """
-    result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    result = read_json(folder / RESULT_FILE)
     if result.get("schema") != SCHEMA or "metadata" not in result:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
+    manifest.verify_folder(folder, "evaluation")
     return StoredEvaluation(folder, EvalMetadata(**result["metadata"]), result["figures"])
 
 
@@ -312,16 +313,11 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
         write_file_atomically(units, lambda new: new.write_text("".join(stored), encoding="utf-8"))
     lines, digest = list[str](), ""
     for number, (expected, _, line) in enumerate((item.partition(" ") for item in stored), 1):
-        digest = hash_unit(digest, line)
+        digest = hash_line(digest, line)
         if digest != expected:
             raise CorruptArtifactError(f"{units}:{number}: was changed after it was written; remove {partial}")
         lines.append(line)
     return lines
-
-
-def hash_unit(previous: str, line: str) -> str:
-    """Return the SHA-256 of a unit's line and of all before it, with which its line in the partial results begins."""
-    return sha256(f"{previous}{line}".encode()).hexdigest()
 
 
 def _read_committed(folder: Path, metadata: EvalMetadata) -> list[str]:

@@ -235,6 +235,11 @@ def _check_file(folder: Path, name: str, expected: FileEntry) -> None:
             raise CorruptArtifactError(f"{folder}: {error}") from None
 
 
+def hash_line(previous: str, line: str) -> str:
+    """Return the SHA-256 of a line and of all before it: `previous` is that of the line before, "" for the first."""
+    return hashlib.sha256(f"{previous}{line}".encode()).hexdigest()
+
+
 def hash_json(value: Any) -> str:
     """Return the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(to_canonical_json(value).encode()).hexdigest()
