@@ -38,7 +38,7 @@ CONTINUE = Requests()  # continuations and passages only
 
 @dataclass(frozen=True)
 class CartridgeConfig:
-    """Options of :func:`fit_cartridge`.
+    """Options of `fit_cartridge`.
 
     Args:
         steps: Optimizer steps.
@@ -100,7 +100,7 @@ def fit_cartridge(
 
     Args:
         decoder: Model that wrote the memory.
-        memory: Selection of one document's keys and values, see :func:`laconic.compress_kv`.
+        memory: Selection of one document's keys and values, see `laconic.compress_kv`.
         document: Ids of the whole document.
         config: Options.
         requests: Prompts of self-study.

@@ -31,7 +31,7 @@ DEFAULT_KEEP = 0.125
 
 @dataclass(frozen=True)
 class KVCompressionConfig:
-    """Options of :func:`compress_kv`. Give at most one of `keep`, `slots` and `max_loss`; by default an eighth is kept.
+    """Options of `compress_kv`. Give at most one of `keep`, `slots` and `max_loss`; by default an eighth is kept.
 
     Args:
         method: Score that ranks the keys: kvzip, snapkv, rkv, h2o, expected, knorm, window or random.
@@ -102,7 +102,7 @@ def compress_kv(
 ) -> KVMemory:
     """Read a document and keep the most important part of its KV cache, without training.
 
-    Pass the result's `to_cache()` to :func:`laconic.generate` as `state`; tokens continue after the document.
+    Pass the result's `to_cache()` to `laconic.generate` as `state`; tokens continue after the document.
 
     Args:
         decoder: Any decoder.

@@ -120,7 +120,7 @@ class Tokenizer:
         return f"Tokenizer({self.vocab_size:,} tokens, {named or 'no special tokens'}, {template} chat template)"
 
     def __call__(self, texts: str | Sequence[str], add_special_tokens: bool = True) -> TokenBatch:
-        """Return the ids of a text, or of several, as tensors for :func:`laconic.generate`.
+        """Return the ids of a text, or of several, as tensors for `laconic.generate`.
 
         Args:
             texts: One text, for a batch of one row, or several.

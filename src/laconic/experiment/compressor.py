@@ -262,7 +262,7 @@ class TextCompressor:
     ) -> list[Generation]:
         """Continue prompts on a memory: one prompt per row, one prompt for all rows, or one row for all prompts.
 
-        `config` is as in :func:`laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+        `config` is as in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
         """
         if memory is None:
             encoded = MemoryPrompts([self.tokenizer.encode(text) for text in prompts], None, None)

@@ -21,7 +21,7 @@ class TrainerModel(nn.Module):
     """A method as a module for `transformers.Trainer`: `forward(**tensors)` returns `{"loss": …}`.
 
     Args:
-        method: A method that learns from questions, such as :class:`laconic.Kava`.
+        method: A method that learns from questions, such as `laconic.Kava`.
 
     Raises:
         UsageError: For methods whose stages follow the epochs of laconic's own loop (iCoT, Coconut).

@@ -13,7 +13,7 @@ from laconic.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A decoder with its tokenizer, as :func:`laconic.load` returns it for a checkpoint.
+    """A decoder with its tokenizer, as `laconic.load` returns it for a checkpoint.
 
     Attributes:
         decoder: The decoder.
@@ -41,10 +41,10 @@ class LanguageModel:
 
         Args:
             prompts: Texts; a single text is one prompt.
-            config: Length, sampling, stop conditions and streaming, as in :func:`laconic.generate`.
+            config: Length, sampling, stop conditions and streaming, as in `laconic.generate`.
 
         Returns:
-            One :class:`laconic.Generation` per prompt.
+            One `laconic.Generation` per prompt.
 
         Raises:
             UsageError: If a prompt is empty, or the options do not fit the model.

@@ -41,11 +41,11 @@ def load(
     ==================================================  ===========================  ==============================
     path or name                                        class                        besides `generate`
     ==================================================  ===========================  ==============================
-    checkpoint (folder, hub name, `.gguf`), run of lm   :class:`LanguageModel`       `save`
-    run of cot, nocot, icot, coconut, codi, pccot,      :class:`Reasoner`            `think(question)`
+    checkpoint (folder, hub name, `.gguf`), run of lm   `LanguageModel`       `save`
+    run of cot, nocot, icot, coconut, codi, pccot,      `Reasoner`            `think(question)`
     kava, or a method of one's own that answers
-    run of autocompressor, published AutoCompressor     :class:`TextCompressor`      `compress(texts)`, `save`, `load`
-    run of hope, saved nested model                     :class:`NestedTextModel`     `compress(texts)`, `save`, `load`
+    run of autocompressor, published AutoCompressor     `TextCompressor`      `compress(texts)`, `save`, `load`
+    run of hope, saved nested model                     `NestedTextModel`     `compress(texts)`, `save`, `load`
     ==================================================  ===========================  ==============================
 
     All have `generate(prompts)`, `decoder`, `tokenizer` and `recipe`. What `laconic export RUN` wrote opens as the run.
@@ -54,12 +54,12 @@ def load(
         path_or_name: Run directory, one of its step folders, folder of a checkpoint, or name of a model.
         device: Device of the model.
         dtype: Type of a checkpoint's weights, as a torch dtype or its name; by default as
-            :meth:`laconic.Decoder.from_pretrained` chooses. A run has the type of its recipe.
+            `laconic.Decoder.from_pretrained` chooses. A run has the type of its recipe.
         step: Step of a run; by default the latest valid one.
         revision: Commit, tag or branch on the hub.
         allow_code: Import the method of a run that was trained with code outside laconic (`method =
             "package.module:Class"`). Set it only for runs that you trust.
-        quantize: "int8" rounds the linear layers of a checkpoint while reading; see :func:`laconic.quantize_decoder`.
+        quantize: "int8" rounds the linear layers of a checkpoint while reading; see `laconic.quantize_decoder`.
 
     Returns:
         The model, ready to use.

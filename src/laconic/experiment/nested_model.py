@@ -89,7 +89,7 @@ class NestedTextModel:
         of the next token's loss. Until it has read a chunk, the model gives the checkpoint's logits, bit for bit.
 
         Args:
-            path_or_name: A checkpoint as :meth:`laconic.Decoder.from_pretrained` takes it.
+            path_or_name: A checkpoint as `laconic.Decoder.from_pretrained` takes it.
             inner_lr: Learning rate for the mean gradient of a chunk.
             chunk_sizes: Tokens between two updates; several are spread over the layers, the smallest first.
             max_update_ratio: Largest norm of an update, as a share of the norm of the weights; 0 does not limit it.
@@ -194,7 +194,7 @@ class NestedTextModel:
 
         On a state, prompts are encoded without special tokens such as BOS.
 
-        `config` is as in :func:`laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids. With
+        `config` is as in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids. With
         `config.update_on_prompt` the prompt updates the fast weights; a model without attention always updates them,
         because it could not condition on the prompt otherwise. The given state is never changed; each
         `Generation.state` is the state after its row.

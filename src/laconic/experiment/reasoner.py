@@ -102,7 +102,7 @@ class Reasoner:
 
     @property
     def method(self) -> nn.Module:
-        """The training and answering method, such as :class:`laconic.Kava`."""
+        """The training and answering method, such as `laconic.Kava`."""
         return self.run.method
 
     @property
@@ -136,7 +136,7 @@ class Reasoner:
             with_cot: For codi, pccot and kava: write the chain of thought instead of latents.
 
         Returns:
-            One :class:`Answer` per question.
+            One `Answer` per question.
 
         Raises:
             UsageError: For `stop_strings` or `eos_token_ids`, or if the method writes no chain.

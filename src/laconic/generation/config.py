@@ -22,7 +22,7 @@ def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Options of :func:`laconic.generate`.
+    """Options of `laconic.generate`.
 
     Args:
         max_tokens: Largest number of new tokens per row.

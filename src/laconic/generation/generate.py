@@ -58,7 +58,7 @@ def generate(
     generated id. Only the repetition penalty sees no ids from before the call.
 
     Args:
-        decoder: A decoder, or a model with fast weights such as :class:`laconic.Hope`.
+        decoder: A decoder, or a model with fast weights such as `laconic.Hope`.
         tokenizer: Needed for `prompts`, for `text` in the results, and for stop strings.
         prompts: Texts. Pass exactly one of `prompts`, `input_ids` and `inputs_embeds`.
         input_ids: One list of ids per row, or a tensor with `attention_mask`.
@@ -70,7 +70,7 @@ def generate(
         config: Length, sampling, stop conditions and streaming.
 
     Returns:
-        One :class:`Generation` per row.
+        One `Generation` per row.
 
     Raises:
         UsageError: Options or inputs do not fit one another (exit code 2).

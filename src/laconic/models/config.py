@@ -58,7 +58,9 @@ class DecoderConfig:
         position_offset: Row of the table for position 0.
         rope: RoPE settings; None with learned positions.
         nope_layers: Indices of the layers without RoPE; every fourth in SmolLM3.
-        qkv_bias, o_bias, mlp_bias: Which linear layers have biases.
+        qkv_bias: Whether queries, keys and values have biases.
+        o_bias: Whether the attention's output has a bias.
+        mlp_bias: Whether the MLP has biases.
         qk_norm: Whether queries and keys are normalised (Qwen3).
         gated_mlp: Whether the MLP has a gate.
         activation: Name of the MLP's activation function.
@@ -67,7 +69,9 @@ class DecoderConfig:
         attention_scales: Factor on the attention scores of each layer.
         dropout: Dropout rates in training.
         initializer_range: Standard deviation of initialised weights.
-        bos_token_id, eos_token_ids, pad_token_id: Special tokens.
+        bos_token_id: Token at the start of a text.
+        eos_token_ids: Tokens that end a text.
+        pad_token_id: Token of padding.
         dtype: Dtype of the checkpoint.
         source: Text of the config.json it was read from, empty otherwise; ignored by ==.
 

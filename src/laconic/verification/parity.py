@@ -196,7 +196,7 @@ class CaseComparison:
 
         Args:
             reference: The reference's activations.
-            own: The decoder's own eager run.
+            actual: The decoder's own eager run.
             float64_run: The run of the float64 copy, for the propagated floors.
             default_backend: Activations of the decoder's default attention backend, by key.
         """

@@ -332,7 +332,9 @@ class HopeAttention(Hope):
         Args:
             decoder: a pretrained decoder.
             chunk_sizes: chunk sizes of the levels, fastest first.
-            donor_layout, donor_map, new_level_init: which MLP each level starts as, see `place_levels`.
+            donor_layout: which MLP each level starts as, see `place_levels`.
+            donor_map: the same, layer by layer, in place of a layout's rule.
+            new_level_init: how levels without a donor start.
             options: options of the levels.
 
         Raises:

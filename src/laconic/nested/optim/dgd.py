@@ -50,7 +50,9 @@ class DGD(torch.optim.Optimizer):
         loss: whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
         bias: "input" treats the bias as the weight of an input 1, "gd" descends its gradient.
-        adam_lr, adam_betas, adam_weight_decay: settings of AdamW.
+        adam_lr: learning rate of AdamW.
+        adam_betas: factors of AdamW's memories.
+        adam_weight_decay: decoupled weight decay of AdamW.
 
     Raises:
         UsageError: for a matrix that was not recorded, for invalid settings, and for a group with an unknown option.

@@ -47,7 +47,8 @@ class M3(torch.optim.Optimizer):
         eps: added to the root of the squares.
         weight_decay: decoupled weight decay of matrices, for "ema". A group may set its own, whatever its rule.
         second: "elementwise" divides by the root of the mean square, for "ema".
-        adam_betas, adam_weight_decay: settings of AdamW.
+        adam_betas: factors of AdamW's memories.
+        adam_weight_decay: decoupled weight decay of AdamW.
 
     Raises:
         UsageError: for invalid settings, for a group with an unknown option (`foreach` and `maximize` are none), and

@@ -81,7 +81,9 @@ def write_linear(
     Args:
         start: trained start of the matrix.
         m: its state before the tokens.
-        key, u, q: keys, values and queries; no query reads nothing.
+        key: keys.
+        u: values.
+        q: queries; None reads nothing.
         gates: decay, step size and momentum of each token.
         rule: how the matrix decays, is read and is differentiated.
         erase: step size of the erasure along the key, None to erase nothing.

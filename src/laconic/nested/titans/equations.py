@@ -97,7 +97,9 @@ def chunk_update(
     Args:
         start: trained start of the memory.
         state: its state before the chunk.
-        k, v, q: keys, values and queries.
+        k: keys.
+        v: values.
+        q: queries.
         gates: decay, step size and momentum of each token.
         rule: how the memory decays, is read and is differentiated.
         factor: 1 for half the squared error as the inner loss, 2 for all of it.
