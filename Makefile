@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 # vLLM pins torch and an older transformers, so it has an environment of its own.
 VLLM_VENV ?= .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
@@ -13,10 +14,6 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 LACONIC_MODELS ?= $(or $(LACONIC_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/laconic)/models
 MODEL := $(LACONIC_MODELS)/smollm2-135m-instruct/model.safetensors
 export LACONIC_MODELS
-
-# Modules of the API reference; pdoc adds those inside packages.
-API := $(addprefix laconic.,batches errors interfaces losses rng config models generation latent compression nested data \
-	training storage experiment evaluation verification)
 
 .PHONY: help demo test test-all model test-real test-vllm test-wheel check bench bench-real ledger docs clean
 .DELETE_ON_ERROR:
@@ -33,7 +30,7 @@ help:
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make bench-real  speed and memory on SmolLM2, beside transformers and llama.cpp"
 	@echo "make ledger    write docs/ledger.md from the papers, code and tests, and check it"
-	@echo "make docs      API reference from the docstrings, in docs/api/"
+	@echo "make docs      the documentation site, in site/: guides, commands, recipe keys, API; open site/index.html"
 	@echo "make clean     remove .venv, caches and builds"
 
 $(READY): pyproject.toml constraints.txt
@@ -125,10 +122,16 @@ bench-real: $(READY) $(MODEL)
 ledger: $(READY)
 	@$(BIN)/python -m tools.ledger --write
 
-docs: $(READY)
-	@echo "[docs] pdoc -> docs/api/"
-	@$(BIN)/python -W error::UserWarning -m pdoc laconic $(API) --docformat google --math --output-directory docs/api
+# The packages that only the site needs.
+$(DOCS_READY): $(READY)
+	@echo "[setup] packages of the documentation site"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(DOCS_READY)
+	@echo "[docs] mkdocs -> site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf .venv .venv-vllm build dist docs/api .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
