@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.block import Block, Namespace, RMSNorm, gated_mlp_hidden, mlp_hidden
+from laconic.models.block import ACTIVATIONS, Block, Namespace, RMSNorm, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -24,6 +24,7 @@ from laconic.models.int8_linear import Int8Linear
 from laconic.models.prefix_attention import attend_by_head
 from laconic.models.quantize import PLAIN_MODULES
 from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.weight_memory import stack_rows
 
 MIN_NEW_SLOTS = (
     1024  # slots allocated at once, if as many steps remain; a full buffer is replaced by one twice as large
@@ -99,7 +100,8 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
         should_copy = size <= remaining
         remaining -= size if should_copy else 0
         if int8_layers:
-            return [x.multiply for x in ([Int8Linear.concat(int8_layers)] if should_copy else int8_layers)]
+            can_stack = should_copy or stack_rows([layer.weight for layer in int8_layers]) is not None
+            return [x.multiply for x in ([Int8Linear.concat(int8_layers)] if can_stack else int8_layers)]
         weights = [(m.weight, m.bias if isinstance(m, nn.Linear) else None) for m in modules]
         return fuse_linear(cast(Any, weights), should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
 
@@ -128,11 +130,12 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
 
 
 def fuse_norm(norm: nn.Module) -> LinearFn:
-    """Return a norm as a function; float32 RMSNorm on CPUs as LayerNorm of (x, -x), three kernels instead of seven."""
+    """Return a norm as a function; float32 RMSNorm on CPUs in four kernels: weight sqrt(D) x / sqrt(|x|^2 + D eps)."""
     if not isinstance(norm, RMSNorm) or norm.weight.dtype != torch.float32 or norm.weight.device.type != "cpu":
         return norm
-    D, eps, mirrored = len(norm.weight), norm.eps, torch.cat([norm.weight, norm.weight])
-    return lambda x: F.layer_norm(torch.cat([x, -x], -1), (2 * D,), mirrored, None, eps)[:, :D]
+    D, norm2 = len(norm.weight), cast(Any, torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
+    weight, offset = norm.weight.detach() * D**0.5, torch.tensor((D * norm.eps) ** 0.5)
+    return lambda x: (x / torch.hypot(norm2(x, 2, -1, True), offset)).mul_(weight)
 
 
 def add_residual(linear: LinearFn) -> ResidualFn:
@@ -144,11 +147,14 @@ def add_residual(linear: LinearFn) -> ResidualFn:
 
 
 def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
-    """Return how many bytes to copy: none if that does not pay off in `steps`, a small model whole, else a part."""
-    if steps < (MIN_STEPS_TO_PACK if num_rows >= MIN_PACKED_ROWS else MIN_STEPS_TO_COPY):
+    """Return how many bytes to copy: a small model whole, of a large one a part for batches, none for few `steps`."""
+    is_batch = num_rows >= MIN_PACKED_ROWS
+    if steps < (MIN_STEPS_TO_PACK if is_batch else MIN_STEPS_TO_COPY):
         return 0
     num_bytes = sum(x.nbytes for x in (*decoder.parameters(), *decoder.buffers()))
-    return num_bytes if num_bytes <= MAX_COPY_BYTES else min(MAX_COPY_BYTES, int(MAX_COPY_SHARE * num_bytes))
+    if num_bytes <= MAX_COPY_BYTES:
+        return num_bytes
+    return min(MAX_COPY_BYTES, int(MAX_COPY_SHARE * num_bytes)) if is_batch else 0
 
 
 def concat_outputs(layers: Sequence[LinearFn]) -> LinearFn:
@@ -164,7 +170,7 @@ def fuse_mlp(layers: Sequence[LinearFn], config: DecoderConfig) -> LinearFn:
         if not config.gated_mlp:
             return mlp_hidden(outputs[0], config.activation)
         gate, up = outputs if len(outputs) == 2 else outputs[0].chunk(2, -1)
-        return gated_mlp_hidden(gate, up, config.activation)
+        return ACTIVATIONS[config.activation](gate).mul_(up)
 
     return hidden
 
@@ -177,13 +183,19 @@ def multiply(weight: Float[Tensor, "D N"], bias: Tensor | None) -> LinearFn:
 def fuse_linear(
     weights_and_biases: Sequence[tuple[Tensor, Tensor | None]], copy: bool, should_pack: bool = False
 ) -> list[LinearFn]:
-    """Return linear layers of one input as one function of a transposed or packed copy, or each in place."""
-    if not copy:
-        return [multiply(w.t(), b) for w, b in weights_and_biases]
+    """Return linear layers of one input as one function of a transposed or packed copy, or in place.
+
+    In place, they are one function if their weights are neighbours in memory, as a checkpoint is loaded.
+    """
     weights, bias = [w for w, _ in weights_and_biases], None
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    weight = stack_rows(weights)
+    if weight is None and not copy:
+        return [multiply(w.t(), b) for w, b in weights_and_biases]
+    weight = torch.cat(weights) if weight is None else weight
     if any(b is not None for _, b in weights_and_biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in weights_and_biases])
+    if not copy:
+        return [multiply(weight.t(), bias)]
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
         return [pack_linear(weight, bias)]

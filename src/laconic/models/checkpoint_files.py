@@ -107,13 +107,14 @@ def _join_names(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
 
 
-def warn_randomly_initialized(names: Sequence[str]) -> None:
-    """Warn of tensors that are absent from the checkpoint, if there are any."""
+def warn_randomly_initialized(names: Sequence[str]) -> list[str]:
+    """Return the names of tensors that are absent from the checkpoint; warn of them, if there are any."""
     if names:
         count = names[0] if len(names) == 1 else f"{len(names):,} tensors"
         listed = "" if len(names) == 1 else f" ({_join_names(names)})"
         verb = "is" if len(names) == 1 else "are"
         warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=3)
+    return list(names)
 
 
 def index_tensors(folder: Path) -> dict[str, StoredTensor]:

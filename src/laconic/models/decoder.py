@@ -25,7 +25,7 @@ from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
-from laconic.models.int8_linear import Int8Linear, quantize_loaded_layers
+from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_loaded_layers
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
     ) -> "Decoder":
         """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
 
-        Weights are memory-mapped from the file where dtype and layout allow it.
+        On a CPU, weights are copied one behind another, to huge pages on Linux, from which decoding is fastest.
 
         Args:
             folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
@@ -118,10 +118,9 @@ class Decoder(nn.Module):
         config = DecoderConfig.from_folder(folder)
         with torch.device("meta"):
             decoder = cls(config, seed=None)
-        on_layer = quantize_loaded_layers if quantize else None
+        on_layer = partial(quantize_loaded_layers, memory=int8_memory(decoder)) if quantize else None
         report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, ignore_tensors, on_layer)
-        warn_randomly_initialized(report.missing)
-        decoder.init_parameters(list(report.missing), seed=0)
+        decoder.init_parameters(warn_randomly_initialized(report.missing), seed=0)
         if quantize:
             config = decoder.quantize_head(config)
         decoder.config = replace(config, dtype=decoder.token_embedding.weight.dtype)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from laconic.models.weight_memory import WeightMemory, stack_rows
 from laconic.models.weights import has_fast_bfloat16
 
 # Private, but torch has no public weight-only kernel for CPUs, and torchao's is slower than float32 unless compiled.
@@ -41,19 +42,29 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", bias)
 
     @classmethod
-    def from_float(cls, weight: Float[Tensor, "N D"], bias: Tensor | None = None) -> "Int8Linear":
-        """Quantise a float weight to the nearest int8 value per output channel."""
+    def from_float(
+        cls, weight: Float[Tensor, "N D"], bias: Tensor | None = None, memory: WeightMemory | None = None
+    ) -> "Int8Linear":
+        """Quantise a float weight to the nearest int8 value per output channel; on a CPU into `memory`."""
         weight = weight.detach()
-        parts = [quantize_rows(weight[i : i + QUANTIZED_ROWS]) for i in range(0, len(weight), QUANTIZED_ROWS)]
-        values, scales = zip(*parts, strict=True)
-        return cls(torch.cat(values), torch.cat(scales), None if bias is None else bias.detach().clone())
+        if weight.device.type == "cpu":
+            values = (memory or WeightMemory(0)).empty(weight.shape, torch.int8)
+        else:
+            values = torch.empty_like(weight, dtype=torch.int8)
+        scales = weight.new_empty(len(weight), dtype=torch.bfloat16)
+        for i in range(0, len(weight), QUANTIZED_ROWS):
+            rows = slice(i, i + QUANTIZED_ROWS)
+            values[rows], scales[rows] = quantize_rows(weight[rows])
+        return cls(values, scales, None if bias is None else bias.detach().clone())
 
     @classmethod
     def concat(cls, layers: "Sequence[Int8Linear]") -> "Int8Linear":
-        """Return layers of one input as one layer, with a copy of their weights."""
+        """Return layers of one input as one layer, with a copy of their weights unless these are neighbours."""
         biases = [torch.zeros_like(layer.scale) if layer.bias is None else layer.bias for layer in layers]
         has_bias = any(layer.bias is not None for layer in layers)
-        weight, scale = torch.cat([layer.weight for layer in layers]), torch.cat([layer.scale for layer in layers])
+        weight = stack_rows([layer.weight for layer in layers])
+        weight = torch.cat([layer.weight for layer in layers]) if weight is None else weight
+        scale = torch.cat([layer.scale for layer in layers])
         return cls(weight, scale, torch.cat(biases) if has_bias else None)
 
     def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "N D"]:
@@ -99,11 +110,17 @@ def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Te
     return (w / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
-def quantize_loaded_layers(root: nn.Module) -> None:
+def quantize_loaded_layers(root: nn.Module, memory: WeightMemory | None = None) -> None:
     """Replace every linear layer whose tensors are loaded; layers that are still on meta stay."""
     for name, module in named_modules(root):
         if type(module) is nn.Linear and not any(p.is_meta for p in module.parameters()):
-            root.set_submodule(name, Int8Linear.from_float(module.weight, module.bias))
+            root.set_submodule(name, Int8Linear.from_float(module.weight, module.bias, memory))
+
+
+def int8_memory(root: nn.Module) -> WeightMemory:
+    """Return memory for the int8 weights of all linear layers."""
+    linear = [module for _, module in named_modules(root) if type(module) is nn.Linear]
+    return WeightMemory.for_shapes([tuple(module.weight.shape) for module in linear], torch.int8)
 
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -8,7 +8,7 @@ from torch import nn
 from laconic.errors import UsageError
 from laconic.models.block import Block, LayerNorm, Namespace, RMSNorm
 from laconic.models.decoder import Decoder
-from laconic.models.int8_linear import Int8Linear, named_modules
+from laconic.models.int8_linear import Int8Linear, int8_memory, named_modules
 
 PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)
 
@@ -41,17 +41,17 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
         3
     """
     check_plain(decoder)
-    names, tied = decoder.weight_names, decoder.config.tie_word_embeddings
+    names, tied, memory = decoder.weight_names, decoder.config.tie_word_embeddings, int8_memory(decoder)
     with torch.device("meta"):
         quantized = Decoder(replace(decoder.config, tie_word_embeddings=False), seed=None)
     with torch.no_grad():
         for name, module in named_modules(decoder):
             if isinstance(module, nn.Linear):
-                quantized.set_submodule(name, Int8Linear.from_float(module.weight, module.bias))
+                quantized.set_submodule(name, Int8Linear.from_float(module.weight, module.bias, memory))
         if tied:
             quantized.set_submodule(names.head, Int8Linear.from_float(decoder.token_embedding.weight))
         expected = {name for name, _ in quantized.named_parameters()}
-        # Copies, because a parameter can keep the mapping of a whole checkpoint file alive.
+        # Copies, because a parameter can keep a block with all weights of a checkpoint alive.
         state = {name: p.detach().clone() for name, p in decoder.named_parameters() if name in expected}
     quantized.load_state_dict(state, strict=False, assign=True)
     quantized.requires_grad_(False)

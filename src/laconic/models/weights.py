@@ -1,4 +1,4 @@
-"""Load and save weights as a Hugging Face folder: safetensors, memory-mapped where possible, checked to be finite."""
+"""Load and save weights as a Hugging Face folder: safetensors, checked to be finite."""
 
 import hashlib
 import json
@@ -24,6 +24,7 @@ from laconic.models.checkpoint_files import (
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.convert import find_converted
 from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once
+from laconic.models.weight_memory import WeightMemory
 from laconic.storage import atomic, strict_json
 
 FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
@@ -117,7 +118,7 @@ def load_weights(
         device: See `Decoder.from_pretrained`.
         allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
         ignore_tensors: Names on disk that do not belong to the module.
-        on_layer: Receives the module whenever a layer has been assigned, as copies that do not hold the file open.
+        on_layer: Receives the module whenever a layer has been assigned, and may replace its tensors.
 
     Raises:
         InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
@@ -127,10 +128,12 @@ def load_weights(
     transposed = transposed_weights(config)
     dtype = dtype or default_dtype(stored, config, target)
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    order = sorted((name for name in shapes if name in stored), key=lambda name: len(shapes[name]) == 1)
+    is_final = target.type == "cpu" and on_layer is None
+    memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
     samples: dict[str, bytes] = {}
-    for group in group_by_layer(stored, config):
-        must_copy = on_layer is not None
-        tensors = _load_group(group, transposed, dtype, samples, must_copy)
+    for group in group_by_layer({name: stored[name] for name in order}, config):
+        tensors = _load_group(group, transposed, dtype, samples, memory)
         module.load_state_dict({name: x.to(target) for name, x in tensors}, strict=False, assign=True)
         if on_layer is not None:
             on_layer(module)
@@ -194,13 +197,12 @@ def _load_group(
     transposed: frozenset[str],
     dtype: torch.dtype,
     samples: dict[str, bytes],
-    must_copy: bool = False,
+    memory: WeightMemory | None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Load the tensors of one layer in the module's layout and dtype, checked to be finite.
 
-    If one of them must be copied all are, so that the file mapping can be released.
+    They are copies, so that the file mapping can be released: one behind another in `memory`, or anywhere.
     """
-    must_copy = must_copy or any(name in transposed or stored.spec.dtype != dtype for name, stored in group.items())
     for path in {stored.path for stored in group.values()}:
         names = {name: stored.name for name, stored in group.items() if stored.path == path}
         mapped = atomic.open_tensors(path, names.values())
@@ -209,8 +211,8 @@ def _load_group(
             samples[name] = _sample_tensor(name, stored)
             atomic.check_finite(name, stored)
             tensor = stored.t() if name in transposed else stored
-            if must_copy:
-                tensor = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
+            copy = memory.empty(tensor.shape, dtype) if memory else torch.empty(tensor.shape, dtype=dtype)
+            tensor = copy.copy_(tensor)
             if torch.finfo(dtype).max < torch.finfo(stored.dtype).max:  # the conversion may have overflowed
                 atomic.check_finite(name, tensor)
             yield name, tensor
