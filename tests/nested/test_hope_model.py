@@ -1,5 +1,6 @@
 """Hope and HopeAttention: the donor's bits, pieces equal the whole, levels learn the task, checkpoints and states."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
 from laconic.nested import state as states
+from laconic.nested.cms import level as cms_level
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_changes import to_dense
 from laconic.nested.hope.config import HopeConfig
@@ -144,6 +146,33 @@ def test_hope_attention_with_vanishing_steps_changes_nothing(objective: str) -> 
     assert_close([hidden], [donor(donor.embed(ids)).hidden_states], tolerance=1e-12)
     assert not any(to_dense(x).any() for level in all_levels(state) for x in level.change.values())
     assert all(level.num_updates.all() for level in all_levels(state))
+
+
+@pytest.mark.parametrize("min_tokens_to_merge", [1, 100])
+def test_untrained_levels_are_dynamic_evaluation_with_sgd(
+    min_tokens_to_merge: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Krause et al. (arXiv:1709.07432): score a chunk, then a step of torch.optim.SGD on its mean loss."""
+    monkeypatch.setattr(cms_level, "MIN_TOKENS_TO_MERGE", min_tokens_to_merge)
+    decoder, C = fresh("llama").double(), 4
+    model = HopeAttention.from_decoder(copy.deepcopy(decoder), (C,), options=cms_options("task"))
+    lr = C * float(softplus(model.get_parameter("model.layers.0.mlp.levels.0.step.bias").detach()))  # stored in float32
+    ids = random_ids(1, 5 * C + 1)
+    with torch.no_grad():
+        levels = model.logits(model.read_tokens(ids[:, :-1]).hidden_states)
+    optimizer = torch.optim.SGD([p for name, p in decoder.named_parameters() if ".mlp." in name], lr=lr)
+    chunks, cache = list[Tensor](), None
+    for start in range(0, 5 * C, C):
+        output = decoder(decoder.embed(ids[:, start : start + C]), cache)
+        chunks.append(decoder.logits(output.hidden_states))
+        cache = output.cache.detach()
+        cross_entropy(chunks[-1][0], ids[0, start + 1 : start + C + 1]).backward()
+        optimizer.step()
+        decoder.zero_grad()
+    assert_close(levels, torch.cat(chunks, 1))
+    with torch.no_grad():
+        still = model.logits(model.read_tokens(ids[:, :-1], update_weights=False).hidden_states)
+    assert (levels - still).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("objective", ["task", "associative"])

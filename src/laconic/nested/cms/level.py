@@ -15,12 +15,13 @@ from laconic.config.nested import OuterGradient
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
 from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.low_rank_changes import WeightChange, apply_change, is_empty, zero_change
+from laconic.nested.cms.low_rank_changes import WeightChange, apply_change, is_empty, to_dense, zero_change
 from laconic.nested.recurrence.memory_cells import l2_normalize
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
 
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
+MIN_TOKENS_TO_MERGE = 32  # of fewer tokens, a second product is faster than the sum of two matrices
 STORED_INPUTS = "read"  # key of the inputs in `CMSLevelState.meta_accumulated`
 
 
@@ -84,6 +85,13 @@ def start_weight(params: CMSParams, l: int, name: str) -> Float[Tensor, "o i"]:
     return weight.to(accumulation_dtype(weight.dtype))
 
 
+def can_merge(weight: Float[Tensor, "o i"], change: WeightChange, x: Float[Tensor, "B T i"]) -> bool:
+    """Return whether to add a change to its weight, which loses nothing and is faster than two products of `x`."""
+    if not isinstance(change, Tensor) or change.shape != (1, *weight.shape) or x.shape[1] < MIN_TOKENS_TO_MERGE:
+        return False
+    return change.dtype == weight.dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+
+
 def linear_map(
     params: CMSParams,
     l: int,
@@ -94,8 +102,10 @@ def linear_map(
 ) -> Float[Tensor, "B T o"]:
     """Apply a linear map with its change; if `records` is given, record its input and output."""
     key = f"levels.{l}.{name}"
-    y = F.linear(x, params.weights[f"{key}.weight"], params.weights.get(f"{key}.bias"))
-    change = None if level is None else level.change[name]
+    weight, change = params.weights[f"{key}.weight"], None if level is None else level.change[name]
+    if change is not None and can_merge(weight, change, x):
+        weight, change = weight + to_dense(change)[0], None
+    y = F.linear(x, weight, params.weights.get(f"{key}.bias"))
     if records is None and (change is None or is_empty(change)):
         return y
     with torch.autocast(x.device.type, enabled=False):

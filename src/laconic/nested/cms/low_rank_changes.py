@@ -41,7 +41,11 @@ def add(one: WeightChange, other: WeightChange) -> WeightChange:
         return LowRankChange(torch.cat([one.left, other.left], 1), torch.cat([one.right, other.right], 1))
     if is_empty(one) or is_empty(other):
         return other if is_empty(one) else one
-    return to_dense(one) + to_dense(other)
+    if isinstance(one, LowRankChange):
+        one, other = other, one
+    if isinstance(other, LowRankChange):
+        return torch.baddbmm(to_dense(one), other.left.mT, other.right)
+    return to_dense(one) + other
 
 
 def scale(change: WeightChange, factor: Float[Tensor, " B"] | float) -> WeightChange:

@@ -26,6 +26,7 @@ from laconic.nested.cms.level import (
     start_weight,
 )
 from laconic.nested.cms.low_rank_changes import (
+    MIN_SQUARED_NORM,
     WeightChange,
     add,
     frobenius_norm,
@@ -120,11 +121,11 @@ def max_update_norms(params: CMSParams, l: int) -> dict[str, Tensor]:
     A map that starts at zero is measured by the root mean square of the whole level's start.
     """
     starts = {name: start_weight(params, l, name) for name in params.shape.projections}
-    squared = {name: frobenius_norm(W[None]).square() for name, W in starts.items()}
-    mean = torch.stack(list(squared.values())).sum(0) / sum(W.numel() for W in starts.values())
+    squared = {name: torch.dot(W.flatten(), W.flatten()) for name, W in starts.items()}
+    mean = torch.stack(list(squared.values())).sum() / sum(W.numel() for W in starts.values())
     ratio = params.shape.options.max_update_ratio
     return {
-        name: ratio * (torch.where(starts[name].any(), square, mean * starts[name].numel())).sqrt()
+        name: ratio * torch.where(square > 0, square, mean * starts[name].numel()).clamp(min=MIN_SQUARED_NORM).sqrt()
         for name, square in squared.items()
     }
 
