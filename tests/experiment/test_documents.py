@@ -135,6 +135,7 @@ def test_fsdp_needs_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, 
     [
         ("mqar", "mqar", "mqar-train-000000", "mqar documents"),
         ("copying", "mqar", "copying-train-000000", "documents to copy from"),
+        ("continual_translation", "mqar", "continual-translation-train-000000", "documents of languages"),
         ("formal_languages", "formal_languages", "parity-train-000000", "strings"),
     ],
 )

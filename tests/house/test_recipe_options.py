@@ -26,7 +26,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
     ),
     ROWS: tuple(
         f"data.{task}.{split}_rows"
-        for task in ("digits", "recall", "mqar", "copying", "formal_languages")
+        for task in ("digits", "recall", "mqar", "copying", "continual_translation", "formal_languages")
         for split in ("train", "valid", "test")
         if (task, split) != ("digits", "train")
     ),

@@ -35,6 +35,7 @@ TASKS = (
     TaskInfo("loss", MODELS, "nats per token on windows of the texts of --documents"),
     TaskInfo("mqar", NESTED, "multi-query associative recall"),
     TaskInfo("copying", NESTED, "selective copying"),
+    TaskInfo("continual_translation", NESTED, "words of languages taught one after another"),
     TaskInfo("formal_languages", NESTED, "formal languages"),
     TaskInfo("needle", NESTED, "facts inserted into long texts"),
     TaskInfo("ppl", NESTED, "loss on held-out texts in nats per token, with weight updates on and off"),

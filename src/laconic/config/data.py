@@ -5,11 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
-from laconic.config.synthetic import FormalLanguagesConfig, MQARConfig, SelectiveCopyingConfig
+from laconic.config.synthetic import (
+    ContinualTranslationConfig,
+    FormalLanguagesConfig,
+    MQARConfig,
+    SelectiveCopyingConfig,
+)
 
 SplitName = Literal["test", "valid", "train"]
 RowFormat = Literal["pccot", "codi", "coconut", "icot", "chat", "digits"]
-SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "formal_languages")
+SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "continual_translation", "formal_languages")
 ROW_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
 
 
@@ -174,7 +179,9 @@ def check_segments_per_window(segments_per_window: int) -> None:
 class DataConfig(ConfigModel):
     """[data]: the source of the rows, and how a row becomes tokens."""
 
-    source: Literal["file", "catalog", "digits", "text", "recall", "mqar", "copying", "formal_languages"] = Field(
+    source: Literal[
+        "file", "catalog", "digits", "text", "recall", "mqar", "copying", "continual_translation", "formal_languages"
+    ] = Field(
         default="file",
         description="a file with one JSON object per line, data sets by name, documents, or a synthetic task",
     )
@@ -203,6 +210,9 @@ class DataConfig(ConfigModel):
     recall: FactRecallConfig = Field(default=FactRecallConfig(), description="options of source recall")
     mqar: MQARConfig = Field(default=MQARConfig(), description="options of source mqar")
     copying: SelectiveCopyingConfig = Field(default=SelectiveCopyingConfig(), description="options of source copying")
+    continual_translation: ContinualTranslationConfig = Field(
+        default=ContinualTranslationConfig(), description="options of source continual_translation"
+    )
     formal_languages: FormalLanguagesConfig = Field(
         default=FormalLanguagesConfig(), description="options of source formal_languages"
     )

@@ -47,7 +47,7 @@ NEW_DECODER_KEYS = (  # of [model]; a pretrained one has its own
     *("max_position_embeddings", "tie_word_embeddings", "init", "init_seed", "embedding_init_std", "head_init_std"),
 )
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
-DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "formal_languages")
+DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "continual_translation", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
 BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages")  # write ./digits for a folder
 COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # these learn to write the chain too

@@ -1,4 +1,4 @@
-"""Recipe tables of synthetic documents: MQAR, selective copying, formal languages. No torch is imported."""
+"""Recipe tables of synthetic documents: MQAR, copying, continual translation, formal languages; imports no torch."""
 
 from typing import Annotated, Literal
 
@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from laconic.config.config_model import ConfigModel, PositiveInt
 
+WORDS_PER_LANGUAGE = 8  # tokens reserved for the words of each language of continual translation
 FormalLanguage = Literal["parity", "aa", "abab", "anbn", "anbncn", "shuffle2"]
 # A language has strings only at lengths that are multiples of its period.
 LENGTH_PERIODS: dict[FormalLanguage, int] = {"parity": 1, "aa": 2, "abab": 4, "anbn": 2, "anbncn": 3, "shuffle2": 2}
@@ -72,6 +73,32 @@ class SelectiveCopyingConfig(ConfigModel):
                 f"row_tokens {self.row_tokens}: {largest} values and their markers need at least {2 * largest}"
             )
         return self
+
+
+class ContinualTranslationConfig(ConfigModel):
+    """[data.continual_translation]: languages one after another, with pauses, then every word again."""
+
+    num_languages: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=4, description="N, languages of a document, in the same order in all documents"
+    )
+    num_words: Annotated[int, Field(ge=1, le=WORDS_PER_LANGUAGE)] = Field(
+        default=WORDS_PER_LANGUAGE, description="words of each language"
+    )
+    num_repetitions: PositiveInt = Field(default=2, description="times that each word and its translation are taught")
+    pause_tokens: PositiveInt = Field(
+        default=64, description="blanks of a document, divided at random among the pauses after its languages"
+    )
+    num_values: Annotated[int, Field(ge=2, le=64)] = Field(
+        default=16, description="distinct translations; chance accuracy is 1 / num_values"
+    )
+    train_rows: PositiveInt = Field(default=100_000, description="training documents")
+    valid_rows: PositiveInt = Field(default=500, description="validation documents")
+    test_rows: PositiveInt = Field(default=1000, description="test documents")
+
+    @property
+    def row_tokens(self) -> int:
+        """T, tokens of a document."""
+        return 2 * self.num_languages * self.num_words * (self.num_repetitions + 1) + self.pause_tokens
 
 
 class FormalLanguagesConfig(ConfigModel):

@@ -16,6 +16,7 @@ from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
 from laconic.data.reasoning.read_examples import ExamplesFile, read_examples
+from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer, generate_digit_examples
 from laconic.data.synthetic.fact_recall import FactRecallDataset, build_recall_tokenizer
 from laconic.data.synthetic.formal_languages import FormalLanguageDataset, build_languages_tokenizer
@@ -27,7 +28,9 @@ from laconic.models.config import DecoderConfig
 
 ProgressCallback = Callable[[str, int, int], None]
 SPLIT_NAMES = get_args(SplitName)
-SyntheticData = FactRecallDataset | MQARDataset | SelectiveCopyingDataset | FormalLanguageDataset
+SyntheticData = (
+    FactRecallDataset | MQARDataset | SelectiveCopyingDataset | ContinualTranslationDataset | FormalLanguageDataset
+)
 HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every run
 
 
@@ -162,6 +165,9 @@ def build_synthetic(
     if data.source == "copying":
         check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents to copy from")
         return SelectiveCopyingDataset(seed, data.copying, part, max_rows)
+    if data.source == "continual_translation":
+        check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents of languages")
+        return ContinualTranslationDataset(seed, data.continual_translation, part, max_rows)
     if data.source == "formal_languages":
         check_synthetic_tokenizer(tokenizer, build_languages_tokenizer(), "strings")
         return FormalLanguageDataset(seed, data.formal_languages, part, max_rows)

@@ -1,4 +1,4 @@
-"""Metrics of stream items: recall by pairs and gap, copied values, strings, needles by length and depth, NLL.
+"""Metrics of stream items: recall by pairs and gap, copied values, translations, strings, needles, NLL.
 
 A metric is a sum of scores and their number, so that metrics of several items can be added. `correct` is given for
 every target, and is False where there is none.
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
+from laconic.data.synthetic.continual_translation import language_of_word
 
 MetricSums = Mapping[str, tuple[float, float]]
 TokenHits = Bool[Tensor, "B T"]
@@ -52,6 +53,18 @@ def score_copying(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
     for b in range(batch.B):
         n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), float(correct[b].sum())
         metrics.append({OVERALL: (hits, n), f"{n} values": (hits, n), "whole documents": (float(hits == n), 1)})
+    return metrics
+
+
+def score_translation(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
+    """Return the share of words translated, overall and by language in the order in which they were taught."""
+    metrics: list[MetricSums] = []
+    for b in range(batch.B):
+        sums: dict[str, tuple[float, float]] = {}
+        for t in (batch.targets[b] != IGNORE_INDEX).nonzero()[:, 0].tolist():
+            for name in (OVERALL, f"language {language_of_word(int(batch.input_ids[b, t]))}"):
+                add_score(sums, name, float(correct[b, t]))
+        metrics.append(sums)
     return metrics
 
 

@@ -28,7 +28,13 @@ from laconic.evaluation.streams.evaluate import (
     count_level_updates,
     score_tokens,
 )
-from laconic.evaluation.streams.metrics import score_copying, score_languages, score_mqar, score_needle
+from laconic.evaluation.streams.metrics import (
+    score_copying,
+    score_languages,
+    score_mqar,
+    score_needle,
+    score_translation,
+)
 from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, text_name
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment import build_data
@@ -41,9 +47,15 @@ from laconic.nested.hope.model import Hope
 
 RECIPE_SPLITS = ("test", "valid")
 TEXT_STREAMS = ("ppl", "books", "levels")
-SYNTHETIC_STREAMS = ("mqar", "copying", "formal_languages")
+SYNTHETIC_STREAMS = ("mqar", "copying", "continual_translation", "formal_languages")
 STREAM_NAMES = (*SYNTHETIC_STREAMS, "needle", *TEXT_STREAMS)
-SCORERS = {"mqar": score_mqar, "copying": score_copying, "formal_languages": score_languages, "needle": score_needle}
+SCORERS = {
+    "mqar": score_mqar,
+    "copying": score_copying,
+    "continual_translation": score_translation,
+    "formal_languages": score_languages,
+    "needle": score_needle,
+}
 MAX_BATCH_TOKENS = 32_768
 LONG_STRING_BIN = {"min_length": 51, "max_length": 100}  # strings longer than those of training
 NEEDLE_LENGTHS = (128, 256, 512, 1024)  # tokens of a haystack
