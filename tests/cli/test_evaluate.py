@@ -303,6 +303,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: expected a number"),
         (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: requires --protocol decimal"),
         (("digits", "--protocol", "decimal", "--tolerance", "-1"), 2, "tolerance -1: must be"),
+        (("digits", "--protocol", "decimal", "--tolerance", "1e999999"), 2, "tolerance 1E+999999: must be"),
         (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits"),
         (("digits", "--protocol", "pccot"), 2, "--protocol pccot cannot judge digits"),
         (("kava", "digits"), 2, "last digit and pccot"),

@@ -69,6 +69,14 @@ def test_read_parquet_refuses_other_files(tmp_path: Path) -> None:
         read_examples(path, CONFIG)
 
 
+def test_read_parquet_refuses_more_rows_than_bytes(tmp_path: Path) -> None:
+    """A megabyte of equal rows may take minutes to read."""
+    path = written(tmp_path, *[ROW] * 20_000)
+    assert path.stat().st_size < 20_000
+    with pytest.raises(InputError, match=r"20,000 rows in [\d,]+ bytes, so most are equal"):
+        read_examples(path, CONFIG)
+
+
 def test_iter_parquet_rows_damaged_page(tmp_path: Path) -> None:
     path = written(tmp_path, *(ROW | {"question": f"{i} and 2?"} for i in range(5000)))
     data = bytearray(path.read_bytes())

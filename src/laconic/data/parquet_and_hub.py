@@ -24,11 +24,18 @@ class TableRows(NamedTuple):
 
 
 def read_parquet(path: Path) -> TableRows:
-    """Open a Parquet file; its rows are read lazily. Raises `InputError`."""
+    """Open a Parquet file; its rows are read lazily. Raises `InputError`.
+
+    A file with more rows than bytes repeats few rows very often: a small file could take hours.
+    """
     from pyarrow.parquet import ParquetFile
 
     with translate_parquet_errors(f"{path.name}: not a Parquet file"):
         file = ParquetFile(path)
+    num_rows, num_bytes = file.metadata.num_rows, path.stat().st_size
+    if num_rows > num_bytes:
+        file.close()
+        raise InputError(f"{path.name}: {num_rows:,} rows in {num_bytes:,} bytes, so most are equal; remove duplicates")
     return TableRows(file.metadata.num_rows, iter_parquet_rows(file, path.name))
 
 

@@ -20,6 +20,7 @@ SIGNED_NUMBER = re.compile(r"([-+−]?)\$?([-+−]?)((?:\d{1,3}(?:,\d{3})+|\d+)(
 ANSWER_PROMPT = "The answer is:"
 GREEDY, SAMPLED = GenerationConfig(), GenerationConfig(temperature=0.1, top_k=40, top_p=0.95)
 MAX_DIGITS = 1000  # of a number that is compared exactly
+MAX_TOLERANCE_DIGITS = 15
 DEFAULT_TOLERANCE = Decimal("0.001")
 MAX_CHAIN_TOKENS = 256  # a chain with its answer
 MAX_TEXT_TOKENS = 128  # an answer that is text
@@ -154,10 +155,12 @@ def decimal_protocol(tolerance: Decimal = DEFAULT_TOLERANCE) -> AnswerProtocol:
     """Return our protocol for tables across methods; its name includes a tolerance other than the default.
 
     Raises:
-        UsageError: If the tolerance is negative or not finite.
+        UsageError: If the tolerance is negative, not finite, or has more than `MAX_TOLERANCE_DIGITS` digits before or
+            after the decimal point.
     """
-    if not (tolerance.is_finite() and tolerance >= 0):
-        raise UsageError(f"tolerance {tolerance}: must be 0 or positive")
+    is_finite = tolerance.is_finite() and tolerance >= 0
+    if not is_finite or (tolerance and abs(tolerance.adjusted()) > MAX_TOLERANCE_DIGITS):
+        raise UsageError(f"tolerance {tolerance}: must be 0, or a number such as 0.001")
     is_default = tolerance == DEFAULT_TOLERANCE
     return AnswerProtocol(
         name="decimal" if is_default else f"decimal, tolerance {tolerance.normalize():f}",
