@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,9 +38,7 @@ class Page:
 
     def merge(self, page: str, rendered: Mapping[str, str]) -> str:
         """Return the page with these tables replaced; the other tables stay as they are."""
-        old = {m[1]: m[0] for m in re.finditer(r"<!-- (\w+) -->\n.*?<!-- end -->\n", page, re.DOTALL)}
-        parts = [rendered.get(name) or old.get(name) or "" for name in self.sections]
-        return "\n".join(filter(None, [self.introduction, *parts, self.end]))
+        return merge_sections(page, rendered, self.sections, self.introduction, self.end)
 
     def run(self, arguments: Sequence[str] | None = None, scale: Scale | None = None) -> None:
         """Measure and print the tables; write the page unless the run is quick."""
@@ -61,3 +59,12 @@ class Page:
         if scale is FULL:
             page = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
             self.path.write_text(self.merge(page, rendered), encoding="utf-8")
+
+
+def merge_sections(
+    page: str, rendered: Mapping[str, str], names: Iterable[str], introduction: str, end: str = ""
+) -> str:
+    """Return a page with some sections replaced; the others stay as they are, in the order of `names`."""
+    old = {m[1]: m[0] for m in re.finditer(r"<!-- (\w+) -->\n.*?<!-- end -->\n", page, re.DOTALL)}
+    parts = [rendered.get(name) or old.get(name) or "" for name in names]
+    return "\n".join(filter(None, [introduction, *parts, end]))

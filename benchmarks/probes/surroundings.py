@@ -1,0 +1,161 @@
+"""Run commands in odd surroundings, each in a new interpreter: closed pipes, no home, no terminal, other locales, …"""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import REPO
+from benchmarks.probes.counts import Counts
+from benchmarks.probes.processes import ENVIRONMENT, MAX_SECONDS, run_command_line, run_forked
+from benchmarks.probes.works import RECIPES, check, snapshot_run
+
+PIPE_CLOSED = 141
+FULL = 74
+NOBODY = 65534  # user and group without rights
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """How a command is started, and which exit codes are right.
+
+    Attributes:
+        name: Their name.
+        environment: Variables to set; None removes one.
+        shell: Command line of the shell; `{}` stands for laconic's.
+        codes: Exit codes that are right.
+        setup: Prepares the folder and returns the one in which the command runs.
+        user: User to run it as; only root can choose one.
+        is_terminal: Whether it runs in a terminal.
+        umask: Mask of the files' modes, which the files must have; None leaves it.
+    """
+
+    name: str
+    environment: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    shell: str = "{}"
+    codes: tuple[int, ...] = (0,)
+    setup: Callable[[Path], Path] = lambda folder: folder
+    user: int | None = None
+    is_terminal: bool = False
+    umask: int | None = None
+
+
+def make_unicode_folder(folder: Path) -> Path:
+    """Return a subfolder whose name has characters of four bytes, right-to-left text, and a space."""
+    inside = folder / "наука 🜚 שלום"
+    inside.mkdir()
+    return inside
+
+
+def make_read_only(folder: Path) -> Path:
+    """Take the right to write away from all but root."""
+    folder.chmod(0o555)
+    return folder
+
+
+SURROUNDINGS = (
+    Surroundings("no HOME", {"HOME": None}),
+    Surroundings("HOME does not exist", {"HOME": "/nonexistent"}),
+    Surroundings("temporary folder does not exist", {"TMPDIR": "/nonexistent"}),
+    Surroundings("locale C, no UTF-8", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    Surroundings("folder with a name in Unicode", setup=make_unicode_folder),
+    Surroundings(
+        "that folder in locale C",
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        setup=make_unicode_folder,
+    ),
+    Surroundings("a terminal", is_terminal=True),
+    Surroundings("a dumb terminal of 3 columns", {"TERM": "dumb", "COLUMNS": "3"}, is_terminal=True),
+    Surroundings("python -OO", {"PYTHONOPTIMIZE": "2"}),
+    Surroundings("standard input closed", shell="{} <&-"),
+    Surroundings("standard output closed", shell="{} >&-"),
+    Surroundings("standard error closed", shell="{} 2>&-"),
+    Surroundings("all three closed", shell="{} <&- >&- 2>&-"),
+    Surroundings("reader of the output gone", shell="set -o pipefail; {} | true", codes=(0, PIPE_CLOSED)),
+    Surroundings("reader of the messages gone", shell="set -o pipefail; {} 2>&1 >/dev/null | true"),
+    Surroundings("messages to a full device", shell="{} 2>/dev/full"),
+    Surroundings("under nohup, SIGHUP ignored", shell="nohup {}"),
+    Surroundings("umask 002", umask=0o002),
+    Surroundings("umask 027", umask=0o027),
+    Surroundings("umask 077", umask=0o077),
+    Surroundings("folder is read-only", setup=make_read_only, codes=(FULL,), user=NOBODY),
+)  # fmt: skip
+
+
+def start_shell(case: Surroundings, line: str, folder: Path) -> tuple[int, str]:
+    """Run a shell command in its surroundings; return the exit code and what it printed to standard error."""
+    environment: dict[str, str] = {**os.environ, **ENVIRONMENT, "PYTHONPATH": f"{REPO}/src", "OMP_NUM_THREADS": "1"}
+    for name, value in case.environment.items():
+        environment.pop(name, None)
+        environment |= {} if value is None else {name: value}
+    options: dict[str, Any] = {"cwd": folder, "env": environment, "umask": -1 if case.umask is None else case.umask}
+    if case.user is not None and os.geteuid() == 0:
+        options |= {"user": case.user, "group": case.user, "extra_groups": []}
+    if not case.is_terminal:
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        done = subprocess.run(["bash", "-c", line], **options, **pipes, start_new_session=True, timeout=MAX_SECONDS)
+        return done.returncode, done.stderr.decode(errors="replace")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(["bash", "-c", line], **options, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    output = bytearray()
+    with suppress(OSError):  # raised when the terminal's other end is closed
+        while data := os.read(ours, 65536):
+            output += data
+    os.close(ours)
+    return process.wait(), output.decode(errors="replace")
+
+
+def find_wrong_modes(folder: Path, umask: int) -> list[str]:
+    """Return the files and folders of a run that do not follow the umask."""
+    paths = [folder, *folder.rglob("*")]
+    return [str(p) for p in paths if p.stat().st_mode & 0o777 != (0o777 if p.is_dir() else 0o666) & ~umask]
+
+
+def try_surroundings(case: Surroundings, home: Path, recipe: Path, expected: Mapping[str, Any]) -> str:
+    """Train in these surroundings, in a new folder, and return what went wrong, "" if nothing."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    folder = case.setup(home)
+    line = f'"{sys.executable}" -m laconic train "{recipe}" --out run'
+    code, text = start_shell(case, case.shell.format(line), folder)
+    if code not in case.codes or "Traceback" in text:
+        return f"exit code {code}: {text.strip()[-300:]}"
+    if code == FULL:
+        return "" if not list(folder.iterdir()) else f"left {list(folder.iterdir())}"
+    if snapshot_run(folder) != expected:
+        return "the run differs"
+    wrong = [] if case.umask is None else find_wrong_modes(folder / "run", case.umask)
+    return f"modes of {wrong[:3]}" if wrong else ""
+
+
+def tour_surroundings(inputs: Path, place: Path, num_recipes: int, draw: int | None, command: str) -> Counts:
+    """Train runs in all surroundings, `num_recipes` methods in turn, or in those of one draw.
+
+    `inputs` is the folder of the recipes.
+    """
+    counts = Counts("train, new interpreters", command)
+    recipes = list(RECIPES)[: max(1, num_recipes)]
+    expected = dict[str, Mapping[str, Any]]()
+    for number in range(len(SURROUNDINGS)) if draw is None else [draw]:
+        recipe = recipes[number % len(recipes)]
+        if recipe not in expected:
+            folder = place / f"expected-{recipe}"
+            folder.mkdir(exist_ok=True)
+            action = partial(run_command_line, "train", inputs / f"{recipe}.toml", "--out", "run")
+            check(run_forked(action, folder))
+            expected[recipe] = snapshot_run(folder)
+        problem = try_surroundings(SURROUNDINGS[number], place / "run", inputs / f"{recipe}.toml", expected[recipe])
+        counts.attempted += 1
+        counts.survived += not problem
+        if problem:
+            counts.fail(number, f"{SURROUNDINGS[number].name}: {problem}")
+        counts.show_progress(len(SURROUNDINGS))
+    return counts
