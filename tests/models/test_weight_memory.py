@@ -8,7 +8,7 @@ import torch
 
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.weight_memory import HUGE_PAGE_BYTES, WeightMemory, allocate_block, stack_rows
+from laconic.models.weight_memory import HUGE_PAGE_BYTES, WeightMemory, allocate_huge_pages, stack_rows
 
 
 def test_weight_memory_places_tensors_one_behind_another() -> None:
@@ -33,14 +33,14 @@ def test_weight_memory_aligns_tensors_and_grows() -> None:
     assert odd.tolist() == [2, 2, 2]
 
 
-def test_allocate_block_begins_at_a_huge_page() -> None:
-    assert allocate_block(100).data_ptr() % HUGE_PAGE_BYTES == 0
-    assert len(allocate_block(100)) == 100
+def test_allocate_huge_pages_begins_at_one() -> None:
+    assert allocate_huge_pages(100).data_ptr() % HUGE_PAGE_BYTES == 0
+    assert len(allocate_huge_pages(100)) == 100
 
 
-def test_allocate_block_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocate_huge_pages_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("mmap.MADV_HUGEPAGE")
-    assert len(allocate_block(100)) == 100
+    assert len(allocate_huge_pages(100)) == 100
 
 
 def test_stack_rows_of_tensors_that_are_no_neighbours() -> None:

@@ -25,7 +25,7 @@ from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import init_parameters
-from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_loaded_layers
+from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_layers
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
     ) -> "Decoder":
         """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
 
-        On a CPU, weights are copied one behind another, to huge pages on Linux, from which decoding is fastest.
+        On a CPU, the weights of one input are copied side by side, so that decoding reads them as one matrix.
 
         Args:
             folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
@@ -118,7 +118,7 @@ class Decoder(nn.Module):
         config = DecoderConfig.from_folder(folder)
         with torch.device("meta"):
             decoder = cls(config, seed=None)
-        on_layer = partial(quantize_loaded_layers, memory=int8_memory(decoder)) if quantize else None
+        on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
         report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, ignore_tensors, on_layer)
         decoder.init_parameters(warn_randomly_initialized(report.missing), seed=0)
         if quantize:
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
         """Quantise the head; a tied one becomes an int8 copy of the embedding, which the returned config says."""
         if config.tie_word_embeddings:
             add_submodule(self, self.weight_names.head, Int8Linear.from_float(self.token_embedding.weight))
-        quantize_loaded_layers(self)  # those that were initialised instead of loaded
+        quantize_layers(self, [name for name, _ in self.named_parameters()])  # those that were initialised
         self.requires_grad_(False)
         return replace(config, tie_word_embeddings=False)
 

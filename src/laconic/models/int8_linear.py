@@ -3,8 +3,8 @@
 Symbols: W = diag(s) Q with Q in [-127, 127] and one scale s per output channel; y = diag(s) Q x + b.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from laconic.models.weight_memory import WeightMemory, stack_rows
-from laconic.models.weights import has_fast_bfloat16
+from laconic.models.weights import has_fast_bfloat16, is_linear_weight
 
 # Private, but torch has no public weight-only kernel for CPUs, and torchao's is slower than float32 unless compiled.
 INT8_MATMUL: Any = torch.ops.aten._weight_int8pack_mm
@@ -48,7 +48,7 @@ class Int8Linear(nn.Module):
         """Quantise a float weight to the nearest int8 value per output channel; on a CPU into `memory`."""
         weight = weight.detach()
         if weight.device.type == "cpu":
-            values = (memory or WeightMemory(0)).empty(weight.shape, torch.int8)
+            values = (memory or WeightMemory(0, huge_pages=True)).empty(weight.shape, torch.int8)
         else:
             values = torch.empty_like(weight, dtype=torch.int8)
         scales = weight.new_empty(len(weight), dtype=torch.bfloat16)
@@ -107,20 +107,22 @@ def quantize_rows(weight: Float[Tensor, "N D"]) -> tuple[Int8[Tensor, "N D"], Te
     """Return int8 values and one scale per row, in bfloat16: the largest absolute value becomes 127."""
     w = weight.float()
     scale = (w.abs().amax(1) / 127).clamp_min(torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
-    return (w / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+    return (w / scale.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 
 
-def quantize_loaded_layers(root: nn.Module, memory: WeightMemory | None = None) -> None:
-    """Replace every linear layer whose tensors are loaded; layers that are still on meta stay."""
-    for name, module in named_modules(root):
-        if type(module) is nn.Linear and not any(p.is_meta for p in module.parameters()):
-            root.set_submodule(name, Int8Linear.from_float(module.weight, module.bias, memory))
+def quantize_layers(root: nn.Module, names: Collection[str], memory: WeightMemory | None = None) -> None:
+    """Replace the linear layers whose weights have these names."""
+    for name in names:
+        if is_linear_weight(root, name):
+            layer_name = name.removesuffix(".weight")
+            layer = cast(nn.Linear, root.get_submodule(layer_name))
+            root.set_submodule(layer_name, Int8Linear.from_float(layer.weight, layer.bias, memory))
 
 
 def int8_memory(root: nn.Module) -> WeightMemory:
     """Return memory for the int8 weights of all linear layers."""
     linear = [module for _, module in named_modules(root) if type(module) is nn.Linear]
-    return WeightMemory.for_shapes([tuple(module.weight.shape) for module in linear], torch.int8)
+    return WeightMemory.for_shapes([tuple(module.weight.shape) for module in linear], torch.int8, huge_pages=True)
 
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -106,7 +106,7 @@ def load_weights(
     device: torch.device | str | None = None,
     allow_missing: tuple[str, ...] = (),
     ignore_tensors: tuple[str, ...] = (),
-    on_layer: Callable[[nn.Module], None] | None = None,
+    on_layer: Callable[[nn.Module, Collection[str]], None] | None = None,
 ) -> LoadReport:
     """Assign the weights of a folder to a module on meta, one layer at a time.
 
@@ -118,7 +118,8 @@ def load_weights(
         device: See `Decoder.from_pretrained`.
         allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
         ignore_tensors: Names on disk that do not belong to the module.
-        on_layer: Receives the module whenever a layer has been assigned, and may replace its tensors.
+        on_layer: Receives the module and the names of the tensors whenever a layer has been assigned; it has to replace
+            the linear ones, which may be file mappings.
 
     Raises:
         InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
@@ -131,14 +132,16 @@ def load_weights(
     order = sorted((name for name in shapes if name in stored), key=lambda name: len(shapes[name]) == 1)
     is_final = target.type == "cpu" and on_layer is None
     memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
+    may_map = frozenset(name for name in order if on_layer and is_linear_weight(module, name))
     samples: dict[str, bytes] = {}
     for group in group_by_layer({name: stored[name] for name in order}, config):
-        tensors = _load_group(group, transposed, dtype, samples, memory)
-        module.load_state_dict({name: x.to(target) for name, x in tensors}, strict=False, assign=True)
+        tensors = _load_group(group, transposed, dtype, samples, memory, may_map)
+        for name, tensor in tensors:
+            assign_parameter(module, name, tensor.to(target))
         if on_layer is not None:
-            on_layer(module)
-    zeros = {name: torch.zeros(shapes[name], dtype=dtype, device=target) for name in missing}
-    module.load_state_dict(zeros, strict=False, assign=True)
+            on_layer(module, group)
+    for name in missing:
+        assign_parameter(module, name, torch.zeros(shapes[name], dtype=dtype, device=target))
     return LoadReport(_combine_samples(samples), missing)
 
 
@@ -198,10 +201,12 @@ def _load_group(
     dtype: torch.dtype,
     samples: dict[str, bytes],
     memory: WeightMemory | None,
+    may_map: frozenset[str],
 ) -> Iterator[tuple[str, Tensor]]:
     """Load the tensors of one layer in the module's layout and dtype, checked to be finite.
 
-    They are copies, so that the file mapping can be released: one behind another in `memory`, or anywhere.
+    They are copies, so that the file mapping can be released: one behind another in `memory`, or anywhere. Only those
+    in `may_map` may keep the mapping.
     """
     for path in {stored.path for stored in group.values()}:
         names = {name: stored.name for name, stored in group.items() if stored.path == path}
@@ -211,11 +216,24 @@ def _load_group(
             samples[name] = _sample_tensor(name, stored)
             atomic.check_finite(name, stored)
             tensor = stored.t() if name in transposed else stored
-            copy = memory.empty(tensor.shape, dtype) if memory else torch.empty(tensor.shape, dtype=dtype)
-            tensor = copy.copy_(tensor)
+            if name not in may_map or stored.dtype != dtype:
+                copy = memory.empty(tensor.shape, dtype) if memory else torch.empty(tensor.shape, dtype=dtype)
+                tensor = copy.copy_(tensor)
             if torch.finfo(dtype).max < torch.finfo(stored.dtype).max:  # the conversion may have overflowed
                 atomic.check_finite(name, tensor)
             yield name, tensor
+
+
+def is_linear_weight(module: nn.Module, name: str) -> bool:
+    """Return whether a parameter is the weight of a plain linear layer."""
+    owner, _, attribute = name.rpartition(".")
+    return attribute == "weight" and type(module.get_submodule(owner)) is nn.Linear
+
+
+def assign_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace the parameter of this name, for example one on meta."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, module.get_parameter(name).requires_grad))
 
 
 def group_by_layer(stored: Mapping[str, StoredTensor], config: DecoderConfig) -> list[dict[str, StoredTensor]]:
