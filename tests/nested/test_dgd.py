@@ -425,18 +425,23 @@ def test_dgd_refuses_invalid_groups() -> None:
     assert laconic.DGD is DGD
 
 
-def step_of_two() -> list[float]:
-    """Take one step of a replica on its share of four rows; return a weight."""
+def step_of_two(sharded: bool) -> list[list[float]]:
+    """Take one step of a replica, or of a sharded model, on its share of four rows; return the parameters."""
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = record_inputs(build_model())
-    replica, optimizer = DistributedDataParallel(model), DGD(model.parameters(), 0.8)
-    rows = slice(rank, None, world)
+    model = build_model()
+    if sharded:
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    record_inputs(model)
+    replica = model if sharded else DistributedDataParallel(model)
+    optimizer, rows = DGD(model.parameters(), 0.8), slice(rank, None, world)
     compute_loss(replica, torch.cat([IDS, IDS[:1]])[rows], torch.cat([TARGETS, TARGETS[:1]])[rows]).backward()
     optimizer.step()
-    weight = model[1].weight.flatten().tolist()
+    parameters = [(p.full_tensor() if sharded else p).flatten().tolist() for p in model.parameters()]
     single = record_inputs(build_model())
     refused = DGD(single.parameters(), 0.8, batch="mean")
     compute_loss(single).backward()
@@ -444,14 +449,16 @@ def step_of_two() -> list[float]:
         refused.step()
     dist.barrier()
     dist.destroy_process_group()
-    return weight
+    return parameters
 
 
 @pytest.mark.loopback
-def test_dgd_two_replicas_take_the_step_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_dgd_two_ranks_take_the_step_of_one(tmp_path: Path, sharded: bool) -> None:
     model = record_inputs(build_model())
     optimizer = DGD(model.parameters(), 0.8)
     compute_loss(model, torch.cat([IDS, IDS[:1]]), torch.cat([TARGETS, TARGETS[:1]])).backward()
     optimizer.step()
-    for weight in run_ranks_ok(tmp_path, step_of_two):
-        assert largest(torch.tensor(weight, dtype=torch.float64), model[1].weight.flatten()) <= 100 * ORACLE
+    for parameters in run_ranks_ok(tmp_path, partial(step_of_two, sharded)):
+        for values, p in zip(parameters, model.parameters(), strict=True):
+            assert largest(torch.tensor(values, dtype=torch.float64), p.flatten()) <= 100 * ORACLE

@@ -1,7 +1,7 @@
 """DGD as a torch optimizer: linear maps and embeddings by the delta rule, everything else by AdamW."""
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,8 @@ class DGD(torch.optim.Optimizer):
     """Delta gradient descent (Nested Learning, Eq. 57b to 57v) on a model prepared by `record_inputs`.
 
     Parameters that are no recorded weights are updated by AdamW, as are groups with `rule="adamw"`. One step uses
-    what was recorded since the last; under DDP it is summed over all ranks.
+    what was recorded since the last; it is summed over all ranks. Under FSDP2 each rank updates its own rows of a
+    weight, since Eq. 57b acts on every row alone; nothing is gathered.
 
     Args:
         params: parameters, best with their names (`model.named_parameters()`), or groups.
@@ -108,6 +109,8 @@ class DGD(torch.optim.Optimizer):
                 f"DGD: weight_decay {group['weight_decay']}: the delta rule erases by itself; set weight_decay for "
                 "groups with rule='adamw'"
             )
+        if group["rule"] == "dgd" and group["momentum"] and any(map(is_sharded, group["params"])):
+            raise UsageError(f"DGD: momentum {group['momentum']} is not supported with sharded weights; use DDP")
         members = {id(p) for p in group["params"]}
         for p in group["params"] if group["rule"] == "dgd" else ():
             if dgd_rule(describe_parameter(p), p) == "adamw":
@@ -143,7 +146,7 @@ class DGD(torch.optim.Optimizer):
                 if p.grad is None or (p is statistics.bias and statistics.bias_in_input):
                     continue
                 if p is statistics.bias:
-                    p.sub_(group["lr"] * self.mean_gradient(p.grad, statistics))
+                    own_rows(p).sub_(group["lr"] * self.mean_gradient(own_rows(p.grad), statistics))
                 else:
                     self.update_parameter(statistics, group["lr"], group["momentum"])
         for statistics in self.input_statistics():
@@ -163,21 +166,22 @@ class DGD(torch.optim.Optimizer):
             raise UsageError(f"DGD: {statistics.name} has a gradient but no inputs; step once after each backward")
         bias = statistics.bias if statistics.bias_in_input else None
         W = concat_bias(statistics.weight, bias)
-        G = concat_bias(statistics.weight.grad, None if bias is None else bias.grad)
+        G = concat_bias(cast(Tensor, statistics.weight.grad), None if bias is None else bias.grad)
         offset = W if self.value == "target" else torch.zeros_like(W)  # the erasure acts on W - offset
         change = self.dgd_update(W - offset, self.mean_gradient(G, statistics), statistics, eta) - (W - offset)
         if momentum:
             state = self.state[statistics.weight]
             state["m"] = change = change + momentum * state["m"].to(W.dtype) if "m" in state else change
-        statistics.weight.copy_((W + change)[:, : statistics.weight.shape[1]])
+        own_rows(statistics.weight).copy_((W + change)[:, : statistics.weight.shape[1]])
         if bias is not None:
-            bias.copy_((W + change)[:, -1])
+            own_rows(bias).copy_((W + change)[:, -1])
 
     def dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
         """Return V' by 57b, 57c or 57d, and rows of an embedding by 57v."""
         N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
         if statistics.kind == "embedding":
-            return dgd_embedding(V, G, statistics.compute_gram(), N, eta, erase=self.erase)
+            counts = own_rows(shard_like(statistics.compute_gram(), statistics.weight))
+            return dgd_embedding(V, G, counts, N, eta, erase=self.erase)
         if statistics.gram is not None:
             return dgd_gram(V, G, statistics.gram / N, eta, erase=self.erase)
         X = torch.cat(statistics.inputs).to(V.dtype)
@@ -199,10 +203,31 @@ def dgd_rule(name: str, p: Tensor) -> str:
     return "dgd" if statistics is not None and statistics.kind in ("linear", "embedding") else "adamw"
 
 
-def concat_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return [W b], or W alone, in the accumulation type."""
-    matrix = cast(Tensor, weight) if bias is None else torch.cat([cast(Tensor, weight), bias[:, None]], 1)
+def concat_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return [W b], or W alone, in the accumulation type; of sharded tensors this rank's rows."""
+    W = own_rows(weight)
+    matrix = W if bias is None else torch.cat([W, own_rows(bias)[:, None]], 1)
     return matrix.to(accumulation_dtype(matrix.dtype))
+
+
+def is_sharded(p: Tensor) -> bool:
+    """Return whether FSDP2 sharded a parameter, over its rows."""
+    return hasattr(p, "to_local")
+
+
+def own_rows(tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a sharded tensor, or a whole tensor itself."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def shard_like(tensor: Tensor, weight: Tensor) -> Tensor:
+    """Return a tensor that every rank has whole, sharded like the weight."""
+    if not is_sharded(weight):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor  # slow to import
+
+    like = cast(DTensor, weight)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def all_reduce_statistics(statistics: InputStatistics) -> None:

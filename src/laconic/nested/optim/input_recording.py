@@ -44,6 +44,9 @@ class InputStatistics:
         self.store_pairs, self.normalize_inputs, self.bias_in_input = False, True, False
         self.clear()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Return None: copies of a model are not recorded."""
+
     def clear(self) -> None:
         """Forget everything recorded."""
         self.gram: Tensor | None = None
@@ -115,26 +118,35 @@ class RecordGradient(torch.autograd.Function):
         return d, None, None
 
 
-def attach_recorder(weight: Tensor, y: Tensor, x: Tensor) -> Tensor:
+def attach_recorder(recording: InputStatistics | None, weight: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """Return `y`, recorded if the weight needs a gradient."""
-    recording = getattr(weight, "recording", None)
     if recording is None or not (weight.requires_grad and torch.is_grad_enabled()):
         return y
     return cast(Tensor, cast(Any, RecordGradient).apply(y, x, recording))
 
 
 class RecordedLinear(nn.Linear):
-    """An `nn.Linear` whose inputs are recorded."""
+    """An `nn.Linear` whose inputs are recorded.
+
+    The statistics belong to the module: under FSDP2 its weight in a pass is another tensor than the sharded one.
+    """
+
+    recording: InputStatistics | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        return attach_recorder(self.weight, super().forward(input), input)
+        return attach_recorder(self.recording, self.weight, super().forward(input), input)
 
 
 class RecordedEmbedding(nn.Embedding):
-    """An `nn.Embedding` whose inputs are recorded."""
+    """An `nn.Embedding` whose inputs are recorded.
+
+    The statistics belong to the module: under FSDP2 its weight in a pass is another tensor than the sharded one.
+    """
+
+    recording: InputStatistics | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        return attach_recorder(self.weight, super().forward(input), input)
+        return attach_recorder(self.recording, self.weight, super().forward(input), input)
 
 
 RECORDED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
@@ -171,19 +183,17 @@ def record_inputs(model: ModuleT) -> ModuleT:
 
     Parameters, names, hooks and outputs stay the same, bit for bit; `stop_recording` undoes it. A weight shared by an
     embedding and a linear map is not recorded, nor are copies of the model and modules added later. Each recorded map
-    stores a matrix as wide as its input.
+    stores a matrix as wide as its input; under FSDP2 each rank stores it whole, for its own rows.
 
     Returns:
         The same model.
 
     Raises:
-        UsageError: if weights are sharded, or the model has nothing to record.
+        UsageError: if the model has nothing to record.
     """
     owners, num_recorded = find_owners(model), 0
     for p in model.parameters():
         name, kind, module = owners[id(p)][0]
-        if hasattr(p, "full_tensor"):
-            raise UsageError(f"record_inputs: {name} is sharded, its inputs are on several ranks; use DDP")
         if p.ndim != 2:
             continue
         kind = kind if all(kind == other for _, other, _ in owners[id(p)]) else "other"
@@ -199,6 +209,7 @@ def record_inputs(model: ModuleT) -> ModuleT:
                 setattr(parameter, "recording", recording)  # noqa: B010
         for _, _, owner in owners[id(p)] if kind in ("linear", "embedding") else ():
             owner.__class__ = RECORDED_TYPES.get(type(owner), type(owner))
+            setattr(owner, "recording", recording)  # noqa: B010
     if not num_recorded:
         raise UsageError("record_inputs: the model has no nn.Linear and no nn.Embedding")
     return model
@@ -209,6 +220,7 @@ def stop_recording(model: ModuleT) -> ModuleT:
     originals = {recorded: original for original, recorded in RECORDED_TYPES.items()}
     for module in model.modules():
         module.__class__ = originals.get(type(module), type(module))
+        vars(module).pop("recording", None)
     for p in model.parameters():
         if hasattr(p, "recording"):
             delattr(p, "recording")

@@ -88,7 +88,7 @@ def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> Non
     for p in params:
         if not state[p]:
             state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-    states = [state[p] for p in params]
+    states, is_mixed = [state[p] for p in params], len({type(p) for p in params}) > 1  # sharded tensors, whole scalars
     adamw(
         params,
         [cast(Tensor, p.grad) for p in params],
@@ -96,6 +96,7 @@ def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> Non
         [s["exp_avg_sq"] for s in states],
         [],
         [s["step"] for s in states],
+        foreach=False if is_mixed else None,
         amsgrad=False,
         beta1=group["adam_betas"][0],
         beta2=group["adam_betas"][1],
