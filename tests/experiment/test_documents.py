@@ -127,7 +127,11 @@ def test_fsdp_needs_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, 
         ("compression.summary=autoregressive", "compression.length_policy=fixed"),
         ("compression.length_policy=stop_head",),
     ):
-        recipe(tmp_path, "train.parallel=fsdp", *fine)
+        recipe(tmp_path, "train.parallel=fsdp", "train.reshard=true", *fine)
+    for name in ("coconut-gpt2-aug", "hope-attention-tiny"):
+        load_recipe(name, ["train.parallel=fsdp"])
+        with pytest.raises(UsageError, match=r"train\.reshard=true"):
+            load_recipe(name, ["train.parallel=fsdp", "train.reshard=true"])
 
 
 @pytest.mark.parametrize(

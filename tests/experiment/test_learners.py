@@ -186,7 +186,7 @@ def test_saved_nested_model_as_initial_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["train.trainable=lora", "train.parallel=fsdp", "train.activation_checkpointing=1", "model.family=gpt2"],
+    ["train.trainable=lora", "train.activation_checkpointing=1", "model.family=gpt2"],
 )
 def test_hope_unsupported_options(folder: Path, override: str) -> None:
     with pytest.raises(UsageError, match=re.escape(override)):

@@ -91,7 +91,5 @@ def test_optimizer_refusals(tmp_path: Path) -> None:
     config = recipe(tmp_path, "train.optimizer=dgd", "train.weight_decay=0.1")
     with pytest.raises(UsageError, match=r"train\.weight_decay"):
         build_optimizer(build_experiment(config, CPU).method, config.train)
-    with pytest.raises(UsageError, match=r"train\.parallel"):
-        recipe(tmp_path, "train.optimizer=m3", "train.parallel=fsdp")
     with pytest.raises(UsageError, match=r"train\.optimizer"):
         recipe(tmp_path, "train.optimizer=dgd", "method=hope")

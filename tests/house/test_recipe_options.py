@@ -15,8 +15,9 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
     RUN: (
         "deviations", "model.revision", "model.init_seed", "data.revision", "data.max_train_rows",
         "validation.with_cot",
-        "train.parallel", "train.eps", "train.activation_checkpointing", "compression.checkpoint_segments",
-        "train.deterministic", "train.on_nonfinite", "inner_loop.truncate_after", "train.keep_every",
+        "train.parallel", "train.reshard", "train.eps", "train.activation_checkpointing",
+        "compression.checkpoint_segments", "train.deterministic", "train.on_nonfinite",
+        "inner_loop.truncate_after", "train.keep_every",
         "train.keep_best", "train.log_every", "method_options",
     ),
     FILES: (

@@ -178,7 +178,7 @@ def test_ranks_fsdp_with_documents_of_any_length(tmp_path: Path, compression: di
         return toy_config(steps=3, batch_size=2, micro_batch_size=1, learning_rate=1e-3, weight_decay=0.0, **more)
 
     def work() -> Any:
-        train_on_ranks(tmp_path / "two", settings(parallel="fsdp"), method(), data=source(True))
+        train_on_ranks(tmp_path / "two", settings(parallel="fsdp", reshard=True), method(), data=source(True))
 
     run_training(tmp_path / "one", settings(), method=method(), data=source(False))
     run_ranks_ok(tmp_path, work)

@@ -17,6 +17,7 @@ from laconic.config.training import TrainingConfig
         ({"steps": 3, "epochs": 2}, "exactly one"),
         ({"steps": 3, "warmup_ratio": 0.1, "warmup_steps": 4}, "only one"),
         ({"steps": 3, "batch_size": 4, "micro_batch_size": 5}, "exceeds batch_size 4"),
+        ({"steps": 3, "reshard": True}, "nothing is sharded"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"steps": 3, "learning_rate": float("inf")}, "finite number"),
         ({"steps": 3, "learning_rate": "1e-3"}, "valid number"),

@@ -235,13 +235,15 @@ def parse_resume(text: str) -> Any:
 
 
 def resolve_device(device: str | None) -> Any:
-    """Return the torch device; by default the first GPU, else the CPU."""
+    """Return the torch device; by default the rank's GPU or the first, else the CPU."""
     import torch
 
     from laconic.models.weights import resolve_device
 
     local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # set by torchrun
-    return resolve_device(device or (local if torch.cuda.is_available() else "cpu"))
+    if device is None:
+        device = local if torch.cuda.is_available() else "cpu"
+    return resolve_device(local if device == "cuda" else device)
 
 
 def describe_environment(device: str, ranks: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from laconic.config.methods import (
     StopHeadConfig,
 )
 from laconic.config.nested import CMSConfig, InnerLoopConfig, MixerConfig
+from laconic.config.parallel import find_parallel_conflict
 from laconic.config.training import TrainingConfig
 
 MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "lm", "hope"]
@@ -65,7 +66,8 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
 }
 # Keys that do not change what is learned in an update, so a run can be resumed with other values.
 BOOKKEEPING_KEYS = (
-    *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs", "train.parallel"),
+    *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs"),
+    *("train.parallel", "train.reshard"),
     *("train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
     *("train.activation_checkpointing", "train.on_nonfinite"),
 )
@@ -258,12 +260,12 @@ class Recipe(ConfigModel):
                 f"data.text.row_tokens {text.row_tokens}: a row of one segment of {text.mean_segment_tokens} tokens "
                 "never reads its summary; use longer rows"
             )
-        unequal_passes = config.summary == "autoregressive" and config.length_policy != "fixed"
-        if self.train.parallel == "fsdp" and (unequal_passes or config.memory_policy == "budgeted"):
-            cause = f'length_policy "{config.length_policy}"' if unequal_passes else 'memory_policy "budgeted"'
-            raise ValueError(
-                f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes and would deadlock; use "ddp"'
-            )
+        return self
+
+    @model_validator(mode="after")
+    def check_parallel(self) -> "Recipe":
+        if conflict := find_parallel_conflict(self.method, self.train, self.compression):
+            raise ValueError(conflict)
         return self
 
     @model_validator(mode="after")
@@ -279,8 +281,6 @@ class Recipe(ConfigModel):
             )
         if train.optimizer == "dgd":
             raise ValueError('train.optimizer "dgd": not supported for method hope; use adamw or m3')
-        if train.parallel == "fsdp":
-            raise ValueError('train.parallel "fsdp": not supported for method hope; use "ddp"')
         if train.activation_checkpointing:
             raise ValueError(
                 "train.activation_checkpointing: method hope recomputes chunks instead; set "

@@ -31,6 +31,9 @@ class TrainingConfig(ConfigModel):
         default="ddp",
         description="under torchrun: replicate everything, or shard parameters, gradients and optimizer state",
     )
+    reshard: bool = Field(
+        default=False, description="with fsdp: gather each block's weights only while it runs; less memory, slower"
+    )
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="rows of a forward pass on one rank; default the rank's whole share"
     )
@@ -92,8 +95,8 @@ class TrainingConfig(ConfigModel):
             raise ValueError(
                 f"warmup_ratio {self.warmup_ratio:g} and warmup_steps {self.warmup_steps}: set only one of them"
             )
-        if self.optimizer != "adamw" and self.parallel == "fsdp":
-            raise ValueError(f'parallel "fsdp": optimizer {self.optimizer} needs whole matrices; use "ddp"')
+        if self.reshard and self.parallel != "fsdp":
+            raise ValueError(f'reshard with parallel "{self.parallel}": nothing is sharded; set parallel = "fsdp"')
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             raise ValueError(
                 f"micro_batch_size {self.micro_batch_size}: exceeds batch_size {self.batch_size}; remove it"

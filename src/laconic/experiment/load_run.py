@@ -208,10 +208,12 @@ def restore_parts(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device
 def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
     """Return decoder, adapter and extras whose trained parameters are still to be read from a step's shards."""
     if recipe.train.trainable == "full":
-        decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(
-            getattr(torch, recipe.model.dtype)
-        )
-        return build_model.build_parts(recipe, decoder, tokenizer, "")
+        nested = build_nested.read_saved_config(step.path)
+        if nested is None:
+            decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device)
+        else:
+            decoder = build_nested.model_class(nested)(nested, seed=None).to(device)
+        return build_model.build_parts(recipe, decoder.to(getattr(torch, recipe.model.dtype)), tokenizer, "")
     decoder, _ = load_initial_decoder(recipe, device)
     base = decoder.fingerprint
     check_fingerprint(step, "base", base)

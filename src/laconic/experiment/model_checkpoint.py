@@ -11,6 +11,7 @@ from laconic.errors import CorruptArtifactError
 from laconic.experiment import lora
 from laconic.experiment.build_model import ModelParts
 from laconic.models.decoder import Decoder
+from laconic.nested.hope.model import Hope
 from laconic.storage.manifest import ManifestWriter
 
 
@@ -36,7 +37,10 @@ class ModelCheckpoint:
         """Write configuration and tokenizer beside sharded tensors."""
         parts = self.parts
         if self.trainable == "full":
-            writer.add_text("config.json", json.dumps(parts.decoder.config.to_config_json(), indent=2) + "\n")
+            fields = parts.decoder.config.to_config_json()
+            if isinstance(parts.decoder, Hope):
+                fields |= parts.decoder.hope_config.to_config_json()
+            writer.add_text("config.json", json.dumps(fields, indent=2) + "\n")
         if parts.adapter is not None:
             lora.save_adapter_config(parts.adapter, writer.folder)
         parts.tokenizer.save(writer.folder)

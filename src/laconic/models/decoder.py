@@ -57,6 +57,7 @@ class Decoder(nn.Module):
         (torch.Size([1, 97]), 3)
     """
 
+    calls_blocks = True  # FSDP2 gathers the weights of a block when it is called
     is_gradient_checkpointing = False  # read by peft, which otherwise adds a hook to the embedding that we do not need
     __call__: Callable[..., DecoderOutput]
 

@@ -1,8 +1,8 @@
 """Train on several ranks started by torchrun, with DDP or FSDP2; a step is committed by all ranks or by none.
 
 DDP (arXiv:2006.15704): every rank holds the whole model. FSDP2 (arXiv:2304.11277): parameters, gradients and optimizer
-state are sharded. A method calls each block several times before one backward pass, and how often depends on the data;
-so blocks are gathered once per micro-batch and resharded after all gradients are reduced.
+state are sharded. A method calls each block several times before one backward pass, so blocks are gathered once per
+micro-batch and resharded after all gradients are reduced; with `reshard` they are gathered for every pass.
 """
 
 import os
@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -63,10 +64,13 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
     with channel.same_error_everywhere():
         if config:
             check_config(config, count)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL and FSDP2 use the current device
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch_store = PrefixStore(f"torch-{session}", store)
         dist.init_process_group(backend, store=torch_store, rank=rank, world_size=count, timeout=COLLECTIVE_TIMEOUT)
-        yield DistributedRanks(channel, config is not None and config.parallel == "fsdp", device)
+        is_sharded, reshard = (config.parallel == "fsdp", config.reshard) if config else (False, False)
+        yield DistributedRanks(channel, device, is_sharded, reshard)
     dist.destroy_process_group()
 
 
@@ -83,8 +87,8 @@ def check_config(config: TrainingConfig, world_size: int) -> None:
 class DistributedRanks:
     """Several ranks under torchrun; implements `Ranks`."""
 
-    def __init__(self, channel: RankChannel, is_sharded: bool, device: torch.device) -> None:
-        self.channel, self.is_sharded, self.device = channel, is_sharded, device
+    def __init__(self, channel: RankChannel, device: torch.device, is_sharded: bool, reshard: bool) -> None:
+        self.channel, self.device, self.is_sharded, self.reshard = channel, device, is_sharded, reshard
         self.rank, self.world_size = channel.rank, channel.world_size
 
     def wrap(self, method: nn.Module) -> nn.Module:
@@ -92,7 +96,7 @@ class DistributedRanks:
         if not any(p.requires_grad for p in method.parameters()):
             return method  # building the optimizer raises the error
         if self.is_sharded:
-            return apply_fsdp(method)
+            return apply_fsdp(method, self.device, self.reshard)
         device_ids = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(
             DDPForward(method), device_ids, find_unused_parameters=True, gradient_as_bucket_view=True
@@ -112,13 +116,22 @@ class DistributedRanks:
         if self.is_sharded:
             reshard_all(module)
             if is_last:
+                self.sum_scalar_gradients(module)
                 self.drop_unused_gradients(module)
+
+    def sum_scalar_gradients(self, root: nn.Module) -> None:
+        """Sum the gradients of scalars, which FSDP2 does not shard, over ranks."""
+        scalars = [p for p in root.parameters() if p.ndim == 0 and p.requires_grad]
+        if scalars:
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in scalars]
+            for p, total in zip(scalars, self.all_reduce_sum(torch.stack(gradients)), strict=True):
+                p.grad = total
 
     def drop_unused_gradients(self, root: nn.Module) -> None:
         """Remove gradients that no rank has, as in one process, so that unused parameters do not decay."""
         nested = {id(p) for part in fsdp_modules(root)[1:] for p in cast(nn.Module, part).parameters()}
         parameters = [p for p in root.parameters() if p.grad is not None and id(p) not in nested]
-        is_used = torch.tensor([float(cast(Any, p.grad).to_local().any()) for p in parameters])
+        is_used = torch.tensor([float(own_shard(cast(Tensor, p.grad)).any()) for p in parameters])
         for p, num_ranks in zip(parameters, self.all_reduce_sum(is_used).tolist(), strict=True):
             if not num_ranks:
                 p.grad = None
@@ -128,11 +141,13 @@ class DistributedRanks:
         """Gather all shards once, so that each rank may call the module at its own pace."""
         parts = fsdp_modules(module) if self.is_sharded else []
         for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
         try:
             yield
         finally:
             for part in parts:
+                part.set_reshard_after_forward(self.reshard and part is not parts[0], recurse=False)
                 part.reshard()
 
     def all_reduce_sum(self, numbers: Tensor) -> Tensor:
@@ -147,11 +162,14 @@ class DistributedRanks:
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the global norm, the same on all ranks."""
-        return self.full_tensor(torch.nn.utils.get_total_norm(gradients))
+        shards = [gradient for gradient in gradients if gradient.ndim]
+        scalars = [gradient for gradient in gradients if not gradient.ndim]
+        norms = [self.full_tensor(torch.nn.utils.get_total_norm(part)) for part in (shards, scalars) if part]
+        return torch.nn.utils.get_total_norm(norms)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the whole of a sharded tensor; all ranks call it."""
-        return cast(Any, tensor).full_tensor() if self.is_sharded else tensor
+        return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
     def all_gather(self, value: JsonT) -> list[JsonT]:
         """Return the value of every rank, in order."""
@@ -218,23 +236,40 @@ class DDPForward(nn.Module):
         return output._replace(state=None if output.state is None else output.state.detach())
 
 
-def apply_fsdp(method: nn.Module) -> nn.Module:
-    """Apply FSDP2 to every block and to the rest; gradients are summed, and only `reshard_all` reshards."""
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # slow import
+def apply_fsdp(method: nn.Module, device: torch.device, reshard: bool) -> nn.Module:
+    """Apply FSDP2 to the blocks of each decoder and to the rest; gradients are summed.
 
-    for module in list(method.modules()):
-        if isinstance(module, Decoder):
-            for block in module.layers:
-                fully_shard(block, reshard_after_forward=False)
-    root = fully_shard(method)
+    With `reshard` a block's weights are freed after each of its passes, else only `reshard_all` frees them. The rest
+    (embeddings, head, latents) is whole during a micro-batch. FSDP2 cannot shard scalars: every rank has them whole.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # slow imports
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    mesh, scalars = (
+        init_device_mesh(device.type, (dist.get_world_size(),)),
+        {p for p in method.parameters() if not p.ndim},
+    )
+    shard = partial(fully_shard, mesh=mesh, ignored_params=scalars)
+    decoders = [module for module in method.modules() if isinstance(module, Decoder) and module.calls_blocks]
+    for decoder in decoders:
+        blocks = [cast(FSDPModule, shard(b, reshard_after_forward=reshard)) for b in decoder.layers]
+        # by default FSDP2 follows the order of past passes, which differ between ranks in a validation
+        for earlier, block in zip([blocks[0], *blocks], blocks, strict=False):
+            block.set_modules_to_backward_prefetch([earlier])
+    root = cast(FSDPModule, shard(method, reshard_after_forward=False))
     for part in fsdp_modules(method):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # else a factor needs an operation that gloo does not have
-        part.set_reshard_after_backward(False, recurse=False)
+        part.set_reshard_after_backward(reshard and part is not root, recurse=False)
     root.set_reduce_scatter_unused_params(True, recurse=False)  # rows of one rank may use what those of others do not
     if hasattr(method, "answer"):
         register_fsdp_forward_method(method, "answer")
     return method
+
+
+def own_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, or a whole tensor itself."""
+    return cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def fsdp_modules(module: nn.Module) -> "list[FSDPModule]":

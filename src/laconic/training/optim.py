@@ -20,6 +20,11 @@ def build_adamw(method: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
+    is_mixed = len({type(p) for p in trained}) > 1  # sharded tensors and whole scalars do not go into one foreach call
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=config.learning_rate, betas=config.betas, eps=config.eps
+        [g for g in groups if g["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        foreach=False if is_mixed else None,
     )

@@ -219,8 +219,9 @@ class Updater:
         if self.reset_pending:
             self.optimizer.state.clear()
             self.reset_pending = False
-        if self.config.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), self.config.max_grad_norm, norm)
+        if limit := self.config.max_grad_norm:
+            foreach = False if self.ranks.is_sharded else None  # one call cannot mix shards with whole scalars
+            torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), limit, norm, foreach=foreach)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(self.config, step, self.num_steps, self.num_warmup)
         try:
@@ -243,8 +244,7 @@ class Updater:
                 alone, or with states, which belong to micro-batches of one size.
         """
         self.optimizer.zero_grad()
-        is_single = self.ranks.world_size == 1
-        if self._num_halvings == MAX_HALVINGS or self.micro_batch_size == 1 or self.states or not is_single:
+        if self._num_halvings == MAX_HALVINGS or self.micro_batch_size == 1 or self.states or self.ranks.world_size > 1:
             rows = self.micro_batch_size
             raise OutOfMemoryError(f"out of memory with a micro-batch of {rows} rows; {MEMORY_ADVICE}") from error
         self._num_halvings += 1

@@ -59,6 +59,8 @@ class Hope(Decoder):
         (torch.Size([1, 3, 32]), [3])
     """
 
+    calls_blocks = False  # fast weights begin at the weights of all blocks, and layers call the parts of a block
+
     def __init__(self, config: HopeConfig, seed: int | None = 0) -> None:
         super().__init__(config.decoder, seed=None)
         self.hope_config = config
