@@ -54,15 +54,33 @@ def test_train_invalid_recipe_ends_all_ranks(tmp_path: Path) -> None:
     assert [end.result for end in run_ranks(tmp_path, lambda: call_cli(*args))] == [2, 2]
 
 
-@pytest.mark.slow
-def test_train_under_torchrun(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standsingle", "--nproc-per-node", "2"]
+def run_torchrun(*args: str) -> None:
+    """Run `laconic train tiny.toml` on two ranks, which must succeed."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
-        [*launcher, "-m", "laconic", "train", "tiny.toml", "--out", "two", "train.parallel=fsdp"],
+        [*launcher, "-m", "laconic", "train", "tiny.toml", *args],
         env=os.environ | {"PYTHONPATH": str(REPO / "src"), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_train_under_torchrun() -> None:
+    run_torchrun("--out", "two", "--device", "cpu", "train.parallel=fsdp", "train.reshard=true")
     assert RunDirectory("two").get_step(4).manifest.files.keys() >= {
         "model/shard-00002-model-00001-of-00001.safetensors", "config.json", "tokenizer.json", "rng-00001.safetensors",
     }  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
+@pytest.mark.parametrize(
+    "keys", [("train.parallel=ddp",), ("train.parallel=fsdp",), ("train.parallel=fsdp", "train.reshard=true")]
+)
+def test_train_with_nccl(keys: tuple[str, ...]) -> None:
+    assert call_cli("train", "tiny.toml", "--out", "one", "--device", "cpu") == 0
+    run_torchrun("--out", "two", *keys)
+    results, expected = torch.tensor(losses("two")), torch.tensor(losses("one"))
+    assert results.shape == expected.shape == (4, 3)
+    assert ((results - expected).abs() <= 1e-4 * expected.abs().clamp(min=1)).all()
