@@ -22,6 +22,12 @@ def test_weight_memory_places_tensors_one_behind_another() -> None:
     assert torch.equal(torch.cat([a, b]), stacked)
 
 
+def test_weight_memory_holds_scalars() -> None:
+    """A nested model has step sizes without a dimension."""
+    scalar = WeightMemory(2**10).empty((), torch.float32).fill_(3.0)
+    assert (scalar.shape, float(scalar)) == ((), 3.0)
+
+
 def test_weight_memory_aligns_tensors_and_grows() -> None:
     memory = WeightMemory(2**10)
     odd, aligned = memory.empty((3,), torch.int8), memory.empty((5, 16), torch.bfloat16)

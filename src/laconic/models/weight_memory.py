@@ -44,7 +44,7 @@ class WeightMemory:
             self.block = allocate_huge_pages(size_of_block) if self.huge_pages else allocate_aligned(size_of_block)
             start = 0
         self.used = start + size
-        return self.block[start : self.used].view(dtype).view(*shape)
+        return self.block[start : self.used].view(dtype).view(tuple(shape))
 
 
 def allocate_aligned(size: int) -> Tensor:
