@@ -27,6 +27,7 @@ from laconic.experiment.lora import add_adapter
 from laconic.experiment.read_into_state import fit_attention_window
 from laconic.models.cache import KVCache
 from laconic.models.named_models import NAMED_MODELS
+from laconic.nested.hope.model import Hope
 from laconic.nested.state import FastWeightState
 
 MODEL = NAMED_MODELS["smollm2"].folder()
@@ -96,9 +97,8 @@ def stand_still(decoder: laconic.Decoder, ids: Tensor, window: int) -> Reading:
 
 
 @torch.no_grad()
-def read_with_levels(ids: Tensor, window: int, **levels: float | Sequence[int]) -> Reading:
-    """Read with levels on the MLPs, as `laconic compress --learn` does."""
-    model = laconic.NestedTextModel.from_pretrained(MODEL, **levels).model  # pyright: ignore[reportArgumentType]
+def read_with_levels(model: Hope, ids: Tensor, window: int) -> Reading:
+    """Read with levels that learn, as `laconic compress --learn` does."""
     nats, state, start = list[Tensor](), model.initial_state(1), time.process_time()
     for span in spans(ids.shape[1] - 1, min(PIECE, window)):
         state = fit_attention_window(model, state, span.stop - span.start, window)
@@ -137,6 +137,11 @@ def load_decoder(trainable: str) -> laconic.Decoder:
     return decoder
 
 
+def load_levels() -> Hope:
+    """Load SmolLM2 with the default levels on its MLPs."""
+    return laconic.NestedTextModel.from_pretrained(MODEL, dtype=torch.float32).model
+
+
 def adapt_to_other_book(ids: Tensor, window: int, chunk: int, build_optimizer: OptimizerFactory) -> Reading:
     """Train a LoRA adapter on as many tokens of another book, then read with fixed weights; seconds of both."""
     decoder = load_decoder("lora")
@@ -158,14 +163,14 @@ def build_methods(ids: Tensor, full: int, short: int) -> dict[str, Callable[[], 
     sgd, adam = torch.optim.SGD, torch.optim.Adam
     return {
         "still": still(full),
-        "levels": lambda: read_with_levels(ids, full),
+        "levels": lambda: read_with_levels(load_levels(), ids, full),
         "sgd-mlp": dynamic("mlp", full, 64, partial(sgd, lr=0.01)),
         "adam-mlp": dynamic("mlp", full, 128, partial(adam, lr=1e-4)),
         "adam-all": dynamic("all", full, 128, partial(adam, lr=3e-5)),
         "adam-lora": dynamic("lora", full, 64, partial(adam, lr=1e-3)),
         "lora-other-book": lambda: adapt_to_other_book(ids, full, 64, partial(adam, lr=1e-3)),
         "still-short": still(short),
-        "levels-short": lambda: read_with_levels(ids, short),
+        "levels-short": lambda: read_with_levels(load_levels(), ids, short),
     }
 
 

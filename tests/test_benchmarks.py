@@ -3,11 +3,12 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import core, measure, real
+from benchmarks import core, learning, measure, real
 from benchmarks.measure import TINY, Elapsed
 from tests.conftest import REPO, needs
 
@@ -122,3 +123,18 @@ def test_merge_page_keeps_tables_that_were_not_measured() -> None:
     assert list(core.SECTIONS) == [
         line[5:-4] for line in new.splitlines() if line.startswith("<!--") and "end" not in line
     ]
+
+
+@pytest.mark.slow
+def test_learning_prints_a_row_for_every_reading(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("peft")
+    monkeypatch.setattr(learning, "MODEL", REPO / "src/laconic/checkpoints/stories260k")
+    monkeypatch.setattr(sys, "argv", ["learning.py", "--book", learning.BOOKS[0], "--tokens", "256", "--window", "256"])
+    learning.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + len(learning.DESCRIPTIONS)
+    gains = {row.split(" | ")[0]: float(row.split(" | ")[3]) for row in rows[2:]}
+    assert gains["| standing still"] == 0
+    assert gains["| " + learning.DESCRIPTIONS["levels"]] > 0

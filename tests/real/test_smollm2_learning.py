@@ -1,6 +1,7 @@
 """SmolLM2 learns while it reads a book: it predicts better, and its saved state is exact and written once."""
 
 import json
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import learning
+from laconic.data.tokenizer import load_tokenizer
 from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.untrained_levels import check_levels
 from laconic.losses import masked_cross_entropy
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
@@ -24,6 +28,21 @@ def read(model: NestedTextModel, ids: Tensor, state: FastWeightState | None, lea
         output = model.model.read_tokens(ids, state, update_weights=learn)
         loss = masked_cross_entropy(model.model.logits, output.hidden_states[:, :-1], ids[:, 1:]).loss
     return output, float(loss)
+
+
+def test_levels_without_clipping_read_as_dynamic_evaluation_with_sgd(smollm2: Path, shared: Path) -> None:
+    """The step of a level is that of torch.optim.SGD on the MLPs after each chunk; only the clipping is added."""
+    decoder = Decoder.from_pretrained(smollm2)
+    levels = check_levels({"inner_lr": 0.03, "chunk_sizes": [64], "max_update_ratio": 0, "max_error_norm": 0})
+    model = NestedTextModel.from_decoder(Decoder.from_pretrained(smollm2), load_tokenizer(smollm2), levels)
+    ids = learning.load_book(model.tokenizer, learning.VALIDATION_BOOK, 256)
+    with_levels = learning.read_with_levels(model.model, ids, window=512)
+    for name, p in decoder.named_parameters():
+        p.requires_grad_(".mlp." in name)
+    with_sgd = learning.evaluate_dynamically(decoder, ids, 512, 64, partial(torch.optim.SGD, lr=0.03))
+    still = learning.stand_still(decoder, ids[:, :65], 512)  # by now the decoder has learned
+    assert not torch.allclose(still.nats, with_sgd.nats[:64], atol=1e-2)
+    torch.testing.assert_close(with_levels.nats, with_sgd.nats, atol=2e-3, rtol=0)
 
 
 def test_smollm2_learns_from_a_book(smollm2: Path, shared: Path, tmp_path: Path) -> None:
