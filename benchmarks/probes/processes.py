@@ -115,6 +115,8 @@ class ForkedCommand:
     ) -> None:
         self.logs = [folder.with_name(f"{log or folder.name}.{name}") for name in ("out", "err")]
         self.journal = folder.with_name(f"{log or folder.name}.journal")
+        for path in (*self.logs, self.journal):
+            path.write_bytes(b"")
         self.start = time.perf_counter()
 
         def work(report: Callable[[int], None]) -> None:

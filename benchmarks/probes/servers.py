@@ -30,10 +30,9 @@ class ForkedServer:
 
     def __init__(self, folder: Path, kill_at: int = -1) -> None:
         action = partial(run_command_line, "serve", MODEL, "--port", 0, "--memory-dir", "memories")
-        folder.with_name(f"{folder.name}.err").unlink(missing_ok=True)  # names the port of the server before it
         self.command = ForkedCommand(action, folder, kill_at)
         deadline = time.monotonic() + MAX_SECONDS
-        while "/v1" not in (log := self.command.logs[1].read_text() if self.command.logs[1].exists() else ""):
+        while "/v1" not in (log := self.command.logs[1].read_text()):
             assert time.monotonic() < deadline, log
             time.sleep(PORT_WAIT)
         self.has_ended = False
