@@ -30,6 +30,7 @@ def test_weight_memory_holds_scalars() -> None:
 
 def test_weight_memory_aligns_tensors_and_grows() -> None:
     memory = WeightMemory(2**10)
+    assert memory.empty((), torch.float32).shape == ()
     odd, aligned = memory.empty((3,), torch.int8), memory.empty((5, 16), torch.bfloat16)
     assert aligned.data_ptr() % 64 == 0
     large = memory.empty((2**12,), torch.int8)  # larger than a block
