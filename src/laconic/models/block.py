@@ -19,6 +19,7 @@ from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtyp
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.prefix_attention import attend_with_prefix
+from laconic.models.unpadding import RealTokens
 
 
 def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*rows D"]:
@@ -117,13 +118,17 @@ def empty_embedding(n: int, width: int) -> nn.Embedding:
 
 
 class ForwardContext(NamedTuple):
-    """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend, KV prefix."""
+    """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend, KV prefix.
+
+    With `real_tokens`, blocks read and return [1, N, D].
+    """
 
     cos: Float[Tensor, "#B 1 T E"] | None
     sin: Float[Tensor, "#B 1 T E"] | None
     masks: tuple[AttentionMask, ...]
     backend: str
     prefix: KVPrefix | None = None
+    real_tokens: RealTokens | None = None
 
 
 PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
@@ -211,9 +216,12 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor]:
         """Return the attention output, and the keys and values including the past ones."""
         q, k, v = self.qkv_heads(y, capture)
+        if context.real_tokens:
+            q, k, v = map(context.real_tokens.scatter_heads, (q, k, v))
         q, k = capture("q_rot", self.apply_rope(q, context)), capture("k_rot", self.apply_rope(k, context))
         k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
         c = self.attend(q, k, v, context, capture, capture_scores)
+        c = context.real_tokens.gather(c) if context.real_tokens else c
         return capture("attn_out", self.project_output(c)), k, v
 
     def attend(

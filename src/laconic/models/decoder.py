@@ -29,6 +29,7 @@ from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_layers
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.unpadding import find_real_tokens
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 ParameterVersion = tuple[tuple[int, int], ...]
@@ -166,14 +167,8 @@ class Decoder(nn.Module):
         Raises:
             BusyError: The folder is not empty (exit code 73).
         """
-        weights.save_weights(
-            self,
-            Path(folder),
-            self.config,
-            max_shard_bytes=max_shard_bytes,
-            dtype=dtype,
-            source_folder=self.source_folder,
-        )
+        options: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}
+        weights.save_weights(self, Path(folder), self.config, source_folder=self.source_folder, **options)
 
     @property
     def token_embedding(self) -> Any:
@@ -358,6 +353,8 @@ class Decoder(nn.Module):
             shared_positions=shared_positions,
             prefix=past.prefix,
         )
+        if self.training and not all_valid:
+            context = context._replace(real_tokens=find_real_tokens(mask, frozenset[str]().union(*request.layers)))
         x = self.add_positions(inputs_embeds, position_ids)
         activations = {"embed": x} if "embed" in request.model else {}
         x, keys, values = self.run_layers(x, past, context, request, activations)
@@ -378,15 +375,18 @@ class Decoder(nn.Module):
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
         pairs: list[tuple[Tensor, Tensor]] = []
         every = self.activation_checkpointing if self.training else 0
+        real_tokens = context.real_tokens
+        x = real_tokens.gather(x) if real_tokens else x
         for i, block in enumerate(self.layers):
             if i in request.hidden:
-                activations[f"hidden.{i}"] = x
+                activations[f"hidden.{i}"] = real_tokens.scatter(x) if real_tokens else x
             past_kv = (past.keys[i], past.values[i]) if past.S else None
             inputs = (x, past_kv, context, request.layers[i])
             run = checkpointed if every and i % every == 0 else None
             x, k, v, captured = run(block, *inputs) if run else cast(BlockOutput, block(*inputs))
             pairs.append((k, v))
             activations |= captured
+        x = real_tokens.scatter(x) if real_tokens else x
         return x, tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
 
     def capture_final(self, hidden_states: Tensor, attention_mask: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
