@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.compression.halting.stop_distribution import attention_gate_bias, scale_by_survival
+from laconic.halting.stop_distribution import attention_gate_bias, scale_by_survival
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
 from tests import tolerances

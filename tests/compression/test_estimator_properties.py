@@ -11,10 +11,10 @@ from torch import Tensor
 from laconic.batches import DocumentBatch, next_token_targets
 from laconic.compression import training_window
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.stop_distribution import length_probs
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig, StopHeadConfig
+from laconic.halting.stop_distribution import length_probs
 from tests import tolerances
 from tests.models.fixtures import fresh
 from tests.oracles.compare import distance

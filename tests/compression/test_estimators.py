@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.compression.halting.estimators import (
+from laconic.halting.estimators import (
     PriceState,
     best_length_label,
     cost_to_go,
@@ -29,7 +29,7 @@ from laconic.compression.halting.estimators import (
     straight_through_slots,
     update_price,
 )
-from laconic.compression.halting.stop_distribution import (
+from laconic.halting.stop_distribution import (
     StopPosition,
     expected_length,
     length_probs,

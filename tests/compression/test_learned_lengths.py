@@ -11,10 +11,10 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.compression import training_window
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.estimators import penalty_ramp
 from laconic.compression.halting.inference import StopRule
-from laconic.compression.halting.stop_distribution import length_probs, length_support, mask_disallowed_stops
 from laconic.compression.summary_tokens import SummaryParameters
+from laconic.halting.estimators import penalty_ramp
+from laconic.halting.stop_distribution import length_probs, length_support, mask_disallowed_stops
 from tests import tolerances
 from tests.compression.documents import compressor, documents, gradients, some
 from tests.models.fixtures import assert_all_close, assert_close

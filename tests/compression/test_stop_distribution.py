@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.compression.halting import stop_distribution
-from laconic.compression.halting.stop_distribution import (
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import UsageError
+from laconic.halting import stop_distribution
+from laconic.halting.stop_distribution import (
     StopPosition,
     attention_gate_bias,
     draw_uniforms,
@@ -28,8 +30,6 @@ from laconic.compression.halting.stop_distribution import (
     uniform_length,
     vocabulary_stop_logit,
 )
-from laconic.compression.memory import SummaryMemory
-from laconic.errors import UsageError
 from tests import tolerances
 from tests.oracles.compare import agree, distance, relative
 from tests.oracles.halting import MISREAD, ORACLE

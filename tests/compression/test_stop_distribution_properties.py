@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.compression.halting.estimators import (
+from laconic.compression.memory import SummaryMemory
+from laconic.halting.estimators import (
     cost_to_go,
     exploration_mixture,
     length_penalty,
@@ -18,7 +19,7 @@ from laconic.compression.halting.estimators import (
     sample_column,
     straight_through_slots,
 )
-from laconic.compression.halting.stop_distribution import (
+from laconic.halting.stop_distribution import (
     StopPosition,
     expected_length,
     length_by_quantile,
@@ -31,7 +32,6 @@ from laconic.compression.halting.stop_distribution import (
     log_survival_gate,
     mask_disallowed_stops,
 )
-from laconic.compression.memory import SummaryMemory
 from tests import tolerances
 from tests.oracles.compare import distance
 

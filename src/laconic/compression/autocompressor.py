@@ -21,10 +21,8 @@ from torch import Tensor, nn
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
 from laconic.compression.halting import inference
-from laconic.compression.halting.estimators import PriceState, length_entropy, penalty_ramp, update_price
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.halting.losses import length_loss, mark_priced_segments
-from laconic.compression.halting.stop_distribution import RandomStream, expected_length
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import max_segments
 from laconic.compression.segment import MemoryPrompt, build_memory_prompt, resolve_position_scheme
@@ -33,6 +31,8 @@ from laconic.compression.summary_tokens import NO_MEAN_LENGTH, SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
+from laconic.halting.estimators import PriceState, length_entropy, penalty_ramp, update_price
+from laconic.halting.stop_distribution import RandomStream, expected_length
 from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad

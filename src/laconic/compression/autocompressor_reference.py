@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.compression.halting.stop_distribution import draw_uniforms
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import StopHeadConfig
+from laconic.halting.stop_distribution import draw_uniforms
 from laconic.models.decoder import Decoder
 
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.compression.halting.stop_distribution import attention_gate_bias
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds
 from laconic.config.methods import CompressionConfig
 from laconic.errors import UsageError
+from laconic.halting.stop_distribution import attention_gate_bias
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder

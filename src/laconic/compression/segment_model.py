@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from laconic.batches import IGNORE_INDEX
 from laconic.compression.distillation import distillation_loss
-from laconic.compression.halting.stop_distribution import scale_by_survival
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, check_fits, exceeds_budget, update_memory
 from laconic.compression.segment import (
@@ -30,6 +29,7 @@ from laconic.compression.segment import (
 )
 from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
+from laconic.halting.stop_distribution import scale_by_survival
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 

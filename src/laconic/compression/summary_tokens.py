@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.compression.halting.stop_distribution import solve_initial_bias, stop_logit, vocabulary_stop_logit
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
+from laconic.halting.stop_distribution import solve_initial_bias, stop_logit, vocabulary_stop_logit
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.models.init import NORMAL_STD, build_seeded_linear

@@ -11,7 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.compression.halting.estimators import (
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_policy import SegmentVectors
+from laconic.compression.segment import CompressionOutput
+from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
+from laconic.halting.estimators import (
     expected_memory_size,
     exploration_mixture,
     first_slots_mask,
@@ -19,7 +23,7 @@ from laconic.compression.halting.estimators import (
     sample_column,
     straight_through_slots,
 )
-from laconic.compression.halting.stop_distribution import (
+from laconic.halting.stop_distribution import (
     RandomStream,
     draw_uniforms,
     length_by_quantile,
@@ -29,10 +33,6 @@ from laconic.compression.halting.stop_distribution import (
     mask_disallowed_stops,
     uniform_length,
 )
-from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_policy import SegmentVectors
-from laconic.compression.segment import CompressionOutput
-from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
 
 TrainingPhase = Literal["decoder", "joint", "head_only"]
 

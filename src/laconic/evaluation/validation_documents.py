@@ -11,13 +11,13 @@ from torch import nn
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.estimators import penalty_ramp
 from laconic.compression.halting.inference import StopRule, default_rule
-from laconic.compression.halting.stop_distribution import draw_uniforms
 from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.build_model import ModelParts
+from laconic.halting.estimators import penalty_ramp
+from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import MethodState, NormalizesLoss, StepOutput
 from laconic.models.modes import eval_no_grad
 from laconic.training.ranks import Ranks, map_over_ranks

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import RuleName, StopRule, default_rule
-from laconic.compression.halting.stop_distribution import draw_uniforms
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import SourceDocument
 from laconic.errors import UsageError
 from laconic.experiment.resumable_stream import PaddedIds, ResumableReading
+from laconic.halting.stop_distribution import draw_uniforms
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Learned number of summary vectors: stop distribution, gradient estimators and losses."""
+"""Learned number of summary vectors: the rules of inference and the losses."""

@@ -12,7 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from laconic.compression.halting.stop_distribution import (
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_policy import SegmentVectors
+from laconic.compression.segment import CompressionOutput
+from laconic.compression.segment_model import SegmentModel
+from laconic.errors import UsageError
+from laconic.halting.stop_distribution import (
     StopPosition,
     first_stop,
     fixed_length,
@@ -22,11 +27,6 @@ from laconic.compression.halting.stop_distribution import (
     stop_by_sampling,
     stop_by_threshold,
 )
-from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_policy import SegmentVectors
-from laconic.compression.segment import CompressionOutput
-from laconic.compression.segment_model import SegmentModel
-from laconic.errors import UsageError
 
 STOP_HEAD_RULES = ("quantile", "threshold", "sample")
 RuleName = Literal["quantile", "threshold", "sample", "fixed", "classifier", "soft"]

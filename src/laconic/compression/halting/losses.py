@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.compression.halting.estimators import (
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.compression.training_window import WindowRun
+from laconic.config.methods import StopHeadConfig
+from laconic.halting.estimators import (
     best_length_label,
     cost_to_go,
     entropy_floor_penalty,
@@ -25,10 +28,7 @@ from laconic.compression.halting.estimators import (
     ratio_penalty,
     reinforce_two_samples,
 )
-from laconic.compression.halting.stop_distribution import expected_length
-from laconic.compression.summary_tokens import SummaryParameters
-from laconic.compression.training_window import WindowRun
-from laconic.config.methods import StopHeadConfig
+from laconic.halting.stop_distribution import expected_length
 
 Weight = Float[Tensor, " B"]
 

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.estimators import best_length_label
 from laconic.compression.halting.inference import StopRule, default_rule
-from laconic.compression.halting.stop_distribution import draw_uniforms
 from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.data import SplitName
@@ -36,6 +34,8 @@ from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
 from laconic.experiment import build_data, build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method
+from laconic.halting.estimators import best_length_label
+from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import TrainingData
 from laconic.storage.strict_json import to_canonical_json
 

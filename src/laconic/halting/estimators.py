@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.compression.halting.stop_distribution import (
+from laconic.halting.stop_distribution import (
     StopPosition,
     length_log_probs,
     length_probs,
