@@ -22,6 +22,8 @@ def test_latent_config_iterations_belong_to_the_jacobi_schedule() -> None:
         LatentConfig(schedule="sequential", jacobi_iterations=3)
     with pytest.raises(ValidationError, match="jacobi_iterations: missing"):
         LatentConfig(schedule="jacobi")
+    with pytest.raises(ValidationError, match='length_policy "stop_head": needs Jacobi iterations'):
+        LatentConfig(schedule="sequential", length_policy="stop_head")
     assert LatentConfig(schedule="jacobi", jacobi_iterations=0).jacobi_iterations == 0
     assert LatentConfig(schedule="sequential").jacobi_iterations is None
 

@@ -37,7 +37,8 @@ def test_latent_methods_implement_the_protocol() -> None:
     sequential, jacobi = build_latent_model("llama", num_iterations=None), build_latent_model("llama")
     for method in (Codi(*sequential, DistillationConfig()), Pccot(*jacobi, DistillationConfig()), build_kava()):
         assert isinstance(method, Method)
-        assert not isinstance(method, ResetsOptimizer)
+        assert isinstance(method, ResetsOptimizer)
+        assert not method.resets_optimizer_state(reasoning_batch())
 
 
 def test_latent_methods_refuse_schedules_and_layers() -> None:

@@ -37,11 +37,13 @@ def tiny_reasoner() -> Reasoner:
 pytestmark = pytest.mark.usefixtures("unchecked")
 STORIES = Path(laconic.__file__).parent / "checkpoints/stories260k"
 QUESTIONS = ("1+2*3=", "4*5-6=", "7-3+12=", "9+9+9=", "2*2*2=")
+STOP_HEAD = ('latents.length_policy="stop_head"',)
 LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4", "train.learning_rate=0.1")
 
 
 @pytest.mark.parametrize(
-    ("method", "overrides"), [("kava", ()), ("kava", LORA), ("coconut", ()), ("cot", ()), ("nocot", ())]
+    ("method", "overrides"),
+    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("coconut", ()), ("cot", ()), ("nocot", ())],
 )
 def test_engine_answers_as_reasoner_generate(
     method: str, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -61,7 +63,7 @@ def test_engine_answers_as_reasoner_generate(
         assert (receiver.token_ids, receiver.text) == (list(answer.token_ids), answer.text)
         assert receiver.finish.latent_passes == answer.passes.latent
         assert receiver.finish.latent_positions == (2 if method in ("kava", "coconut") else 0)
-    if overrides:
+    if overrides == LORA:
         merged, adapted = (d(d.embed(torch.tensor([[5, 6, 7]]))) for d in (engine.served.decoder, reasoner.decoder))
         assert error(merged.hidden_states, adapted.hidden_states) <= FLOAT32
     assert engine.stats().num_latent_passes == sum(r.finish.latent_passes for r in receivers)

@@ -42,6 +42,17 @@ class LatentConfig(ConfigModel):
         default="mean",
         description="initial begin, placeholder and end vectors: mean, normal, or copy:TEXT (mean of its tokens)",
     )
+    length_policy: Literal["fixed", "nested_dropout", "stop_head"] = Field(
+        default="fixed",
+        description="read all latents; train on the first N, N drawn; or then learn N for each question (pccot, kava)",
+    )
+    length_cost: NonNegative = Field(default=0.0, description="stop_head: beta, nats per latent")
+    head_only_after: Fraction = Field(
+        default=0.8, description="stop_head: fraction of training on drawn lengths, after which only the head trains"
+    )
+    head_lr_multiplier: PositiveFloat = Field(
+        default=3.0, description="stop_head: learning rate of the head, relative to everything else"
+    )
 
     @model_validator(mode="after")
     def check_iterations(self) -> "LatentConfig":
@@ -51,6 +62,8 @@ class LatentConfig(ConfigModel):
             )
         if self.schedule == "jacobi" and self.jacobi_iterations is None:
             raise ValueError("jacobi_iterations: missing; the jacobi schedule needs a number, 3 in the papers")
+        if self.length_policy != "fixed" and not self.jacobi_iterations:
+            raise ValueError(f'length_policy "{self.length_policy}": needs Jacobi iterations; use "fixed"')
         return self
 
 

@@ -227,6 +227,8 @@ class Recipe(ConfigModel):
             if metric is not None and metric not in self.validation_metrics:
                 known = ", ".join(self.validation_metrics)
                 raise ValueError(f'train.{key} "{metric}": not a metric of this validation, which has {known}')
+        if self.latents and self.latents.length_policy != "fixed" and self.method not in ("pccot", "kava"):
+            raise ValueError(f'latents.length_policy "{self.latents.length_policy}": only for methods pccot and kava')
         if self.latents and self.latents.jacobi_iterations == 0 and self.latents.projection != "none":
             raise ValueError(
                 f'latents.projection "{self.latents.projection}": unused and untrained with jacobi_iterations = 0; '

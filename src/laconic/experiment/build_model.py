@@ -181,6 +181,7 @@ def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Lat
     elif start not in ("mean", "normal"):
         raise UsageError(f'latents.control_init "{start}": write mean, normal, or copy:TEXT')
     options["num_iterations"] = options.pop("jacobi_iterations")
+    del options["length_cost"], options["head_only_after"]  # of training
     return LatentThoughts(decoder, **options, seed=recipe.seed)
 
 

@@ -1,5 +1,6 @@
 """Build the method of a recipe, and answer questions with it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 
@@ -24,6 +25,7 @@ from laconic.latent.cot import Cot, NoCot
 from laconic.latent.icot import Icot
 from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
+from laconic.latent.stop_training import StopTraining
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel
 
@@ -43,6 +45,14 @@ def require(value: T | None) -> T:
     """Return a value that the recipe's validation guarantees to be present."""
     assert value is not None
     return value
+
+
+def stop_training(recipe: Recipe, sizes: ScheduleSizes) -> StopTraining | None:
+    """Return when and how the stop head of the latents is trained; None if they have none."""
+    config = recipe.latents
+    if config is None or config.length_policy != "stop_head":
+        return None
+    return StopTraining(math.ceil(config.head_only_after * sizes.total_updates), config.length_cost)
 
 
 MethodFactory = Callable[[ModelParts, Recipe, ScheduleSizes], nn.Module]
@@ -65,7 +75,9 @@ METHOD_FACTORIES: Mapping[str, MethodFactory] = {
         seed=recipe.seed,
     ),
     "codi": lambda parts, recipe, sizes: Codi(parts.decoder, require(parts.latents), require(recipe.distillation)),
-    "pccot": lambda parts, recipe, sizes: Pccot(parts.decoder, require(parts.latents), require(recipe.distillation)),
+    "pccot": lambda parts, recipe, sizes: Pccot(
+        parts.decoder, require(parts.latents), require(recipe.distillation), stop_training(recipe, sizes)
+    ),
     "kava": lambda parts, recipe, sizes: Kava(
         parts.decoder,
         require(parts.latents),
@@ -73,6 +85,7 @@ METHOD_FACTORIES: Mapping[str, MethodFactory] = {
         require(recipe.kv_selection),
         require(recipe.kv_distillation),
         recipe.seed,
+        stop_training(recipe, sizes),
     ),
     "autocompressor": lambda parts, recipe, sizes: AutoCompressor(
         parts.decoder,

@@ -182,11 +182,11 @@ class Reasoner:
         rollout = cast(LatentRollout, method.think(batch))
         if not rollout.latents.shape[1]:
             raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
-        top = self.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
+        (n,) = rollout.count_latents()
+        latents, hidden_states = rollout.latents[0, :n], rollout.hidden_states[0, :n]
+        top = self.decoder.logits(hidden_states).argmax(-1).tolist()
         tokens = tuple(self.tokenizer.decode([i], skip_special_tokens=False) for i in top)
-        return Thoughts(
-            question, rollout.latents[0], rollout.hidden_states[0], tokens, rollout.cache, rollout.passes[0]
-        )
+        return Thoughts(question, latents, hidden_states, tokens, rollout.cache, rollout.passes[0])
 
     def __repr__(self) -> str:
         recipe, folder = self.recipe, Path(self.run.folder).name

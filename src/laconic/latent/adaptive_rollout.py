@@ -3,11 +3,14 @@
 PCCoT arXiv:2506.18582 runs T iterations for every question. The iteration has converged once another one would not
 change the latents. Latent m depends on those before it only, so it is final after m iterations at the latest.
 
+With a stop head (`latent.stop_head`), a row ends after N iterations if the head keeps N latents.
+
 Symbols: z_m^(t) the latents read in iteration t, T the largest number of iterations; the residual of iteration t is
 the largest |z_m^(t+1) - z_m^(t)| / |z_m^(t)| over the latents m of a row.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,8 +27,11 @@ from laconic.latent.rollout import (
     jacobi_update,
     read_placeholders,
 )
+from laconic.latent.stop_head import keep_first_latents
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
+
+CountFn = Callable[[Float[Tensor, "B M D"]], Int[Tensor, " B"]]
 
 
 class EndedRows(NamedTuple):
@@ -52,7 +58,7 @@ def jacobi_residual(z: Float[Tensor, "B M D"], z_next: Float[Tensor, "B M D"]) -
     A mean over the latents would hide a single one that still changes among many.
     """
     z, z_next = z.to(accumulation_dtype(z.dtype)), z_next.to(accumulation_dtype(z.dtype))
-    return ((z_next - z).norm(dim=2) / z.norm(dim=2)).amax(1)
+    return ((z_next - z).square().sum(2) / z.square().sum(2)).amax(1).sqrt()
 
 
 def run_adaptive_rollout(
@@ -63,13 +69,15 @@ def run_adaptive_rollout(
     num_iterations: int,
     *,
     project: ProjectFn,
-    tolerance: float,
+    tolerance: float = 0.0,
+    count_latents: CountFn | None = None,
     cache: KVCache | None = None,
     attention_mask: Bool[Tensor, "B Np"] | None = None,
 ) -> LatentRollout:
-    """Run the Jacobi iteration of `run_latent_rollout`, and end each row once its residual is below the tolerance.
+    """Run the Jacobi iteration of `run_latent_rollout`, and end each row on its own.
 
-    A row that has ended takes part in no further pass, so its latents do not depend on those of other rows.
+    A row ends once its residual is below the tolerance, or when the latents that the stop head keeps are final. A row
+    that has ended takes part in no further pass, so its latents do not depend on those of other rows.
 
     Args:
         decoder: Called like `Decoder.forward`.
@@ -78,7 +86,9 @@ def run_adaptive_rollout(
         M: Number of latents.
         num_iterations: Largest number of iterations T.
         project: Map from a hidden state to the next vector.
-        tolerance: Residual below which a row ends; 0 runs all iterations.
+        tolerance: Residual below which a row ends; 0 ends none.
+        count_latents: Map from the latents' hidden states to the number N of latents that each row keeps. Whether
+            N <= n must depend on the first n only. The other slots of the cache are not valid.
         cache: KV cache of what precedes the prefix.
         attention_mask: True at real vectors of the prefix.
 
@@ -95,12 +105,14 @@ def run_adaptive_rollout(
     for t in range(1, num_iterations + 1):
         z, output = z_next, decoder(z_next, prefix_cache)
         z_next = jacobi_update(z, output.hidden_states, project)
+        N = None if count_latents is None else count_latents(output.hidden_states)
         stops = jacobi_residual(z, z_next) < tolerance if t < num_iterations else torch.ones_like(rows).bool()
+        stops = stops if N is None else stops | (t >= N)
         if not bool(stops.any()):
             continue
         index, rest = stops.nonzero()[:, 0], (~stops).nonzero()[:, 0]
-        last_cache = output.cache.select_rows(index)
-        ended.append(EndedRows(rows[index], t, z[index], output.hidden_states[index], last_cache))
+        last_cache = output.cache if N is None else keep_first_latents(output.cache, N, M)
+        ended.append(EndedRows(rows[index], t, z[index], output.hidden_states[index], last_cache.select_rows(index)))
         if not len(rest):
             break
         rows, z_next, prefix_cache = rows[rest], z_next[rest], prefix_cache.select_rows(rest)
@@ -116,5 +128,5 @@ def join_rows(ended: list[EndedRows], begin_hidden: Float[Tensor, "B D"]) -> Lat
         torch.cat([part.hidden_states for part in ended])[order],
         begin_hidden,
         KVCache.concat_rows(*(part.cache for part in ended)).select_rows(order),
-        tuple(passes[i] for i in order.tolist()),
+        tuple(passes[int(i)] for i in order),
     )

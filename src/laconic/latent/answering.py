@@ -60,7 +60,7 @@ class AnswerPrompt(NamedTuple):
         attention_mask: True at real vectors.
         cache: KV cache of questions and latents, if they have been read.
         passes: Decoder calls that the cache of each row took; empty without a cache.
-        num_latents: Latents in the cache.
+        num_latents: Latents that each row has in the cache; empty without a cache.
         eos_count: A row ends with this many eos tokens.
         answer_offset: Map from the generated ids to the number of them before the answer.
     """
@@ -69,7 +69,7 @@ class AnswerPrompt(NamedTuple):
     attention_mask: Bool[Tensor, "B T"]
     cache: KVCache | None = None
     passes: tuple[PassCounts, ...] = ()
-    num_latents: int = 0
+    num_latents: tuple[int, ...] = ()
     eos_count: int = 1
     answer_offset: AnswerOffsetFn = lambda ids: 0
 
@@ -221,7 +221,7 @@ def prompt_with_latents(
             tolerance=decoding.jacobi_tolerance,
         )
         prompt = prompt_with_cache(decoder, rollout.cache, latent_thoughts.end, rollout.passes, decoding.answer_prompt)
-    return prompt._replace(num_latents=rollout.latents.shape[1])
+    return prompt._replace(num_latents=rollout.count_latents())
 
 
 def answer_from_cache(

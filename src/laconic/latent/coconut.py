@@ -190,7 +190,7 @@ class Coconut(PromptedAnswers):
         check_no_teacher(with_cot, "Coconut")
         rollout = self.think(questions)
         prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
-        return prompt._replace(num_latents=rollout.latents.shape[1])
+        return prompt._replace(num_latents=rollout.count_latents())
 
     def prompt_after_latents(
         self, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding

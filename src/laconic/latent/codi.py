@@ -29,6 +29,8 @@ from laconic.latent.answering import (
     prompt_with_latents,
 )
 from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.latent.stop_head import draw_lengths, keep_first_latents
+from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.attention import accumulation_dtype
@@ -169,8 +171,11 @@ def run_teacher_and_student(
         latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
         return latent_passes[-1]
 
-    rollout = latent_thoughts.think(decoder, question.cache, forward_fn=forward)
-    student = encode_answer(decoder, latent_thoughts, batch, rollout.cache, hidden_names)
+    latent_cache = latent_thoughts.think(decoder, question.cache, forward_fn=forward, uses_stop_head=False).cache
+    if latent_thoughts.length_policy != "fixed":
+        M = latent_thoughts.num_latents
+        latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latent_thoughts.seed), M)
+    student = encode_answer(decoder, latent_thoughts, batch, latent_cache, hidden_names)
     return TeacherStudentPasses(question, teacher, target, latent_passes, student)
 
 
@@ -253,9 +258,10 @@ class Codi(PromptedAnswers):
         decoder: The model, teacher and student in one.
         latent_thoughts: Control vectors and projection with the sequential schedule.
         config: Loss weights and distances.
+        stop_training: When and how the stop head of the latents is trained, if they have one.
 
     Raises:
-        UsageError: If the latents have another schedule.
+        UsageError: If the latents have another schedule, or a stop head that is not trained.
 
     Example:
         >>> import laconic
@@ -277,14 +283,39 @@ class Codi(PromptedAnswers):
 
     schedules: ClassVar[tuple[str, ...]] = ("sequential",)
 
-    def __init__(self, decoder: Decoder, latent_thoughts: LatentThoughts, config: DistillationConfig) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        latent_thoughts: LatentThoughts,
+        config: DistillationConfig,
+        stop_training: StopTraining | None = None,
+    ) -> None:
         super().__init__()
+        if (latent_thoughts.stop_head is None) != (stop_training is None):
+            raise UsageError("stop_training: required for latents with a stop head, none for others")
         if latent_thoughts.schedule not in self.schedules:
             name = type(self).__name__.lower()
             raise UsageError(
                 f"{name} requires latents with schedule {self.schedules[0]}, not {latent_thoughts.schedule}"
             )
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
+        self.stop_training = stop_training
+
+    def trains_stop_head(self, step: int) -> bool:
+        """Return whether an update trains the stop head, and nothing else."""
+        return self.stop_training is not None and step >= self.stop_training.first_step
+
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
+        """Return whether this update is the first that trains the stop head."""
+        return self.stop_training is not None and batch.step == self.stop_training.first_step
+
+    def train_stop_head(self, batch: ReasoningBatch, state: KVCache | None) -> StepOutput:
+        """Return the loss of the stop head on the latents of a batch, which get no gradient."""
+        assert self.stop_training is not None
+        with eval_no_grad(self.decoder, self.latent_thoughts):
+            question = encode_question(self.decoder, batch, state).cache
+            rollout = self.latent_thoughts.think(self.decoder, question, uses_stop_head=False)
+        return self.stop_training.compute_loss(self.decoder, self.latent_thoughts, batch, rollout)
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Return the counts that the sums of the loss are divided by."""
@@ -292,6 +323,8 @@ class Codi(PromptedAnswers):
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
+        if self.trains_stop_head(batch.step):
+            return self.train_stop_head(batch, state)
         outputs = run_teacher_and_student(self.decoder, self.latent_thoughts, batch, self.config, state)
         terms = compute_loss_terms(self.decoder, self.latent_thoughts, batch, outputs, self.config)
         student, teacher, hidden = ordered_terms(terms, "student", "teacher", "codi")

@@ -19,6 +19,7 @@ from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
 from laconic.latent.rkv import LayerSelection, SelectedColumns
+from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
@@ -148,6 +149,7 @@ class Kava(codi.Codi):
         selection_config: Which chain tokens are selected.
         kv_config: Weight, distance and layers of L_KV.
         seed: Seed of the policy "random".
+        stop_training: When and how the stop head of the latents is trained, if they have one.
 
     Raises:
         UsageError: If `kv_config` names layers that the decoder does not have.
@@ -180,8 +182,9 @@ class Kava(codi.Codi):
         selection_config: KVSelectionConfig,
         kv_config: KVDistillationConfig,
         seed: int = 0,
+        stop_training: StopTraining | None = None,
     ) -> None:
-        super().__init__(decoder, latent_thoughts, config)
+        super().__init__(decoder, latent_thoughts, config, stop_training)
         L = decoder.config.num_hidden_layers
         self.layers = tuple(range(L)) if kv_config.layers is None else kv_config.layers
         if not self.layers or max(self.layers) >= L:
@@ -197,6 +200,8 @@ class Kava(codi.Codi):
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
+        if self.trains_stop_head(batch.step):
+            return self.train_stop_head(batch, state)
         weight = self.kv_config.weight
         keys = tuple(f"k.{l}" for l in self.layers if weight and self.kv_config.key_space == "pre_rope")
         needs_queries = weight and rkv.get_needed_scores(self.selection_config)[0]

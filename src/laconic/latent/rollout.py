@@ -53,6 +53,11 @@ class LatentRollout(NamedTuple):
     passes: tuple[PassCounts, ...]
     records: tuple[PassRecord, ...] = ()
 
+    def count_latents(self) -> tuple[int, ...]:
+        """Return how many latents each row has in the cache: all, or those that a stop head keeps."""
+        valid = self.cache.valid
+        return tuple(map(int, valid[:, valid.shape[1] - self.latents.shape[1] :].sum(1)))
+
 
 def run_latent_rollout(
     decoder: ForwardFn,

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from laconic.errors import UsageError
 from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollout
 from laconic.latent.rollout import ForwardFn, Intervention, LatentRollout, LatentSchedule, run_latent_rollout
+from laconic.latent.stop_head import StopHead, keep_first_latents
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.init import NORMAL_STD, build_seeded_linear
 from laconic.storage import atomic
 
+LengthPolicy = Literal["fixed", "nested_dropout", "stop_head"]
 ProjectionKind = Literal["pccot", "codi", "none"]
 LAYER_NORM_EPS = 1e-5
 
@@ -40,7 +42,9 @@ class LatentThoughts(nn.Module):
         projection_dropout: Dropout before CODI's map.
         projection_init_scale: Initial weight of the map's LayerNorm: 1, or the RMS of the embeddings.
         control_init: Start from the mean embedding, from normal noise, or from the mean embedding of some token ids.
-        seed: Seed of the random initial values.
+        length_policy: "fixed", "nested_dropout" or "stop_head"; the last adds a `StopHead`.
+        head_lr_multiplier: Learning rate of the stop head relative to everything else.
+        seed: Seed of the random initial values and of drawn lengths.
 
     Parameters are at least float32, whatever the decoder's dtype.
 
@@ -65,6 +69,8 @@ class LatentThoughts(nn.Module):
         projection_dropout: float = 0.0,
         projection_init_scale: Literal["unit", "embedding"] = "unit",
         control_init: Literal["mean", "normal"] | tuple[int, ...] = "mean",
+        length_policy: LengthPolicy = "fixed",
+        head_lr_multiplier: float = 3.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -84,6 +90,11 @@ class LatentThoughts(nn.Module):
             "num_latents": num_latents, "schedule": schedule, "num_iterations": num_iterations,
             "projection": projection, "projection_width": width, "projection_dropout": dropout,
         }  # fmt: skip
+        self.length_policy: LengthPolicy = length_policy
+        self.seed, self.stop_head = seed, None
+        if length_policy == "stop_head":
+            self.stop_head = StopHead(D, num_latents, head_lr_multiplier, dtype, device)
+            self.settings["head_lr_multiplier"] = head_lr_multiplier
 
     @property
     def begin(self) -> Float[Tensor, " D"]:
@@ -115,6 +126,7 @@ class LatentThoughts(nn.Module):
         attention_mask: Bool[Tensor, "B Nq"] | None = None,
         forward_fn: ForwardFn | None = None,
         tolerance: float = 0.0,
+        uses_stop_head: bool = True,
         intervention: Intervention | None = None,
         record_passes: bool = False,
     ) -> LatentRollout:
@@ -127,6 +139,7 @@ class LatentThoughts(nn.Module):
             attention_mask: True at real tokens of `question`.
             forward_fn: Called in place of the decoder.
             tolerance: See `run_adaptive_rollout`; 0 runs all iterations.
+            uses_stop_head: If there is a stop head, keep as many latents as it says; else all.
             intervention: See `run_latent_rollout`.
             record_passes: Return a record of every pass.
 
@@ -144,20 +157,25 @@ class LatentThoughts(nn.Module):
             prefix = torch.cat([question, prefix.to(question.dtype)], 1)
         if tolerance:
             check_tolerance(tolerance, self.num_iterations)
-            if intervention is not None or record_passes:
-                raise UsageError(f"tolerance={tolerance}: not with an intervention or records; leave it out")
+        is_inspected, count_latents = intervention is not None or record_passes, None
+        if self.stop_head is not None and uses_stop_head:
+            count_latents = self.stop_head.count_latents
+        if tolerance and is_inspected:
+            raise UsageError(f"tolerance={tolerance}: not with an intervention or records; leave it out")
+        if (tolerance or count_latents) and self.num_iterations and not is_inspected:
             return run_adaptive_rollout(
                 forward_fn or decoder,
                 prefix,
                 self.placeholder,
                 self.num_latents,
-                self.num_iterations or 0,
+                self.num_iterations,
                 project=self.project,
                 tolerance=tolerance,
+                count_latents=count_latents,
                 cache=cache,
                 attention_mask=attention_mask,
             )
-        return run_latent_rollout(
+        rollout = run_latent_rollout(
             forward_fn or decoder,
             prefix,
             self.placeholder,
@@ -170,6 +188,10 @@ class LatentThoughts(nn.Module):
             intervention=intervention,
             record_passes=record_passes,
         )
+        if count_latents is None:
+            return rollout
+        N = count_latents(rollout.hidden_states)
+        return rollout._replace(cache=keep_first_latents(rollout.cache, N, self.num_latents))
 
     def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
         """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer."""

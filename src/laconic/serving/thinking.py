@@ -100,7 +100,7 @@ def set_answer_prompt(
     answer = Prompt(None, embeds[None], mask[mask][None], [[]])
     check_max_length(decoder, answer, cache, config.max_tokens)
     sequence.prompt, sequence.state = embeds, cache
-    sequence.latent_positions = prompt.num_latents
+    sequence.latent_positions = prompt.num_latents[row] if prompt.num_latents else 0
     sequence.latent_passes = prompt.passes[row].latent if prompt.passes else 0
     eos = decoding.eos_token_ids
     sequence.start_decoding(config, build_sampler(decoder, answer, config), eos, without_eos(decoding), [])

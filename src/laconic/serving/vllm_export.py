@@ -98,6 +98,10 @@ def build_thoughts_table(run: LoadedRun, ids: ControlIds, eos_token_id: int) -> 
     """Return how a run thinks; Coconut has the latents of its stage. Padding is suppressed unless it is the eos."""
     latents, method, config = run.parts.latents, run.method, run.parts.decoder.config
     assert latents is not None
+    if latents.stop_head is not None:
+        raise UsageError(
+            '--to vllm: latents.length_policy "stop_head" has prompts of one length only; use laconic serve'
+        )
     names, pad = ("schedule", "num_iterations", "projection", "projection_width"), config.pad_token_id
     M = method.num_answer_latents if isinstance(method, Coconut) else latents.num_latents
     return ThoughtsTable.model_validate(

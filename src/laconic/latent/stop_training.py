@@ -1,0 +1,99 @@
+"""Train the stop head of latents on the expected cost of each number of them (PonderNet arXiv:2107.05407).
+
+Symbols: M latents, of which a row keeps the first N; CE(n) the nats of the answer after n of them; beta the price of a
+latent in nats. Equation numbers are those of the ledger's page `halting`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.batches import IGNORE_INDEX, ReasoningBatch
+from laconic.halting.estimators import ponder_loss
+from laconic.interfaces import StepOutput
+from laconic.latent.rollout import LatentRollout
+from laconic.latent.stop_head import StopHead, keep_first_latents
+from laconic.latent.thoughts import LatentThoughts
+from laconic.losses import build_student_targets
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.models.modes import eval_no_grad
+
+
+class StopTraining(NamedTuple):
+    """When the stop head is trained, and nothing else.
+
+    Attributes:
+        first_step: The first update that trains it.
+        length_cost: beta.
+    """
+
+    first_step: int
+    length_cost: float
+
+    def compute_loss(
+        self, decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, rollout: LatentRollout
+    ) -> StepOutput:
+        """Return the loss of the stop head on a rollout of all latents."""
+        head, M = latent_thoughts.stop_head, latent_thoughts.num_latents
+        assert head is not None
+        trial_losses = compute_trial_losses(decoder, latent_thoughts.end, batch, rollout.cache, M)
+        num_rows = (batch.loss_denominators or {"rows": float(batch.B)})["rows"]
+        return compute_stop_loss(head, rollout.hidden_states, trial_losses, self.length_cost, num_rows)
+
+
+def compute_trial_losses(
+    decoder: Decoder, end_vector: Float[Tensor, " D"], batch: ReasoningBatch, cache: KVCache, M: int
+) -> Float[Tensor, "B M"]:
+    """Return the nats of each row's answer after its first 1 to M latents.
+
+    Args:
+        decoder: The model.
+        end_vector: eot.
+        batch: Questions with answers.
+        cache: KV cache of questions and all latents.
+        M: Number of latents.
+    """
+    losses: list[Tensor] = []
+    with eval_no_grad(decoder):
+        answer = decoder.embed(batch.answer_ids)
+        inputs = torch.cat([end_vector.to(answer.dtype).expand(batch.B, 1, -1), answer], 1)
+        mask, targets = F.pad(batch.answer_mask, (1, 0), value=True), build_student_targets(batch)
+        for n in range(1, M + 1):
+            first = keep_first_latents(cache, torch.full_like(batch.row_index, n), M)
+            logits = decoder.logits(decoder(inputs, first, attention_mask=mask).hidden_states)
+            nats = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORE_INDEX, reduction="none")
+            losses.append(nats.sum(1))
+    return torch.stack(losses, 1)
+
+
+def stop_loss(
+    a: Float[Tensor, "B M"], trial_losses: Float[Tensor, "B M"], beta: float, num_rows: float
+) -> Float[Tensor, ""]:
+    """Eq. VL22: the mean over rows of sum over n of P(n) (CE(n) + beta n), in nats."""
+    return ponder_loss(a, trial_losses, tuple(range(1, a.shape[1] + 1)), beta).sum() / num_rows
+
+
+def compute_stop_loss(
+    head: StopHead,
+    hidden_states: Float[Tensor, "B M D"],
+    trial_losses: Float[Tensor, "B M"],
+    beta: float,
+    num_rows: float,
+) -> StepOutput:
+    """Return the loss of the head, and as metrics the means of the lengths it chooses and of the nats after them.
+
+    Args:
+        head: The stop head.
+        hidden_states: Hidden states of all latents.
+        trial_losses: Nats of the answer after each number of latents.
+        beta: Price of a latent in nats.
+        num_rows: Rows of the whole optimizer step.
+    """
+    loss = stop_loss(head.stop_logits(hidden_states), trial_losses, beta, num_rows)
+    N = head.count_latents(hidden_states)
+    nats = trial_losses.gather(1, N[:, None] - 1)
+    return StepOutput(loss, {"latents": N.to(loss.dtype).sum() / num_rows, "answer_nats": nats.sum() / num_rows})
