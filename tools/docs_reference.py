@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import os
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def help_text(command: str) -> str:
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-    return "\n".join(line.rstrip() for line in output.getvalue().strip().splitlines())
+    lines = (line.rstrip() for line in output.getvalue().strip().splitlines())
+    return "\n".join(textwrap.fill(line, HELP_COLUMNS) if len(line) > HELP_COLUMNS else line for line in lines)
 
 
 def commands_page() -> str:
@@ -161,7 +163,7 @@ def api_index() -> str:
 
 def source_page(path: Path, name: str) -> str:
     """Return a page with a file of the repository, or the list of a folder's files; `name` is its path there."""
-    head = f"---\ntitle: {path.name}\nsearch:\n  exclude: true\n---\n\n# {name}\n\n"
+    head = f"---\ntitle: {path.name}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n# {name}\n\n"
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file())
         return head + "\n".join(f"- [{file.name}]({file.name}.md)" for file in files) + "\n"

@@ -13,6 +13,7 @@ PROJECT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributin
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"\s*(```+|~~~+)")
 SECTION = re.compile(r"^<!-- from (\S+): (.+) -->$", re.MULTILINE)  # the section of another page stands here
+UNKNOWN_COMMANDS = {r"\arg": r"\mathrm{arg}", r"\lceil": "⌈", r"\rceil": "⌉"}  # of latex2mathml
 FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 
 
@@ -115,7 +116,16 @@ def site_uri(path: str) -> str:
 
 
 def render_formula(latex: str) -> str:
-    """Return a formula as MathML, which browsers render without scripts or fonts from elsewhere."""
+    """Return a formula as MathML, which browsers render without scripts or fonts from elsewhere.
+
+    Raises:
+        ValueError: The converter does not know a command of the formula.
+    """
     from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
 
-    return f'<div class="formula">{convert(" ".join(latex.split()), display="block")}</div>'
+    for command, text in UNKNOWN_COMMANDS.items():
+        latex = latex.replace(command, text)
+    formula = convert(" ".join(latex.split()), display="block")
+    if unknown := re.search(r"\\[A-Za-z]+", formula):
+        raise ValueError(f"latex2mathml does not know {unknown[0]} in {latex}; add it to UNKNOWN_COMMANDS")
+    return f'<div class="formula">{formula}</div>'
