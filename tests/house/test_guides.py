@@ -15,7 +15,10 @@ def test_there_are_guides() -> None:
 
 
 @pytest.mark.loopback
-@pytest.mark.parametrize("guide", [pytest.param(path, marks=pytest.mark.slow, id=path.stem) for path in GUIDES])
+@pytest.mark.parametrize(
+    "guide",
+    [pytest.param(path, marks=() if path.stem == "learn" else pytest.mark.slow, id=path.stem) for path in GUIDES],
+)
 def test_guide_runs(guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_stand_in(tmp_path / "models/smollm2-135m-instruct")
     monkeypatch.setenv("LACONIC_MODELS", str(tmp_path / "models"))
