@@ -224,7 +224,7 @@ def prefill(
     for columns in chunks:
         mask = prompt.attention_mask[:, columns]
         output = read_chunk(decoder, prompt, columns, state, None if all_valid else mask)
-        hidden, state = last_valid(output.hidden_states, mask), output.cache
+        hidden, state = last_valid(output.hidden_states, mask[:, -output.hidden_states.shape[1] :]), output.cache
         last_hidden = hidden if last_hidden is None else torch.where(mask.any(1, keepdim=True), hidden, last_hidden)
         if on_prefill is not None:
             on_prefill(columns.stop, T)
@@ -253,6 +253,7 @@ def prefill_cache(
         state,
         attention_mask=attention_mask,
         position_ids=None if position_ids is None else position_ids[:, columns],
+        last_only=attention_mask is None,
     )
 
 

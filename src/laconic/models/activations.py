@@ -9,7 +9,7 @@ inputs from elsewhere (for instance from transformers).
 
 import difflib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -162,3 +162,15 @@ def unknown_activation_message(name: str, names: list[str], L: int) -> str:
         return f"capture {name}: the decoder has layers 0 to {L - 1}"
     closest = difflib.get_close_matches(stem, names, 1, 0.0)
     return f"capture {name}: no such activation; did you mean {closest[0]}?"
+
+
+def capture_model(
+    decoder: Any, names: frozenset[str], hidden_states: Tensor, attention_mask: Tensor
+) -> dict[str, Tensor]:
+    """Compute the requested activations after the last layer."""
+    values = {"final_norm": hidden_states, "attention_mask": attention_mask}
+    for activation in MODEL_ACTIVATIONS[2:]:
+        if not names - {"embed"} - values.keys():
+            break
+        values[activation.name] = activation.function(decoder, *(values[name] for name in activation.inputs))
+    return {name: values[name] for name in names if name in values}

@@ -85,6 +85,11 @@ class AttentionMask(NamedTuple):
     visible: Bool[Tensor, "#B T P"] | None
     bias: Float[Tensor, "#B #T #P"] | None
 
+    def of_last_query(self) -> "AttentionMask":
+        """Return the mask of the last query alone, which plain causality lets see every slot."""
+        mask, visible, bias = (None if x is None else x[..., -1:, :] for x in (self.mask, self.visible, self.bias))
+        return AttentionMask(False, mask, visible, bias)
+
 
 def build_attention_mask(
     valid: Bool[Tensor, "B P"],

@@ -120,7 +120,7 @@ def empty_embedding(n: int, width: int) -> nn.Embedding:
 class ForwardContext(NamedTuple):
     """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend, KV prefix.
 
-    With `real_tokens`, blocks read and return [1, N, D].
+    With `real_tokens`, blocks read and return [1, N, D]. With `last_only`, the last block returns [B, 1, D].
     """
 
     cos: Float[Tensor, "#B 1 T E"] | None
@@ -129,6 +129,7 @@ class ForwardContext(NamedTuple):
     backend: str
     prefix: KVPrefix | None = None
     real_tokens: RealTokens | None = None
+    last_only: bool = False
 
 
 PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
@@ -213,13 +214,16 @@ class Block(nn.Module):
         context: ForwardContext,
         capture: CaptureFn = capture_nothing,
         capture_scores: bool = False,
-    ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor]:
+    ) -> tuple[Float[Tensor, "B #T D"], Tensor, Tensor]:
         """Return the attention output, and the keys and values including the past ones."""
         q, k, v = self.qkv_heads(y, capture)
         if context.real_tokens:
             q, k, v = map(context.real_tokens.scatter_heads, (q, k, v))
         q, k = capture("q_rot", self.apply_rope(q, context)), capture("k_rot", self.apply_rope(k, context))
         k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
+        if context.last_only and self.index == self.config.num_hidden_layers - 1:
+            masks = tuple(mask.of_last_query() for mask in context.masks)
+            q, context = q[:, :, -1:], context._replace(masks=masks)
         c = self.attend(q, k, v, context, capture, capture_scores)
         c = context.real_tokens.gather(c) if context.real_tokens else c
         return capture("attn_out", self.project_output(c)), k, v
@@ -266,7 +270,7 @@ class Block(nn.Module):
         past: PastKeyValues | None,
         context: ForwardContext,
         capture_names: frozenset[str] = frozenset(),
-    ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor, dict[str, Tensor]]:
+    ) -> tuple[Float[Tensor, "B #T D"], Tensor, Tensor, dict[str, Tensor]]:
         """Eq. C19: r = x + attention(norm1(x)); y = r + MLP(norm2(r)).
 
         Returns:
@@ -281,6 +285,6 @@ class Block(nn.Module):
         capture_scores = not capture_names.isdisjoint(EAGER_ACTIVATIONS)
         y1 = capture("norm1", self.submodule("norm1")(x))
         out, k, v = self.self_attention(y1, past, context, capture, capture_scores)
-        r = capture("resid1", x + drop(out))
+        r = capture("resid1", x[:, -out.shape[1] :] + drop(out))
         y2 = capture("norm2", self.submodule("norm2")(r))
         return capture("resid2", r + drop(self.mlp_forward(y2, capture))), k, v, activations

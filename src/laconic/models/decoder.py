@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from laconic.models import attention, input_checks, llama2c, rope, weights
 from laconic.models import positions as positions_
-from laconic.models.activations import MODEL_ACTIVATIONS, CaptureRequest, parse_capture
+from laconic.models.activations import CaptureRequest, capture_model, parse_capture
 from laconic.models.block import EAGER_ACTIVATIONS, Block, ForwardContext, add_submodule, build_norm, empty_embedding
 from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import warn_randomly_initialized
@@ -307,6 +307,7 @@ class Decoder(nn.Module):
         position_ids: Int[Tensor, "B T"] | None = None,
         attention_bias: Float[Tensor, "#B #T #P"] | None = None,
         capture: tuple[str, ...] = (),
+        last_only: bool = False,
     ) -> DecoderOutput:
         """Read T embeddings per row on top of a cache.
 
@@ -320,6 +321,7 @@ class Decoder(nn.Module):
             capture: Activations to return: a name of `laconic.models.activations` ("k": of every layer; "k.3": of
                 layer 3), "hidden" (the inputs of every layer and the last output), "logits", … The same names are keys
                 of `DecoderOutput.activations`: "k.3" is a tensor, "k" the tuple of all layers.
+            last_only: Return the hidden states of the last position only, which saves most of the last block.
 
         Raises:
             ValueError: Shapes, dtypes, positions or cache do not fit.
@@ -353,7 +355,9 @@ class Decoder(nn.Module):
             shared_positions=shared_positions,
             prefix=past.prefix,
         )
-        if self.training and not all_valid:
+        if last_only:
+            context = context._replace(last_only=True)
+        elif self.training and not all_valid:
             context = context._replace(real_tokens=find_real_tokens(mask, frozenset[str]().union(*request.layers)))
         x = self.add_positions(inputs_embeds, position_ids)
         activations = {"embed": x} if "embed" in request.model else {}
@@ -361,7 +365,7 @@ class Decoder(nn.Module):
         hidden_states = self.final_norm(x)
         if len(self.layers) in request.hidden:
             activations[f"hidden.{len(self.layers)}"] = hidden_states
-        activations |= self.capture_final(hidden_states, mask, request.model)
+        activations |= capture_model(self, request.model, hidden_states, mask) if request.model else {}
         return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
 
     def run_layers(
@@ -371,7 +375,7 @@ class Decoder(nn.Module):
         context: ForwardContext,
         request: CaptureRequest,
         activations: dict[str, Tensor],
-    ) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    ) -> tuple[Float[Tensor, "B #T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
         pairs: list[tuple[Tensor, Tensor]] = []
         every = self.activation_checkpointing if self.training else 0
@@ -388,12 +392,3 @@ class Decoder(nn.Module):
             activations |= captured
         x = real_tokens.scatter(x) if real_tokens else x
         return x, tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
-
-    def capture_final(self, hidden_states: Tensor, attention_mask: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
-        """Compute the requested activations after the last layer."""
-        values = {"final_norm": hidden_states, "attention_mask": attention_mask}
-        for activation in MODEL_ACTIVATIONS[2:]:
-            if not names - {"embed"} - values.keys():
-                break
-            values[activation.name] = activation.function(self, *(values[name] for name in activation.inputs))
-        return {name: values[name] for name in names if name in values}
