@@ -258,9 +258,9 @@ def start(scale: Scale) -> Table:
     for name, arguments in commands.items():
         runs = [run_python(*arguments).elapsed for _ in range(scale.children)]
         wall, cpu = median(run.wall for run in runs), median(run.cpu for run in runs)
-        rows.append((name, f"{wall:.2f}", f"{cpu:.2f}", verdict(cpu, most=3) if name.startswith("laconic") else "–"))
+        rows.append((name, f"{wall:.2f}", f"{cpu:.2f}", verdict(wall, most=3) if name.startswith("laconic") else "–"))
     text = f"Seconds of a child process that loads the model and generates one token, median of {scale.children}."
-    return Table("Start", text, ("command", "wall s", "CPU s", "target for CPU s"), rows)
+    return Table("Start", text, ("command", "wall s", "CPU s", "target for wall s"), rows)
 
 
 def loss(scale: Scale) -> Table:
