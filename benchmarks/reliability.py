@@ -33,7 +33,7 @@ from benchmarks.probes.works import build_works, train_inputs, write_inputs  # n
 SCRIPT = "benchmarks/reliability.py"
 PAGE = REPO / "docs/reliability.md"
 KILLS, FLIPS = 1_000, 1_000
-DISKS, SIGNALS, RACES = 12, 12, 6  # draws per row
+DISKS, SIGNALS, RACES = 8, 12, 4  # draws per row
 SERVER_SHARE = 0.04  # of the kills; each takes two starts of a server
 PEER_KILLS = 40
 

@@ -149,6 +149,10 @@ class ForkedCommand:
         with suppress(ProcessLookupError):
             self.child.signal(number)
 
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; it can still be waited for."""
+        return os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def wait(self) -> Ending:
         """Wait for the end."""
         code = self.child.end(MAX_SECONDS)
