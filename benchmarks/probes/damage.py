@@ -88,7 +88,10 @@ def judge(
 def read_copy(artifact: Artifact, folder: Path) -> tuple[Ending, Any]:
     """Run the reader on a copy; return how it ended and what it computed, None if it failed."""
     ending = run_forked(artifact.read, folder)
-    return ending, None if ending.code else artifact.get_result(folder, ending)
+    try:
+        return ending, None if ending.code else artifact.get_result(folder, ending)
+    except ValueError as error:
+        return ending, f"not readable: {error}"
 
 
 def copy_artifact(artifact: Artifact, folder: Path) -> Path:

@@ -37,6 +37,25 @@ def test_metrics_writer_warns_about_lost_lines(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step":1}\n'
 
 
+def test_metrics_writer_warns_about_changed_lines(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsWriter(path)
+    metrics.write({"step": 1, "loss": 0.5})
+    length, sha256 = metrics.flush_to_disk(), metrics.sha256
+    metrics.write({"step": 2})
+    metrics.close()
+    for expected in (sha256, ""):
+        again = MetricsWriter(path, length)
+        again.check_sha256(expected)
+        again.close()
+    assert not recwarn
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0.4"))
+    again = MetricsWriter(path, length)
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl was changed after it was written"):
+        again.check_sha256(sha256)
+    again.close()
+
+
 class RecordingTracker:
     """Stores what it receives."""
 

@@ -44,11 +44,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def step_hashes(path: Path, step: int) -> dict[str, str]:
-    """The hash of every file of a step, without the length of metrics.jsonl, which depends on timing."""
+    """The hash of every file of a step, without length and hash of metrics.jsonl, which depend on timing."""
     folder = RunDirectory(path).step_path(step)
     files = {name: file.sha256 for name, file in manifest.verify_folder(folder, "step", step).files.items()}
     progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-    return files | {"progress.json": str(sorted((k, v) for k, v in progress.items() if k != "metrics_bytes"))}
+    return files | {"progress.json": str(sorted((k, v) for k, v in progress.items() if not k.startswith("metrics_")))}
 
 
 def runs_equal(one: Path, other: Path, step: int = STEPS) -> bool:

@@ -147,6 +147,16 @@ def stop_and_resume(path: Path, settings: TrainingConfig, killed: bool = False) 
     assert runs_equal(path / "run", path / "never")
 
 
+def test_resume_warns_about_changed_metrics(tmp_path: Path) -> None:
+    settings = toy_config(save_every=4)
+    with pytest.raises(PreemptedError):
+        run_training(tmp_path, settings, method=SignalsItself(6, signal.SIGTERM))
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step":3', '"step":9', 1))
+    with pytest.warns(UserWarning, match="was changed after it was written"):
+        run_training(tmp_path, settings)
+
+
 def test_resume_restores_random_state(tmp_path: Path) -> None:
     check_random_state_is_restored(tmp_path)
 

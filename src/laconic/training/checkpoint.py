@@ -90,6 +90,7 @@ class Progress:
         num_overflows: Updates skipped because the loss scale was too high.
         reset_pending: The optimizer state must be cleared before the next applied update.
         metrics_bytes: Length of metrics.jsonl that belongs to the step.
+        metrics_sha256: Hash of that part; empty in steps of earlier versions.
     """
 
     step: int = 0
@@ -100,6 +101,7 @@ class Progress:
     num_overflows: int = 0
     reset_pending: bool = False
     metrics_bytes: int = 0
+    metrics_sha256: str = ""
 
 
 def save_training_state(

@@ -1,5 +1,6 @@
 """Write metrics.jsonl, one JSON object per line; an experiment tracker only receives copies."""
 
+import hashlib
 import math
 import os
 import warnings
@@ -29,16 +30,32 @@ class MetricsWriter:
             self.file = path.open("ab")
             length = self.file.tell()
             self.file.truncate(min(start, length))
-        if length < start:
+            self.hash = hashlib.sha256(path.read_bytes())
+        self.is_complete = length >= start
+        if not self.is_complete:
             warnings.warn(f"{path} has {length:,} bytes, but the step was saved with {start:,}; some lines are lost")
 
     def write(self, values: Mapping[str, object]) -> None:
         """Append a line; NaN and infinity become null."""
+        line = (to_canonical_json(_replace_nonfinite(values)) + "\n").encode()
         with translate_os_errors(self.path):
-            self.file.write((to_canonical_json(_replace_nonfinite(values)) + "\n").encode())
+            self.file.write(line)
             self.file.flush()
+        self.hash.update(line)
         if self.tracker:
             self.tracker.log(flatten_numbers(values), int(cast(int, values["step"])))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all lines so far."""
+        return self.hash.hexdigest()
+
+    def check_sha256(self, expected: str) -> None:
+        """Warn if the bytes before `start` are not those that were written; "" stands for an unknown hash."""
+        if self.is_complete and expected not in ("", self.sha256):
+            warnings.warn(
+                f"{self.path} was changed after it was written; only the weights and new lines can be trusted"
+            )
 
     def flush_to_disk(self) -> int:
         """Sync the file to disk and return its length."""

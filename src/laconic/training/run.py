@@ -105,6 +105,7 @@ class TrainingRun:
         if self.run_directory is not None and self.ranks.rank == 0:
             path = self.run_directory.path / "metrics.jsonl"
             self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker)
+            self.metrics_writer.check_sha256(self.progress.metrics_sha256)
             if self.progress.step in self.validations.metrics:  # its line follows the step, which was saved before
                 self.write_validation()
 
@@ -271,6 +272,7 @@ class TrainingRun:
             return
         if self.metrics_writer:
             self.progress.metrics_bytes = self.metrics_writer.flush_to_disk()
+            self.progress.metrics_sha256 = self.metrics_writer.sha256
         self.ranks.commit_step(run, step, self.write_step, self.fingerprints, self.step_bytes)
         self.prune()
 
