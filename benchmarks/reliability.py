@@ -77,7 +77,9 @@ TEXTS = {
         "*Survived*: what was on disk was complete, and the last repetition ended with the same bytes as a command "
         "that was never killed (weights, optimizer, random states, metrics; files; records), without temporary files. "
         "*Committed work lost*: a step that had its final name, or progress that was saved, was gone after the kill. "
-        "The server is killed while three clients put and delete memories; what it had confirmed must be there.",
+        "The server is killed while three clients put and delete memories; what it had confirmed must be there. "
+        "The peers that did not survive ended with an exception when they were run again: the Trainer's newest "
+        "checkpoint lacked a file, or the file of torch.save was incomplete.",
     ),
     "damage": (
         "Damaged files",
@@ -95,7 +97,8 @@ TEXTS = {
     "writers": (
         "Two writers",
         "The same command runs twice in the same folder, the second a little later. *Found*: one of them is refused "
-        "(73). *Harmless*: both end well, and the results are those of one. *Silent*: both end well, and they are not.",
+        "(73). *Harmless*: both end well, and the results are those of one. *Silent*: both end well, and they are not. "
+        "In the remaining races one of the writers failed in another way.",
     ),
     "signals": (
         "Signals",
@@ -178,10 +181,17 @@ def run_probe(probe: str, rows: Mapping[str, Row], only: str, draw: int | None, 
     )
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of the children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def render_section(probe: str, table: Table, command: str, start: float) -> str:
     """Return the section of a page with its table and the conditions."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    caption = f"`{command}` · {datetime.now(UTC):%Y-%m-%d} · {describe_machine()} · {usage - start:.0f} s of CPU"
+    caption = (
+        f"`{command}` · {datetime.now(UTC):%Y-%m-%d} · {describe_machine()} · {cpu_seconds() - start:.0f} s of CPU"
+    )
     return f"<!-- {probe} -->\n{table.markdown()}\n\n<sub>{caption}</sub>\n<!-- end -->\n"
 
 
@@ -214,7 +224,7 @@ def main() -> None:
         train_inputs(base)
         for selection in options.only:
             probe, _, only = selection.partition(":")
-            start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            start = cpu_seconds()
             rows = build_rows(probe, base, amounts)
             if only and only not in rows:
                 sys.exit(f"--only {selection}: the rows of {probe} are {', '.join(rows)}")
