@@ -17,6 +17,7 @@ HELP_COLUMNS = 82
 # In the order of the packages' table in CONTRIBUTING.md. `serving` and `cli` are used from a shell.
 API_MODULES = (
     "models",
+    "halting",
     "generation",
     "latent",
     "compression",

@@ -108,9 +108,10 @@ def test_jacobi_residual_is_the_largest_change_of_a_latent() -> None:
 def test_latents_refuse_a_tolerance_without_iterations() -> None:
     decoder = fresh("llama")
     question = noise(1, 1, 2, 48).float()
-    for options in ({"num_iterations": 0}, {"schedule": "sequential"}):
+    pause = LatentThoughts(decoder, num_latents=2, num_iterations=0)
+    for latents in (pause, LatentThoughts(decoder, num_latents=2, schedule="sequential")):
         with pytest.raises(UsageError, match=r"jacobi_tolerance=0.1: there are no Jacobi iterations"):
-            LatentThoughts(decoder, num_latents=2, **options).think(decoder, question=question, tolerance=0.1)
+            latents.think(decoder, question=question, tolerance=0.1)
     latents = LatentThoughts(decoder, num_latents=2, num_iterations=2)
     with pytest.raises(UsageError, match=r"jacobi_tolerance=-1"):
         latents.think(decoder, question=question, tolerance=-1)

@@ -164,7 +164,6 @@ def test_stop_head_learns_a_planted_length() -> None:
     assert float(metrics["latents"]) == pytest.approx(float(needed.float().mean()), abs=0.1)
 
 
-def test_latent_methods_refuse_a_stop_head_that_is_not_trained() -> None:
-    decoder, latents, _ = with_stop_head()
-    with pytest.raises(UsageError, match="stop_training: required for latents with a stop head"):
-        Pccot(decoder, latents, DistillationConfig.model_validate({}))
+def test_latent_methods_refuse_to_train_a_missing_stop_head() -> None:
+    with pytest.raises(UsageError, match="stop_training: these latents have no stop head"):
+        Pccot(*build_latent_model("llama"), DistillationConfig.model_validate({}), StopTraining(3, 0.1))

@@ -41,7 +41,7 @@ class Thoughts:
 
     Attributes:
         question: The question.
-        latents: The M vectors that the decoder read in place of a written chain.
+        latents: The M vectors that the decoder read in place of a written chain; the first N if a stop head keeps N.
         hidden_states: Hidden states at them, after the final norm.
         tokens: Logit lens: the most likely token at each latent. That a token can be read there does not show that
             the answer uses it; `laconic inspect` tests that.

@@ -258,10 +258,10 @@ class Codi(PromptedAnswers):
         decoder: The model, teacher and student in one.
         latent_thoughts: Control vectors and projection with the sequential schedule.
         config: Loss weights and distances.
-        stop_training: When and how the stop head of the latents is trained, if they have one.
+        stop_training: When and how the stop head of the latents is trained; None leaves it as it is.
 
     Raises:
-        UsageError: If the latents have another schedule, or a stop head that is not trained.
+        UsageError: If the latents have another schedule, or no stop head to train.
 
     Example:
         >>> import laconic
@@ -291,8 +291,8 @@ class Codi(PromptedAnswers):
         stop_training: StopTraining | None = None,
     ) -> None:
         super().__init__()
-        if (latent_thoughts.stop_head is None) != (stop_training is None):
-            raise UsageError("stop_training: required for latents with a stop head, none for others")
+        if stop_training is not None and latent_thoughts.stop_head is None:
+            raise UsageError('stop_training: these latents have no stop head; set length_policy = "stop_head"')
         if latent_thoughts.schedule not in self.schedules:
             name = type(self).__name__.lower()
             raise UsageError(

@@ -149,7 +149,7 @@ class Kava(codi.Codi):
         selection_config: Which chain tokens are selected.
         kv_config: Weight, distance and layers of L_KV.
         seed: Seed of the policy "random".
-        stop_training: When and how the stop head of the latents is trained, if they have one.
+        stop_training: When and how the stop head of the latents is trained; None leaves it as it is.
 
     Raises:
         UsageError: If `kv_config` names layers that the decoder does not have.
