@@ -31,14 +31,13 @@ def copy_stand_in(folder: Path) -> None:
         (folder / name).write_text(json.dumps(content | changes), encoding="utf-8")
 
 
-def run_guide(page: Path, tmp_path: Path, *, text_bytes: int, changes: dict[str, str] | None = None) -> None:
+def run_guide(page: Path, tmp_path: Path, *, text_bytes: int) -> None:
     """Run every block of a guide in a folder of its own.
 
     Args:
         page: the guide.
         tmp_path: an empty folder.
         text_bytes: how much of the chapter stands in the texts that the guide expects.
-        changes: texts to replace in its commands.
     """
     inside = sandbox(tmp_path, wants_shared=False)
     text = CHAPTER.read_bytes()[:text_bytes]
@@ -49,7 +48,7 @@ def run_guide(page: Path, tmp_path: Path, *, text_bytes: int, changes: dict[str,
     ):
         (inside / name).write_bytes(part)
     port = free_port()
-    changes = {"8000": str(port), "laconic serve smollm2": f"laconic serve smollm2 --port {port}"} | (changes or {})
+    changes = {"8000": str(port), "laconic serve smollm2": f"laconic serve smollm2 --port {port}"}
     servers: list[subprocess.Popen[str]] = []
     try:
         for start, block in blocks(page, "python", "toml", "console"):

@@ -20,6 +20,7 @@ from laconic.config.recipe import Recipe
 from tests.conftest import REPO
 from tests.house.source import blocks
 from tools.docs_reference import SUBCOMMANDS, help_text, iterate_tables
+from tools.docs_site import LINK, resolve_link, split_lines
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
 ON_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
@@ -69,6 +70,23 @@ def test_recipes_of_the_page_have_known_keys(page: Path) -> None:
     for start, text in blocks(page, "toml"):
         wrong = [key for key in toml_keys(tomllib.loads(text)) if not is_recipe_key(key)]
         assert not wrong, f"{start}: {wrong}"
+
+
+@ON_PAGES
+def test_links_of_the_page_lead_somewhere(page: Path) -> None:
+    name = page.relative_to(REPO).as_posix()
+    prose = "\n".join(line for line, is_prose in split_lines(page.read_text(encoding="utf-8")) if is_prose)
+    targets = [resolve_link(match[1], name) for match in LINK.finditer(prose)]
+    generated = "docs/reference/"  # tools/docs_reference.py writes these when the site is built
+    wrong = [target for target in targets if not (REPO / target).exists() and not target.startswith(generated)]
+    assert not wrong, wrong
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (REPO / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = [path.relative_to(REPO / "docs").as_posix() for path in PAGES if REPO / "docs" in path.parents]
+    assert pages
+    assert not [page for page in pages if not re.search(rf"[-:] {re.escape(page)}$", navigation, re.MULTILINE)]
 
 
 def test_the_checks_see_what_is_wrong() -> None:
