@@ -4,6 +4,7 @@ KaVa arXiv:2510.02312, equations 5a and 5b. Symbols: N scored tokens; p the mode
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.models.attention import accumulation_dtype
+from laconic.models.row_chunks import Scores, get_chunk_size, run_in_chunks
 
+MIN_CHUNKED_ROWS = 128
 LogitsFn = Callable[[Tensor], Tensor]
 
 
@@ -29,6 +32,24 @@ def count_scored(targets: Int[Tensor, "B T"]) -> float:
     return float((targets != IGNORE_INDEX).sum())
 
 
+def score_rows(logits: LogitsFn, hidden_states: Float[Tensor, "N D"], labels: Int[Tensor, " N"]) -> Scores:
+    """Return -log p(label) in nats, and whether the label is the most likely id, from the logits of all rows."""
+    rows = logits(hidden_states)
+    rows = rows.to(accumulation_dtype(rows.dtype))
+    return F.cross_entropy(rows, labels, reduction="none"), rows.detach().argmax(-1) == labels
+
+
+def score_rows_in_chunks(logits: LogitsFn, hidden_states: Float[Tensor, "N D"], labels: Int[Tensor, " N"]) -> Scores:
+    """Compute `score_rows` with the logits of some rows at a time where all would be large."""
+    if len(hidden_states) <= MIN_CHUNKED_ROWS:
+        return score_rows(logits, hidden_states, labels)
+    probe = logits(hidden_states[:1].detach())
+    chunk_size = get_chunk_size(probe)
+    if len(hidden_states) <= chunk_size:
+        return score_rows(logits, hidden_states, labels)
+    return run_in_chunks(partial(score_rows, logits), hidden_states, labels, chunk_size, is_trained=probe.requires_grad)
+
+
 def masked_cross_entropy(
     logits: LogitsFn,
     hidden_states: Float[Tensor, "B T D"],
@@ -38,7 +59,7 @@ def masked_cross_entropy(
     """Eq. 5a,5b: -(1/N) sum log p(target | all before), over the scored tokens.
 
     Args:
-        logits: Map from hidden states to logits; called for scored positions only.
+        logits: Map from hidden states to logits, row by row; called for scored positions only.
         hidden_states: Hidden states after the final norm.
         targets: Id that each position predicts, `IGNORE_INDEX` where nothing is scored.
         denominator: N of the whole optimizer step, if this is a micro-batch of it.
@@ -46,11 +67,8 @@ def masked_cross_entropy(
     scored = targets != IGNORE_INDEX
     denominator = count_scored(targets) if denominator is None else denominator
     positions = scored.nonzero(as_tuple=True)
-    rows, labels = logits(hidden_states[positions]), targets[positions]
-    rows = rows.to(accumulation_dtype(rows.dtype))
-    nats = F.cross_entropy(rows, labels, reduction="none")
-    correct = (rows.detach().argmax(-1) == labels).to(nats.dtype)
-    return LossAndAccuracy(nats.sum() / (denominator or 1.0), correct.sum() / (denominator or 1.0))
+    nats, is_correct = score_rows_in_chunks(logits, hidden_states[positions], targets[positions])
+    return LossAndAccuracy(nats.sum() / (denominator or 1.0), is_correct.to(nats.dtype).sum() / (denominator or 1.0))
 
 
 def build_teacher_targets(batch: ReasoningBatch) -> Int[Tensor, "B T"]:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
@@ -30,6 +29,7 @@ from laconic.compression.segment import (
 from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
 from laconic.halting.stop_distribution import scale_by_survival
+from laconic.losses import score_rows, score_rows_in_chunks
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 
@@ -188,18 +188,21 @@ class SegmentModel:
         With the teacher's hidden states, also the distillation loss (Eq. VL30), else 0.
         """
         at = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
-        logits = self.summaries.logits(self.decoder, hidden_states[at])
-        scored, logits = targets[at], logits.to(accumulation_dtype(logits.dtype))
-        nll = F.cross_entropy(logits, scored, reduction="none")
-        is_correct = (logits.detach().argmax(-1) == scored).to(nll.dtype)
-        kl = zeros = nll.new_zeros(len(targets))
-        if teacher_states is not None:
-            teacher_logits = self.teacher_logits(teacher_states[at])
+        head, rows, labels = partial(self.summaries.logits, self.decoder), hidden_states[at], targets[at]
+        if teacher_states is None:
+            nll, is_correct = score_rows_in_chunks(head, rows, labels)
+            kl = zeros = nll.new_zeros(len(targets))
+        else:
+            logits = head(rows)
+            logits = logits.to(accumulation_dtype(logits.dtype))
+            nll, is_correct = score_rows(lambda _: logits, rows, labels)
+            zeros, teacher_logits = nll.new_zeros(len(targets)), self.teacher_logits(teacher_states[at])
             student_logits = logits[:, : teacher_logits.shape[1]]  # without control rows
             kl = zeros.index_add(
                 0, at[0], distillation_loss(student_logits, teacher_logits, self.config.distillation_temperature)
             )
-        return SegmentLoss(zeros.index_add(0, at[0], nll), zeros.index_add(0, at[0], is_correct), kl)
+        right = zeros.index_add(0, at[0], is_correct.to(nll.dtype))
+        return SegmentLoss(zeros.index_add(0, at[0], nll), right, kl)
 
     @torch.no_grad()
     def read_as_teacher(
