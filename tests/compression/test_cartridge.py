@@ -12,7 +12,7 @@ from laconic.compression.cartridge import CartridgeConfig, distillation_loss, fi
 from laconic.compression.cartridge_file import load_cartridge, save_cartridge
 from laconic.compression.kv_compress import KVCompressionConfig, compress_kv
 from laconic.compression.self_study import QUOTED_TOKENS, Requests, build_study_batch, write_study_rows
-from laconic.errors import BusyError, InputError, UsageError
+from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs
@@ -127,6 +127,11 @@ def test_cartridge_files_are_checked(decoder: Decoder, tmp_path: Path) -> None:
         save_cartridge(memory, tmp_path / "x", "base")
     with pytest.raises(InputError, match="expected \\[slots"):
         load_cartridge(tmp_path / "x", Decoder(DecoderConfig.tiny("gpt2")))
+    weights = tmp_path / "x" / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorruptArtifactError, match="was changed"):
+        load_cartridge(tmp_path / "x", decoder)
     (tmp_path / "x" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(InputError, match="no peft cartridge"):
         load_cartridge(tmp_path / "x", decoder)

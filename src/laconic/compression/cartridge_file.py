@@ -11,13 +11,14 @@ from torch import Tensor
 
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_memory_file import KVMemoryMetadata
-from laconic.errors import InputError, UsageError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
 from laconic.storage.strict_json import read_json, read_safetensors_header
 
 CONFIG_FILE, WEIGHTS_FILE, TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
+DIGEST = "digest"  # key of the header's metadata, which peft ignores
 MAX_SLOTS = 1 << 20
 
 
@@ -56,7 +57,9 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
 
     def write(target: Path) -> None:
         (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        atomic.save_tensors(target / WEIGHTS_FILE, {TENSOR: pairs.reshape(M, -1)}, {"format": "pt"})
+        tensors = atomic.unshare_tensors({TENSOR: pairs.reshape(M, -1)})
+        metadata = {"format": "pt", DIGEST: atomic.hash_artifact("", tensors)}
+        atomic.save_tensors(target / WEIGHTS_FILE, tensors, metadata)
 
     atomic.write_folder_atomically(Path(folder), write, pairs.nbytes)
 
@@ -76,6 +79,7 @@ def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetad
         metadata: Metadata of the memory.
 
     Raises:
+        CorruptArtifactError: If laconic wrote the folder and the tensor was changed.
         InputError: If the folder is no cartridge, or one of a model of another shape.
     """
     folder, config = Path(folder), decoder.config
@@ -84,12 +88,16 @@ def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetad
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise InputError(f"{folder}: has no {WEIGHTS_FILE}; a cartridge saved with pickle is not read")
-    spec = read_safetensors_header(path).tensors.get(TENSOR)
+    header = read_safetensors_header(path)
+    spec = header.tensors.get(TENSOR)
     L, G, E = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     if spec is None or len(spec.shape) != 2 or spec.shape[1] != 2 * L * G * E or not 1 <= spec.shape[0] <= MAX_SLOTS:
         shape = None if spec is None else list(spec.shape)
         raise InputError(f"{path}: {TENSOR} is {shape}, expected [slots, {2 * L * G * E}] for {L} layers of {G} x {E}")
-    pairs: Tensor = atomic.open_tensors(path, [TENSOR])[TENSOR].to(decoder.token_embedding.weight)
+    tensors = atomic.open_tensors(path, [TENSOR])
+    if header.metadata.get(DIGEST, "") not in ("", atomic.hash_artifact("", tensors)):  # peft writes none
+        raise CorruptArtifactError(f"{path} was changed after it was written; take another copy")
+    pairs: Tensor = tensors[TENSOR].to(decoder.token_embedding.weight)
     atomic.check_finite(f"{path}: {TENSOR}", pairs)
     M = len(pairs)
     keys_and_values = pairs.view(M, L, 2, G, E).permute(1, 2, 3, 0, 4)[:, :, None]  # [L, 2, 1, G, M, E]

@@ -288,7 +288,7 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, metadata
     """
     copies = unshare_tensors(tensors)
     text = to_canonical_json({**metadata, "format": FORMAT_VERSION, "kind": kind})
-    header = {"laconic": text, "digest": _hash_artifact(text, copies)}
+    header = {"laconic": text, "digest": hash_artifact(text, copies)}
     write_file_atomically(path, lambda new: save_tensors(new, copies, header), sum(t.nbytes for t in copies.values()))
 
 
@@ -314,7 +314,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the command that wrote it")
     with translate_os_errors(path):
         tensors = open_tensors(path, header.tensors)
-    digest = _hash_artifact(header.metadata["laconic"], tensors)
+    digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
         stored = header.metadata.get("digest")
         raise CorruptArtifactError(f"{path}: digest {digest} does not match the stored {stored}; take another copy")
@@ -386,7 +386,7 @@ def _format_value(value: object) -> str:
     return "a table" if isinstance(value, Mapping) else value if isinstance(value, str) else to_canonical_json(value)
 
 
-def _hash_artifact(metadata_json: str, tensors: Mapping[str, Tensor]) -> str:
+def hash_artifact(metadata_json: str, tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the metadata and, in order of names, each tensor's name, dtype, shape and bytes."""
     digest = hashlib.sha256(metadata_json.encode())
     for name, tensor in sorted(tensors.items()):
