@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.probes.damage import Artifact
 from benchmarks.probes.processes import Ending, ForkedCommand, Moment, run_command_line, run_forked, run_until
-from benchmarks.probes.works import STEPS, Work, build_works, check, hash_files, newest_step, snapshot_run
+from benchmarks.probes.works import FINISHED, STEPS, Work, build_works, check, hash_files, newest_step, snapshot_run
 
 STOP_STEP = 4
 QUESTION = "3 + 4 ="
@@ -34,7 +34,7 @@ def interrupt(work: Work, folder: Path) -> Path:
     num_writes = run_forked(work.run, folder).num_writes
     for number in range(num_writes // 2, num_writes):
         run_until(work.run, work.prepare_folder(folder), Moment(number, 0.0))
-        if work.measure_progress(folder) > 1:
+        if 1 < work.measure_progress(folder) < FINISHED:
             return folder
     raise AssertionError(f"{work.name} saves no progress")
 

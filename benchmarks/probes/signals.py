@@ -21,7 +21,7 @@ def interrupt_once(work: Work, reference: Reference, folder: Path, draw: int) ->
     chance = random.Random(f"{work.name} {draw}")
     number, is_twice = SIGNALS[draw % len(SIGNALS)], chance.random() < 1 / 3
     command = ForkedCommand(work.run, work.prepare_folder(folder))
-    command.wait_for_write(chance.randrange(reference.ending.num_writes))
+    command.wait_for_write(chance.randrange(max(1, reference.ending.num_writes)))
     time.sleep(chance.uniform(0, 0.01))
     for _ in range(1 + is_twice):
         command.send(number)

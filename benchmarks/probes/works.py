@@ -248,7 +248,7 @@ def build_works(base: Path) -> dict[str, Work]:
         *(build_training(base, method) for method in RECIPES),
         build_compression(base, "to keys and values", "stories260k"),
         build_compression(base, "to summary vectors", runs / "autocompressor", "--save-every", "1"),
-        build_compression(base, "to fast weights", runs / "hope", "--save-every", "2"),
+        build_compression(base, "to fast weights", runs / "hope", "--save-every", "1"),
         build_evaluation(base),
         build_export(base, "kava", runs / "kava"),
         build_export(base, "kava --to vllm", runs / "kava", "--to", "vllm"),
