@@ -12,6 +12,7 @@ from torch import nn
 
 import laconic
 from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.cli.serve import set_tolerance
 from laconic.errors import UsageError
 from laconic.experiment.compressor import TextCompressor
 from laconic.experiment.language_model import LanguageModel
@@ -81,6 +82,9 @@ def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path)
         assert (answer.token_ids, fixed.passes.latent, answer.passes.latent) == (fixed.token_ids, 4, 2)
     with pytest.raises(UsageError, match="no Jacobi iterations"):
         replace(tiny_reasoner(), jacobi_tolerance=0.1)
+    assert set_tolerance(loaded, 1e-6) == reasoner
+    with pytest.raises(UsageError, match=r"--jacobi-tolerance 0\.1: this model has no Jacobi iterations"):
+        set_tolerance(cast(LanguageModel, laconic.load(STORIES)), 0.1)
 
 
 def test_engine_continues_the_cache_of_a_memory() -> None:
