@@ -22,7 +22,7 @@ LETTER = (
     "blue folder with the contracts and ask Tom for the key. Yours, Maria"
 )
 QUESTIONS = ("What is the capital of France?", "What colour is the folder?")
-NUM_REQUESTS = 300
+NUM_REQUESTS = 1000
 MEMORIES = {
     "letter": LETTER,
     "recipe": "Bake the bread for forty minutes at two hundred degrees. It needs flour, water, salt and yeast.",
@@ -84,6 +84,7 @@ def ask(client: Any, case: Case, stream: bool) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_serve_smollm2_answers_interleaved_requests_as_alone(smollm2: Path) -> None:
     """From 24 clients at a time: with memories or without, chats or completions, streamed or whole."""
     choose = random.Random(0)
