@@ -35,6 +35,7 @@ SLOW = (
     "reading",
     "memories",
     "streams",
+    "ranks",
 )
 
 

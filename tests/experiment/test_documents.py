@@ -128,10 +128,13 @@ def test_fsdp_needs_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, 
         ("compression.length_policy=stop_head",),
     ):
         recipe(tmp_path, "train.parallel=fsdp", "train.reshard=true", *fine)
-    for name in ("coconut-gpt2-aug", "hope-attention-tiny"):
-        load_recipe(name, ["train.parallel=fsdp"])
-        with pytest.raises(UsageError, match=r"train\.reshard=true"):
-            load_recipe(name, ["train.parallel=fsdp", "train.reshard=true"])
+    load_recipe("coconut-gpt2-aug", ["train.parallel=fsdp", "train.reshard=true"])
+    for key in ("coconut.pad_latent_to_max=false", "coconut.uniform_stage_prob=0.1"):
+        with pytest.raises(UsageError, match=r"train\.parallel=fsdp.*unequal numbers of passes"):
+            load_recipe("coconut-gpt2-aug", ["train.parallel=fsdp", key])
+    load_recipe("hope-attention-tiny", ["train.parallel=fsdp"])
+    with pytest.raises(UsageError, match=r"train\.reshard=true"):
+        load_recipe("hope-attention-tiny", ["train.parallel=fsdp", "train.reshard=true"])
 
 
 @pytest.mark.parametrize(

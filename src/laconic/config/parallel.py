@@ -1,27 +1,35 @@
 """Combinations of a method with several ranks that cannot work. Nothing here imports torch."""
 
-from laconic.config.methods import CompressionConfig
+from laconic.config.methods import CoconutConfig, CompressionConfig
 from laconic.config.training import TrainingConfig
 
 
-def find_parallel_conflict(method: str, train: TrainingConfig, compression: CompressionConfig | None) -> str | None:
+def find_parallel_conflict(
+    method: str, train: TrainingConfig, compression: CompressionConfig | None, coconut: CoconutConfig | None
+) -> str | None:
     """Return why a method cannot be trained with `parallel` and `reshard` of a recipe, or None.
 
     With FSDP2 ranks exchange weights and gradients in their passes, so all must run equally many.
     """
-    if method == "autocompressor" and compression is not None and train.parallel == "fsdp":
-        has_unequal_passes = compression.summary == "autoregressive" and compression.length_policy != "fixed"
-        if has_unequal_passes or compression.memory_policy == "budgeted":
-            policy = "length_policy" if has_unequal_passes else "memory_policy"
-            return (
-                f'train.parallel "fsdp": with {policy} "{getattr(compression, policy)}" ranks run unequal numbers of '
-                'passes and would deadlock; use "ddp"'
-            )
-    if train.reshard and method == "coconut":
-        return (
-            "train.reshard: method coconut runs as many passes as a rank's rows have steps, so ranks would deadlock; "
-            "remove the key"
-        )
+    if train.parallel == "fsdp" and (cause := find_unequal_passes(method, compression, coconut)):
+        return f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes and would deadlock; use "ddp"'
     if train.reshard and method == "hope":
         return "train.reshard: method hope uses the weights of all blocks in the whole pass; remove the key"
+    return None
+
+
+def find_unequal_passes(
+    method: str, compression: CompressionConfig | None, coconut: CoconutConfig | None
+) -> str | None:
+    """Return the setting that lets the number of passes depend on the rows, or None."""
+    if method == "autocompressor" and compression is not None:
+        if compression.summary == "autoregressive" and compression.length_policy != "fixed":
+            return f'length_policy "{compression.length_policy}"'
+        if compression.memory_policy == "budgeted":
+            return 'memory_policy "budgeted"'
+    if method == "coconut" and coconut is not None:
+        if not coconut.pad_latent_to_max:
+            return "pad_latent_to_max false"
+        if coconut.uniform_stage_prob:
+            return f"uniform_stage_prob {coconut.uniform_stage_prob:g}"
     return None

@@ -266,7 +266,7 @@ class Recipe(ConfigModel):
 
     @model_validator(mode="after")
     def check_parallel(self) -> "Recipe":
-        if conflict := find_parallel_conflict(self.method, self.train, self.compression):
+        if conflict := find_parallel_conflict(self.method, self.train, self.compression, self.coconut):
             raise ValueError(conflict)
         return self
 
