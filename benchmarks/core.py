@@ -10,7 +10,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import cache, decoding, generating, loading, memories, optimizers, reading, start, thinking, training
+from benchmarks import (
+    cache,
+    decoding,
+    generating,
+    loading,
+    memories,
+    optimizers,
+    ranks,
+    reading,
+    start,
+    thinking,
+    training,
+)
 from benchmarks.measure import REPO, Scale, Table
 from benchmarks.page import Page
 
@@ -20,6 +32,7 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "training": training.training,
     "recompute": training.recompute,
     "optimizers": optimizers.optimizers,
+    "ranks": ranks.ranks,
     "loading": loading.loading,
     "cache": cache.cache,
     "mask": cache.mask,

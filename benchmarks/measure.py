@@ -208,11 +208,14 @@ class ProcessResult(NamedTuple):
         return json.loads(self.out.strip().splitlines()[-1])
 
 
-def run_python(*arguments: str, threads: int | None = None) -> ProcessResult:
-    """Run `python ARGUMENTS` from the root of the repository, without network."""
+def run_python(
+    *arguments: str, threads: int | None = None, variables: Mapping[str, str] | None = None
+) -> ProcessResult:
+    """Run `python ARGUMENTS` from the root of the repository, without network, with more environment variables."""
     path = os.pathsep.join([str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")])
     threads = threads or torch.get_num_threads()
     env = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "NO_COLOR": "1"}
+    env |= variables or {}
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.run([sys.executable, *arguments], cwd=REPO, env=env, capture_output=True, text=True)
     footnote = resource.getrusage(resource.RUSAGE_CHILDREN)
