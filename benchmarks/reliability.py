@@ -86,7 +86,8 @@ TEXTS = {
         "A bit is flipped, the file is cut anywhere, or it is exchanged with that of another model or run; then a "
         "command reads it. *Found*: refused in one line with a documented exit code (a peer: an exception), or skipped "
         "with a warning that names it. *Harmless*: not reported, and the result is the same, log probabilities "
-        "included. *Silent*: not reported, and the result differs. *Survived*: found or harmless.",
+        "included. *Silent*: not reported, and the result differs. *Survived*: found or "
+        "harmless. Exported models have the layout of Hugging Face, which has no checksums.",
     ),
     "disks": (
         "Full disks",

@@ -113,6 +113,17 @@ def start_shell(case: Surroundings, line: str, folder: Path) -> tuple[int, str]:
     return process.wait(), output.decode(errors="replace")
 
 
+def can_start(case: Surroundings) -> bool:
+    """Return whether the user of these surroundings may run this interpreter."""
+    if case.user is None or os.geteuid():
+        return True
+    options: dict[str, Any] = {"user": case.user, "group": case.user, "extra_groups": []}
+    try:
+        return subprocess.run([sys.executable, "-c", ""], **options, capture_output=True).returncode == 0
+    except PermissionError:
+        return False
+
+
 def find_wrong_modes(folder: Path, umask: int) -> list[str]:
     """Return the files and folders of a run that do not follow the umask."""
     paths = [folder, *folder.rglob("*")]
@@ -152,6 +163,8 @@ def tour_surroundings(inputs: Path, place: Path, num_recipes: int, draw: int | N
             action = partial(run_command_line, "train", inputs / f"{recipe}.toml", "--out", "run")
             check(run_forked(action, folder))
             expected[recipe] = snapshot_run(folder)
+        if not can_start(SURROUNDINGS[number]):
+            continue
         problem = try_surroundings(SURROUNDINGS[number], place / "run", inputs / f"{recipe}.toml", expected[recipe])
         counts.attempted += 1
         counts.survived += not problem

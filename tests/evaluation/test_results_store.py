@@ -12,6 +12,7 @@ import pytest
 
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.evaluation.results_store import (
+    METADATA_FILE,
     RECORDS_FILE,
     RESULT_FILE,
     UNITS_FILE,
@@ -99,7 +100,16 @@ def test_run_resumable_refuses_changed_partial_results(tmp_path: Path) -> None:
         units.write_text(changed)
         with pytest.raises(CorruptArtifactError, match=rf"units.jsonl:{number}: was changed"):
             run(Squares(), tmp_path)
+    units.write_bytes(b"\xff" + text.encode())
+    with pytest.raises(CorruptArtifactError, match=r"units.jsonl:1: was changed"):
+        run(Squares(), tmp_path)
     units.write_text(text)
+    mark = units.with_name(METADATA_FILE)
+    content = mark.read_bytes()
+    mark.write_bytes(b"\xff" + content)
+    with pytest.raises(BusyError, match="another checkpoint or other data"):
+        run(Squares(), tmp_path)
+    mark.write_bytes(content)
     assert run(Squares(), tmp_path) == run(Squares())
 
 

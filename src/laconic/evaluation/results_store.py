@@ -304,10 +304,10 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     if not mark.exists():
         partial.mkdir(parents=True, exist_ok=True)
         write_file_atomically(mark, lambda new: new.write_text(text, encoding="utf-8"))
-    elif mark.read_text(encoding="utf-8") != text:
+    elif mark.read_text(encoding="utf-8", errors="replace") != text:
         raise BusyError(f"{partial} holds partial results of another checkpoint or other data; {REMOVE_HINT}")
     check_not_link(units)
-    stored = units.read_text(encoding="utf-8").splitlines(keepends=True) if units.exists() else []
+    stored = units.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if units.exists() else []
     if stored and not stored[-1].endswith("\n"):
         stored.pop()
         write_file_atomically(units, lambda new: new.write_text("".join(stored), encoding="utf-8"))
