@@ -29,6 +29,7 @@ SLOW = (
     "loading",
     "parity",
     "training",
+    "lora",
     "start",
     "decoding",
     "prefill",
