@@ -220,7 +220,8 @@ def main() -> None:
     warm_up()
     has_failed = False
     with tempfile.TemporaryDirectory(prefix="reliability-") as folder:
-        base = Path(folder)
+        base = Path(folder) / "inputs"  # messages of commands in it go beside it
+        base.mkdir()
         write_inputs(base)
         train_inputs(base)
         for selection in options.only:
