@@ -113,7 +113,7 @@ def test_decimal_protocol_name_includes_tolerance() -> None:
     assert not exact.is_correct("18.0001", "18")
     assert exact.is_correct("18.000", "18")
     assert decimal_protocol(Decimal("0.1")).is_correct("18.1", "18")
-    with pytest.raises(UsageError, match="tolerance -1: must be 0 or positive"):
+    with pytest.raises(UsageError, match="tolerance -1: must be 0, or a number"):
         decimal_protocol(Decimal(-1))
 
 
