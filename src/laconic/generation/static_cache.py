@@ -185,10 +185,11 @@ def fuse_linear(
 ) -> list[LinearFn]:
     """Return linear layers of one input as one function of a transposed or packed copy, or in place.
 
-    In place, they are one function if their weights are neighbours in memory, as a checkpoint is loaded.
+    In place, they are one function if their weights are neighbours in memory, as a checkpoint is loaded, but not for
+    batches, where MKL is faster on the separate weights.
     """
     weights, bias = [w for w, _ in weights_and_biases], None
-    weight = stack_rows(weights)
+    weight = stack_rows(weights) if copy or not should_pack else None
     if weight is None and not copy:
         return [multiply(w.t(), b) for w, b in weights_and_biases]
     weight = torch.cat(weights) if weight is None else weight
