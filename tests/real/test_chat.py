@@ -143,6 +143,7 @@ def test_chat_on_a_terminal(smollm2: Path, tmp_path: Path) -> None:
         terminal.type("What is the capital of France?\n")
         terminal.read_until("tokens/s")
         terminal.read_until(">>> ")
+        time.sleep(0.5)  # the line editor shows its prompt before it takes over the terminal and would lose a Ctrl-C
         terminal.type("\x03")
         terminal.read_until("Ctrl-D ends")
         terminal.type(f"/save {tmp_path / 'turns.json'}\n")
