@@ -41,6 +41,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 from laconic import console  # noqa: E402
 from tests import shapes  # noqa: E402
+from tests.tiny_recipes import TINY_RECIPE  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 VERIFY = REPO / "tests" / "verification"
@@ -206,31 +207,6 @@ def block_sockets() -> None:
     socket.getaddrinfo = guarded_getaddrinfo
     for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
         setattr(socket, name, refused)
-
-
-TINY_RECIPE = """method = "kava"
-[model]
-family = "llama"
-tokenizer = "digits"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-[latents]
-num_latents = 2
-jacobi_iterations = 1
-[data]
-source = "digits"
-format = "digits"
-chain_steps = "all"
-digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }
-[validation]
-max_rows = 4
-max_tokens = 6
-[train]
-steps = 4
-batch_size = 8
-save_every = 2
-"""
 
 
 class CliResult(NamedTuple):

@@ -4,30 +4,9 @@ import json
 from pathlib import Path
 
 from laconic.config.recipe import DOCUMENT_METHODS
-from tests.conftest import TINY_RECIPE, call_cli
+from tests.conftest import call_cli
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
-TINY_DOCUMENT_RECIPE = """method = "lm"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-[compression]
-max_vectors = 2
-[cms]
-chunk_sizes = [8]
-[data]
-source = "text"
-path = "books.jsonl"
-[data.text]
-row_tokens = 48
-segment_tokens = 16
-segment_lengths = "fixed"
-[train]
-steps = 1
-batch_size = 2
-"""
 LATENTS = {  # coconut and codi think one latent after the other
     "codi": 'schedule = "sequential"',
     "coconut": """schedule = "sequential"

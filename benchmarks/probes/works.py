@@ -13,64 +13,20 @@ from benchmarks.probes.processes import Action, Ending, run_command_line, run_fo
 from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory
 from laconic.storage.strict_json import read_safetensors_header
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 from tests.training.toy_runs import read_metrics, step_hashes
 
 STEPS = 8
 BUSY = 73  # exit code: another process writes, or the output is complete
-THINK = """method = "kava"
-[model]
-family = "llama"
-tokenizer = "digits"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-[latents]
-num_latents = 2
-jacobi_iterations = 1
-[data]
-source = "digits"
-format = "digits"
-chain_steps = "all"
-digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }
-[validation]
-max_rows = 4
-max_tokens = 6
-[train]
-steps = 8
-batch_size = 8
-save_every = 1
-validate_every = 4
-"""
-DOCUMENTS = """method = "METHOD"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-[compression]
-max_vectors = 2
-[cms]
-chunk_sizes = [8]
-[data]
-source = "text"
-path = "books.jsonl"
-[data.text]
-row_tokens = 48
-segment_tokens = 16
-segment_lengths = "fixed"
-[train]
-steps = 8
-batch_size = 2
-save_every = 1
-"""
+THINK = TINY_RECIPE.replace("steps = 4", "steps = 8").replace("save_every = 2", "save_every = 1\nvalidate_every = 4")
+DOCUMENTS = TINY_DOCUMENT_RECIPE.replace("steps = 1", "steps = 8\nsave_every = 1")
 RECIPES = {
     "kava": THINK,
     "cot": THINK.replace('"kava"', '"cot"').partition("[latents]")[0] + "[data]" + THINK.partition("[data]")[2],
-    "autocompressor": DOCUMENTS.replace("METHOD", "autocompressor").partition("[cms]")[0]
+    "autocompressor": DOCUMENTS.replace('"lm"', '"autocompressor"').partition("[cms]")[0]
     + "[data]"
     + DOCUMENTS.partition("[data]")[2],
-    "hope": DOCUMENTS.replace("METHOD", "hope").partition("[compression]")[0]
+    "hope": DOCUMENTS.replace('"lm"', '"hope"').partition("[compression]")[0]
     + "[cms]"
     + DOCUMENTS.partition("[cms]")[2],
 }

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY_RECIPE, RunCli, call_cli
-from tests.runs import TINY_DOCUMENT_RECIPE
+from tests.conftest import RunCli, call_cli
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("valid_rows = 20", "valid_rows = 20, test_rows = 16")
 RECIPE = RECIPE.replace("[validation]\nmax_rows = 4\nmax_tokens = 6\n", "")

@@ -22,7 +22,7 @@ from laconic.experiment.compressor import TextCompressor
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 from tests.conftest import RunCli, call_cli
-from tests.runs import TINY_DOCUMENT_RECIPE
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE
 
 LENGTHS = """max_vectors = 4
 length_policy = "stop_head"

@@ -21,7 +21,8 @@ from laconic.evaluation.reasoning.question_sets import load_question_set, single
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
 from laconic.training.signals import SignalInterruptError, StopSignal
-from tests.conftest import REPO, TINY_RECIPE, RunCli, shared_dir
+from tests.conftest import REPO, RunCli, shared_dir
+from tests.tiny_recipes import TINY_RECIPE
 
 WORDS = """method = "kava"
 paper_table = "kava table 6"

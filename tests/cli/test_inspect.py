@@ -17,10 +17,11 @@ from laconic.evaluation.inspection import question
 from laconic.evaluation.reasoning import question_sets
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.experiment import load_run
-from tests.conftest import TINY_RECIPE, RunCli
+from tests.conftest import RunCli
 from tests.evaluation.pages import ParsedPage as Page
 from tests.evaluation.pages import check_page
 from tests.evaluation.pages import find_requests as outside
+from tests.tiny_recipes import TINY_RECIPE
 
 MARKS = 'valid_rows = 20, test_rows = 40, chain_style = "bracket_tokens"'
 RECIPE = TINY_RECIPE.replace("valid_rows = 20", MARKS).replace("[validation]\nmax_rows = 4\nmax_tokens = 6\n", "")

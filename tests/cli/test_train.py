@@ -21,7 +21,8 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
 from laconic.storage.run_dir import RunDirectory
-from tests.conftest import REPO, TINY_RECIPE, RunCli, needs
+from tests.conftest import REPO, RunCli, needs
+from tests.tiny_recipes import TINY_RECIPE
 from tests.tolerances import FLOAT32, error
 
 CPU = torch.device("cpu")

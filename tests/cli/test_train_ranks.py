@@ -12,7 +12,8 @@ import torch
 from laconic.experiment.load_run import load_run
 from laconic.storage.run_dir import RunDirectory
 from tests.cli.test_train import metrics
-from tests.conftest import REPO, TINY_RECIPE, call_cli
+from tests.conftest import REPO, call_cli
+from tests.tiny_recipes import TINY_RECIPE
 from tests.tolerances import RECOMPUTE
 from tests.training.multi_rank import run_ranks
 

@@ -17,7 +17,7 @@ from laconic.experiment import build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method, build_questions_batch
 from laconic.latent.answering import AnswerDecoding
-from tests.conftest import TINY_RECIPE
+from tests.tiny_recipes import TINY_RECIPE
 
 CPU = torch.device("cpu")
 QUESTIONS = ("3 + 4 * 2 =", "7 * 3 + 1 =")

@@ -27,8 +27,9 @@ from laconic.models.weights import find_checkpoint
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded
-from tests.conftest import TINY_RECIPE, needs
+from tests.conftest import needs
 from tests.models.fixtures import FAMILIES, fresh
+from tests.tiny_recipes import TINY_RECIPE
 
 CPU = torch.device("cpu")
 

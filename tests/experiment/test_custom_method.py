@@ -22,9 +22,10 @@ from laconic.interfaces import StepOutput
 from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
 from laconic.training.step import Updater
-from tests.conftest import REPO, TINY_RECIPE, RunCli
+from tests.conftest import REPO, RunCli
 from tests.house.source import blocks
 from tests.house.test_walk import ReasoningData
+from tests.tiny_recipes import TINY_RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 NAME = "pause_tokens:PauseTokens"

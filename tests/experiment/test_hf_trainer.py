@@ -11,8 +11,9 @@ from laconic.config.load import load_recipe
 from laconic.errors import UsageError
 from laconic.experiment.build import Experiment, build_experiment
 from laconic.experiment.hf_trainer import RowCollator, TrainerModel
-from tests.conftest import TINY_RECIPE, needs
-from tests.runs import LATENTS, TINY_DOCUMENT_RECIPE
+from tests.conftest import needs
+from tests.runs import LATENTS
+from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 BATCH, UPDATES, ACCUMULATION, RATE = 4, 3, 2, 1e-2

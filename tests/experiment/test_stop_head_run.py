@@ -6,7 +6,8 @@ from typing import cast
 
 import laconic
 from laconic.experiment.reasoner import Reasoner
-from tests.conftest import TINY_RECIPE, RunCli
+from tests.conftest import RunCli
+from tests.tiny_recipes import TINY_RECIPE
 
 POLICY = 'length_policy = "stop_head"\nlength_cost = 100.0\nhead_only_after = 0.5\nhead_lr_multiplier = 1000.0\n'
 

@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.evaluation.validation import build_validation
 from laconic.experiment.build import build_experiment
 from laconic.experiment.build_data import default_answer_matcher
-from tests.conftest import TINY_RECIPE
+from tests.tiny_recipes import TINY_RECIPE
 
 CPU = torch.device("cpu")
 DIGITS = """source = "digits"

@@ -15,7 +15,7 @@ from laconic.errors import (
     InputError,
     NonFiniteError,
 )
-from laconic.storage import atomic
+from laconic.storage import atomic, temporary
 
 FILE = "model.safetensors"
 
@@ -209,3 +209,12 @@ def test_artifact_refuses_nonfinite_tensors(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="keys: 1 value not finite"):
         atomic.save_artifact(tmp_path / "x", {"keys": torch.tensor([1.0, float("nan")])}, "cache", {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_write_file_atomically_where_there_are_no_folder_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(temporary, "fcntl", None)  # as on Windows
+    path = tmp_path / "a.json"
+    temporary.make_temporary_path(path).mkdir()
+    atomic.write_file_atomically(path, lambda new: new.write_text("{}"))
+    assert path.read_text() == "{}"
+    assert len(list(tmp_path.iterdir())) == 2  # what a killed writer left stays

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.storage import atomic
+from laconic.storage import atomic, temporary
 from tests.trust import steps
 from tests.trust.children import Child, die
 from tests.trust.limits import LIMITS
@@ -50,9 +50,9 @@ def test_atomic_write_removes_what_killed_writers_left(tmp_path: Path, commit: C
     assert list(tmp_path.iterdir()) == living
     writer.signal(signal.SIGKILL)
     writer.end()
-    atomic.remove_abandoned(tmp_path / "out-2")
+    temporary.remove_abandoned(tmp_path / "out-2")
     assert list(tmp_path.iterdir()) == living, "of another target"
-    atomic.remove_abandoned(tmp_path / "out")
+    temporary.remove_abandoned(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

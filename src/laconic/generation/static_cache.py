@@ -133,9 +133,9 @@ def fuse_norm(norm: nn.Module) -> LinearFn:
     """Return a norm as a function; float32 RMSNorm on CPUs in four kernels: weight sqrt(D) x / sqrt(|x|^2 + D eps)."""
     if not isinstance(norm, RMSNorm) or norm.weight.dtype != torch.float32 or norm.weight.device.type != "cpu":
         return norm
-    D, norm2 = len(norm.weight), cast(Any, torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
+    D, vector_norm = len(norm.weight), cast(Any, torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
     weight, offset = norm.weight.detach() * D**0.5, torch.tensor((D * norm.eps) ** 0.5)
-    return lambda x: (x / torch.hypot(norm2(x, 2, -1, True), offset)).mul_(weight)
+    return lambda x: (x / torch.hypot(vector_norm(x, 2, -1, True), offset)).mul_(weight)
 
 
 def add_residual(linear: LinearFn) -> ResidualFn:

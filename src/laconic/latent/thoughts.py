@@ -162,12 +162,10 @@ class LatentThoughts(nn.Module):
             count_latents = self.stop_head.count_latents
         if tolerance and is_inspected:
             raise UsageError(f"tolerance={tolerance}: not with an intervention or records; leave it out")
+        inputs = (forward_fn or decoder, prefix, self.placeholder, self.num_latents)
         if (tolerance or count_latents) and self.num_iterations and not is_inspected:
             return run_adaptive_rollout(
-                forward_fn or decoder,
-                prefix,
-                self.placeholder,
-                self.num_latents,
+                *inputs,
                 self.num_iterations,
                 project=self.project,
                 tolerance=tolerance,
@@ -176,10 +174,7 @@ class LatentThoughts(nn.Module):
                 attention_mask=attention_mask,
             )
         rollout = run_latent_rollout(
-            forward_fn or decoder,
-            prefix,
-            self.placeholder,
-            self.num_latents,
+            *inputs,
             self.num_iterations,
             project=self.project,
             cache=cache,

@@ -4,17 +4,13 @@ Everything is first written under a temporary name in the same folder, synced to
 reader sees either the old version or the complete new one.
 """
 
-import fcntl
-import glob
 import hashlib
 import json
 import os
 import re
 import shutil
 import stat
-import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,9 +30,9 @@ from laconic.errors import (
     translate_os_errors,
 )
 from laconic.storage.strict_json import SafetensorsHeader, parse_json, read_safetensors_header, to_canonical_json
+from laconic.storage.temporary import create_temporary_folder
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
-MAX_TEMPORARY_BYTES = 150  # of a target's name in that of its temporary file
 FORMAT_VERSION = 1  # of single-file artifacts
 KIND_LABELS = {
     "memory": "memory (summary vectors)",
@@ -184,64 +180,6 @@ def check_not_link(path: Path) -> None:
             f"{path} is a link to {os.readlink(path)}; not written through. Put the target itself there, or link to "
             f"the whole of {path.parent.name}"
         )
-
-
-@contextmanager
-def create_temporary_folder(target: Path) -> Generator[Path]:
-    """Create a folder beside a target and delete it at the end; its lock says that its writer lives."""
-    remove_abandoned(target)
-    folder, handle = _create_locked_folder(target)
-    try:
-        yield folder
-        with suppress(OSError):
-            folder.rmdir()  # empty, or renamed
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    finally:
-        os.close(handle)
-
-
-def _create_locked_folder(target: Path) -> tuple[Path, int]:
-    """Create a temporary folder and return it with the open file that holds its lock."""
-    while True:
-        folder = make_temporary_path(target)
-        folder.mkdir()
-        try:
-            handle = os.open(folder, os.O_RDONLY)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_removed = not folder.exists()
-        except OSError as error:  # the file system has no locks, or another writer removes the folder already
-            is_removed = isinstance(error, BlockingIOError)
-        if not is_removed:
-            return folder, handle
-        os.close(handle)
-
-
-def remove_abandoned(target: Path) -> None:
-    """Delete the temporary folders that killed writers of a target left beside it: those that nobody locks.
-
-    Where the file system has no such locks, they stay.
-    """
-    prefix = make_temporary_path(target).name[: -len(uuid.uuid4().hex)]
-    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
-        with suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            finally:
-                os.close(handle)
-
-
-def make_temporary_path(path: Path) -> Path:
-    """Return a free name beside a path, which names it for those who find what a killed process left."""
-    name = path.name.encode()[:MAX_TEMPORARY_BYTES].decode(errors="ignore")
-    return path.with_name(f".tmp-{name}-{uuid.uuid4().hex}")
 
 
 def remove_temporary(folder: Path) -> None:

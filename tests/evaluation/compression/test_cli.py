@@ -14,7 +14,8 @@ from laconic.errors import InputError, UsageError
 from laconic.evaluation.compression import run as compression_run
 from laconic.evaluation.compression.context_qa_run import ContextQA
 from laconic.evaluation.results_store import UNITS_FILE, load_items
-from tests.conftest import TINY_RECIPE, RunCli
+from tests.conftest import RunCli
+from tests.tiny_recipes import TINY_RECIPE
 
 RECALL = """method = "autocompressor"
 [model]

@@ -1,0 +1,81 @@
+"""Temporary folders beside a target: locked while their writer lives, deleted by the next one after a kill."""
+
+import glob
+import os
+import shutil
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: what killed writers leave stays
+    fcntl = None
+
+MAX_TEMPORARY_BYTES = 150  # of a target's name in that of its temporary file
+
+
+@contextmanager
+def create_temporary_folder(target: Path) -> Generator[Path]:
+    """Create a folder beside a target and delete it at the end; its lock says that its writer lives."""
+    remove_abandoned(target)
+    folder, handle = _create_locked_folder(target)
+    try:
+        yield folder
+        with suppress(OSError):
+            folder.rmdir()  # empty, or renamed
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _create_locked_folder(target: Path) -> tuple[Path, int | None]:
+    """Create a temporary folder and return it with the open file that holds its lock."""
+    if fcntl is None:
+        folder = make_temporary_path(target)
+        folder.mkdir()
+        return folder, None
+    while True:
+        folder = make_temporary_path(target)
+        folder.mkdir()
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_removed = not folder.exists()
+        except OSError as error:  # the file system has no locks, or another writer removes the folder already
+            is_removed = isinstance(error, BlockingIOError)
+        if not is_removed:
+            return folder, handle
+        os.close(handle)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Delete the temporary folders that killed writers of a target left beside it: those that nobody locks.
+
+    Where the system or the file system has no such locks, they stay.
+    """
+    if fcntl is None:
+        return
+    prefix = make_temporary_path(target).name[: -len(uuid.uuid4().hex)]
+    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(handle)
+
+
+def make_temporary_path(path: Path) -> Path:
+    """Return a free name beside a path, which names it for those who find what a killed process left."""
+    name = path.name.encode()[:MAX_TEMPORARY_BYTES].decode(errors="ignore")
+    return path.with_name(f".tmp-{name}-{uuid.uuid4().hex}")
