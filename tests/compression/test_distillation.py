@@ -13,6 +13,7 @@ from torch.autograd import gradcheck
 
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.distillation import distillation_loss
+from laconic.compression.segment_model import SegmentModel
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import ModelConfig
@@ -95,6 +96,34 @@ def sum_row_divergences(method: AutoCompressor, part: Any, state: Any, tau: floa
             memory = method.compress(ids, None, memory)
             start += len(targets)
     return total
+
+
+def test_first_segment_takes_the_teachers_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With adapter_scope "write" nothing differs but rounding, and each first segment is read once less."""
+    plain, results, calls = compressor(**LAST), [], 0
+    config = plain.config.model_copy(update={"distillation_weight": 0.7, "adapter_scope": "write"})
+    plain.summaries.config = config
+    method = AutoCompressor(
+        plain.decoder, plain.summaries, config, total_steps=10, base_model_context=lambda: scaled_norm(method)
+    )
+    read = SegmentModel.read_segment
+
+    def count(self: SegmentModel, *args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return read(self, *args)
+
+    monkeypatch.setattr(SegmentModel, "read_segment", count)
+    for takes_teacher in (True, False):
+        if not takes_teacher:
+            monkeypatch.setattr(SegmentModel, "reads_as_teacher", lambda *_: False)
+        calls = 0
+        loss, grads, _ = run_step(method, documents())
+        results.append((loss, grads["summaries.residual"], calls))
+    (loss, grad, fewer), (expected_loss, expected_grad, more) = results
+    assert_close(loss, expected_loss)
+    assert_close(grad, expected_grad)
+    assert grad.any() and fewer < more
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -152,17 +152,20 @@ class SegmentModel:
         attention_mask: Bool[Tensor, "B T"],
         num_vectors: int,
         keep_graph: bool = True,
+        text_states: Float[Tensor, "B T D"] | None = None,
     ) -> ReadAndCompressed:
         """Return the states of the text as it is read, and the result of compressing it unless `num_vectors` is 0.
 
-        One pass serves both if the adapter is active in both.
+        One pass serves both if the adapter is active in both. States that are known already are not computed again.
         """
-        if num_vectors == 0:
-            return self.read_segment(memory, input_ids, attention_mask), None
-        compressed = self.compress_segment(memory, input_ids, attention_mask, num_vectors, keep_graph)
-        if self.config.adapter_scope == "both":
-            return compressed.text_states, compressed
-        return self.read_segment(memory, input_ids, attention_mask), compressed
+        compressed = None
+        if num_vectors:
+            compressed = self.compress_segment(memory, input_ids, attention_mask, num_vectors, keep_graph)
+            if self.config.adapter_scope == "both":
+                return compressed.text_states, compressed
+        if text_states is None:
+            text_states = self.read_segment(memory, input_ids, attention_mask)
+        return text_states, compressed
 
     def run_segment(
         self,
@@ -171,11 +174,13 @@ class SegmentModel:
         attention_mask: Bool[Tensor, "B T"],
         num_vectors: int,
         keep_graph: bool = True,
+        text_states: Float[Tensor, "B T D"] | None = None,
     ) -> ReadAndCompressed:
         """Run `read_and_compress`, recomputed in the backward pass if segments are checkpointed."""
+        inputs = (memory, input_ids, attention_mask, num_vectors, keep_graph, text_states)
         if self.config.checkpoint_segments and self.summaries.training and torch.is_grad_enabled():
-            return run_checkpointed(self.read_and_compress, memory, input_ids, attention_mask, num_vectors, keep_graph)
-        return self.read_and_compress(memory, input_ids, attention_mask, num_vectors, keep_graph)
+            return run_checkpointed(self.read_and_compress, *inputs)
+        return self.read_and_compress(*inputs)
 
     def segment_loss(
         self,
@@ -213,6 +218,10 @@ class SegmentModel:
             memory, embeds = self.empty_memory(len(input_ids)), self.decoder.embed(input_ids)
             output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, None, self.bos_token_id)
         return output.text_states
+
+    def reads_as_teacher(self, memory: SummaryMemory) -> bool:
+        """Return whether a text after this memory is read as the teacher reads it: without adapter, after nothing."""
+        return memory.M == 0 and self.config.adapter_scope == "write"
 
     @torch.no_grad()
     def teacher_logits(self, hidden_states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:

@@ -119,11 +119,14 @@ class WindowRun:
         N = self.predetermined_lengths(i)
         model.check_fits(self.memory, input_ids.shape[1], compresses=compresses)
         n = self.num_summary_positions(N) if compresses else 0
-        hidden_states, compressed = model.run_segment(self.memory, input_ids, attention_mask, n, is_read or is_priced)
         teacher_states = None
-        if self.teacher_states is not None and i > 0:
+        if self.teacher_states is not None:
             teacher_states = self.teacher_states[:, self.batch.segment_slices[i]]
-        loss = model.segment_loss(hidden_states, targets, teacher_states)
+        known_states = teacher_states if model.reads_as_teacher(self.memory) else None
+        hidden_states, compressed = model.run_segment(
+            self.memory, input_ids, attention_mask, n, is_read or is_priced, known_states
+        )
+        loss = model.segment_loss(hidden_states, targets, teacher_states if i > 0 else None)
         self.segment_losses.append(loss.nll)
         self.segment_kls.append(loss.kl)
         self.num_correct.append(loss.num_correct)
