@@ -12,8 +12,8 @@ from laconic.nested.recurrence.gated_delta_rule import (
     Gates,
     cap_step,
     chunk_gated_delta_rule,
-    clip_state_norm,
     limit_step,
+    norm_clip_factor,
     vector_norm,
 )
 from tests.models.fixtures import noise
@@ -117,10 +117,11 @@ def test_limit_step_clamps_to_one_plus_decay() -> None:
     assert limit_step(step, decay).tolist() == [[[pytest.approx(1.2), 1.5]]]
 
 
-def test_clip_state_norm_bounds_the_norm_and_has_a_gradient_at_zero() -> None:
+def test_norm_clip_factor_bounds_the_norm_and_has_a_gradient_at_zero() -> None:
     S = 100 * noise(0, 1, 2, 4, 4)
-    assert_close([clip_state_norm(S, 4.0).norm(dim=(-2, -1))], [torch.full((1, 2), 8.0, dtype=torch.float64)])
+    clipped = S * norm_clip_factor(4.0, S)
+    assert_close([clipped.norm(dim=(-2, -1))], [torch.full((1, 2), 8.0, dtype=torch.float64)])
     zero = torch.zeros(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-    (grad,) = torch.autograd.grad(clip_state_norm(zero, 4.0).sum(), zero)
+    (grad,) = torch.autograd.grad((zero * norm_clip_factor(4.0, zero)).sum(), zero)
     assert torch.equal(grad, torch.ones_like(zero))
-    assert torch.equal(clip_state_norm(S / 1000, 4.0), S / 1000)
+    assert norm_clip_factor(4.0, S / 1000).eq(1).all()

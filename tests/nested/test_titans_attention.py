@@ -8,12 +8,12 @@ from torch import Tensor
 
 from laconic.config.nested import TitansOptions
 from laconic.nested.state import LayerState
-from laconic.nested.titans.attention_variants import mac, mag, mal
 from laconic.nested.titans.layer import Titans, initial_state
 from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, perturb
 from tests.oracles.compare import agree
 from tests.oracles.titans_attention import MISREAD, ORACLE
+from tests.reference.titans_attention import mac, mag, mal
 
 B, T, D, H, W = 2, 6, 6, 2, 3
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.nested.recurrence.gated_delta_rule import Gates, clip_state_norm
+from laconic.nested.recurrence.gated_delta_rule import Gates, norm_clip_factor
 from laconic.nested.recurrence.memory_cells import MLPStart, Start, silu_derivative
 from laconic.nested.titans.equations import loss_gradient
 
@@ -40,7 +40,7 @@ def recurrent_titans(
     for t in range(k.shape[2]):
         key, value, query = (x[:, :, t, :, None] for x in (k, v, q))
         if t % chunk_size == 0:
-            Ms = at_boundary = Ms if max_norm is None or t == 0 else [clip_state_norm(M, max_norm) for M in Ms]
+            Ms = at_boundary = Ms if max_norm is None or t == 0 else [M * norm_clip_factor(max_norm, M) for M in Ms]
         before, momentum = Ms, None if gates.momentum is None else gates.momentum[:, :, t]
         gradients = loss_gradients(at_boundary, key, value, factor)
         steps = [

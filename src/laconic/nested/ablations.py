@@ -6,18 +6,16 @@ the fastest 0, over all layers. What cannot be disabled in trained weights needs
 chunk sizes, the convolution, and a static query in place of an adaptive one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from laconic.batches import DocumentBatch
-from laconic.config.nested import InnerLoopConfig, SelfModifyingOptions, TitansOptions
+from laconic.config.nested import SelfModifyingOptions, TitansOptions
 from laconic.errors import UsageError
 from laconic.nested.cms.layer import ZERO_STEP_BIAS
 from laconic.nested.hope.model import Hope, build_from_tensors
-from laconic.nested.language_model import NestedLanguageModel
 from laconic.nested.metrics import level_chunk_sizes
 
 FillValue = Callable[[str], float | None]  # value for all entries of a tensor, by its name within the layers
@@ -113,17 +111,3 @@ def freeze_projections(model: Hope, options: SelfModifyingOptions) -> dict[str, 
         no_step = override_gate("step.projections", ZERO_STEP_BIAS)
         ablations["static projections"] = modify_model(model, fill_value=no_step)
     return ablations
-
-
-@torch.no_grad()
-def measure_level_contribution(
-    model: Hope, level: int, batches: Iterable[DocumentBatch], config: InnerLoopConfig | None = None
-) -> float:
-    """Return the nats per scored token that are lost if a level stays at its start; each batch starts a new state."""
-    full, ablated = NestedLanguageModel(model, config), NestedLanguageModel(freeze_levels(model, level), config)
-    lost, tokens = 0.0, 0.0
-    for batch in batches:
-        scored = full.loss_denominators(batch)["scored"]
-        lost += float(ablated(batch).loss - full(batch).loss) * scored
-        tokens += scored
-    return lost / (tokens or 1.0)

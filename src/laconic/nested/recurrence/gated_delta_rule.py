@@ -254,11 +254,6 @@ def vector_norm(x: Float[Tensor, "B H T N"]) -> PerToken:
     return x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
 
 
-def clip_state_norm(S: StateMatrices, max_norm: float) -> StateMatrices:
-    """Return S min(1, max_norm √E / ‖S‖_F), with E the smaller side; differentiable at S = 0."""
-    return S * norm_clip_factor(max_norm, S)
-
-
 def norm_clip_factor(max_norm: float, *states: StateMatrices) -> Float[Tensor, "B H 1 1"]:
     """Return the factor that brings the joint norm of `states` within max_norm √E."""
     bound = max_norm**2 * min(states[0].shape[-2:])
