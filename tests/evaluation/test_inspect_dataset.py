@@ -63,8 +63,8 @@ def subject() -> InspectedRun:
         method.decoder,
         str,
         think,
-        lambda questions, state, passes: answer_from_cache(
-            method.decoder, questions, state, method.latent_thoughts.end, passes, writing
+        lambda questions, rollout: answer_from_cache(
+            method.decoder, questions, rollout.cache, method.latent_thoughts.end, rollout.passes, writing
         ),
         left,
         2,
@@ -109,13 +109,10 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
         rollout = subject.think(batch, record_passes=True)
         theirs = subject.think(Rows().batch([int(result.donors[i])], 0, 0), record_passes=True)
         build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
-        plain = subject.answer_from_cache(batch, rollout.cache, rollout.passes).texts[0]
+        plain = subject.answer(batch, rollout).texts[0]
         swapped = interventions.run_intervention(subject, batch, SWAP, build_inputs)
         assert result.baseline.predictions[i] == plain
-        assert (
-            result.by_intervention[SWAP].predictions[i]
-            == subject.answer_from_cache(batch, swapped.cache, swapped.passes).texts[0]
-        )
+        assert result.by_intervention[SWAP].predictions[i] == subject.answer(batch, swapped).texts[0]
         top = subject.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:

@@ -52,14 +52,14 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("method", ["kava", "codi", "coconut"])
-def test_answer_from_cache_is_the_methods_answer(tmp_path: Path, method: str) -> None:
+def test_answer_after_latents_is_the_methods_answer(tmp_path: Path, method: str) -> None:
     run = new_run(tmp_path, *CHANGED[method])
     results = writing(run)
     result = inspected_run.load_inspected_run(run, "run", CPU, results)
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
     rolled = result.think(batch, record_passes=True)
     answers = run.method.answer(batch, results)  # pyright: ignore
-    assert result.answer_from_cache(batch, rolled.cache, rolled.passes).texts == answers.texts
+    assert result.answer(batch, rolled).texts == answers.texts
     assert (result.teacher_chain is None) == (method == "coconut")
     assert result.decode_token(run.parts.tokenizer.encode("7")[1]) == "7"
 

@@ -1,7 +1,7 @@
 """The first questions of a set with the expected and the generated answers, for the terminal, the page and JSON."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from laconic.evaluation.tables import Column, Table, build_table
 
@@ -24,10 +24,6 @@ class ExampleQuestion(NamedTuple):
     question: str
     expected: str
     answers: tuple[ExampleAnswer, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return self._asdict() | {"answers": [answer._asdict() for answer in self.answers]}
 
 
 def format_examples(examples: Sequence[ExampleQuestion]) -> Iterator[str]:

@@ -178,6 +178,11 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
     return f"no difference shown{corrected} ({inside})"
 
 
+def format_difference(difference: Difference) -> str:
+    """Format a difference of shares in percentage points with its interval."""
+    return f"{format_points(difference.mean)} ({format_points(difference.low)} to {format_points(difference.high)})"
+
+
 def format_points(part: float) -> str:
     """Format a difference of shares in percentage points, with a sign and without a negative 0."""
     return f"{round(100 * part, 1) + 0.0:+.1f}"

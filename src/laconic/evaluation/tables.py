@@ -1,7 +1,8 @@
 """Tables of results: columns declared once, printed on a terminal or rendered on a page; figures as text."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from laconic.evaluation.statistics import Estimate
 
@@ -54,6 +55,17 @@ def to_rich(table: Table) -> Any:
     for row in table.rows:
         rich.add_row(*row)
     return rich
+
+
+def figures_to_json(value: Any) -> Any:
+    """Return figures as JSON values, at any depth: named tuples become objects and NaN, which JSON lacks, None."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: figures_to_json(x) for key, x in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [figures_to_json(x) for x in cast(Sequence[Any], value)]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def format_percent(share: float) -> str:

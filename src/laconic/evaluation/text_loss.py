@@ -17,7 +17,7 @@ from laconic.evaluation.report.page import PageSection, render_table
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind
 from laconic.evaluation.statistics import Difference, Estimate, estimate_mean, paired_difference
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult, describe_evaluation
-from laconic.evaluation.tables import Column, build_table, format_percent, format_signed
+from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent, format_signed
 from laconic.evaluation.token_scores import score_targets
 from laconic.experiment.load_run import LoadedRun
 from laconic.storage.strict_json import to_canonical_json
@@ -103,18 +103,12 @@ class TextLossSuite:
         paths = list(dict.fromkeys((*request.runs, request.baseline)))
         baseline = None if request.baseline is None else results["loss"][paths.index(request.baseline)]
         rows = compare_losses(results["loss"], baseline)
-        return EvalReport([build_table(COLUMNS, rows)], {"schema": 1, "results": list(map(row_to_json, rows))})
+        return EvalReport([build_table(COLUMNS, rows)], {"schema": 1, "results": figures_to_json(rows)})
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         """Return a section with one table of all models."""
         rows = compare_losses(results["loss"], None)
         return [PageSection("Loss", [render_table(build_table(COLUMNS[:5], rows))])] if rows else []
-
-
-def row_to_json(row: LossRow) -> dict[str, Any]:
-    """Return a row with its estimates by name."""
-    difference = None if row.difference is None else row.difference._asdict()
-    return row._asdict() | {"nats": row.nats._asdict(), "difference": difference}
 
 
 def load_windows(tokenizer: Tokenizer, file: str, num_tokens: int, limit: int | None) -> dict[str, list[int]]:

@@ -1,6 +1,7 @@
 """How an audit changes thoughts: other vectors, other keys and values, fewer thoughts, fewer Jacobi iterations."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection.inspected_run import InspectedRun
@@ -18,58 +19,32 @@ AS_TRAINED = "as trained"
 KINDS: tuple[InterventionKind, ...] = ("swap", "mean", "shuffle", "noise", "zero")
 
 
-@dataclass(frozen=True)
-class ReplacedThoughts:
-    """Thoughts replaced by an intervention of `laconic inspect`: as vectors, or as keys and values in the cache."""
+class AuditCondition(NamedTuple):
+    """A change of the thoughts: its key in stored results, and what returns the rollout that the answers follow."""
 
-    kind: InterventionKind
-    target: InterventionTarget
-
-    @property
-    def name(self) -> str:
-        """Key in stored results."""
-        return f"{self.kind} {self.target}"
-
-    def apply(self, run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
-        """Return the rollout that the answers follow."""
-        return run_intervention(run, batch, InterventionSpec(self.kind, self.target), inputs)
+    name: str
+    apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
 
 
-@dataclass(frozen=True)
-class FirstThoughts:
-    """The answer follows the first few thoughts; the others are cut off the cache."""
+def replace_thoughts(kind: InterventionKind, target: InterventionTarget) -> AuditCondition:
+    """Replace the thoughts by an intervention of `laconic inspect`: as vectors, or as keys and values in the cache."""
+    spec = InterventionSpec(kind, target)
+    return AuditCondition(f"{kind} {target}", lambda run, batch, inputs: run_intervention(run, batch, spec, inputs))
 
-    num_latents: int
 
-    @property
-    def name(self) -> str:
-        """Key in stored results."""
-        return f"first {self.num_latents}"
+def cut_thoughts(n: int) -> AuditCondition:
+    """Cut all thoughts but the first `n` off the cache."""
 
-    def apply(self, run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
-        """Return the rollout that the answers follow."""
+    def apply(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
         rollout = inputs.rollout
-        num_removed = rollout.latents.shape[1] - self.num_latents
-        return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - num_removed))
+        return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
+
+    return AuditCondition(f"first {n}", apply)
 
 
-@dataclass(frozen=True)
-class FewerIterations:
-    """All thoughts after fewer Jacobi iterations than in training; after 0, they are the placeholders."""
-
-    num_iterations: int
-
-    @property
-    def name(self) -> str:
-        """Key in stored results."""
-        return f"{self.num_iterations} iterations"
-
-    def apply(self, run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
-        """Return the rollout that the answers follow."""
-        return run.think(batch, iterations=self.num_iterations)
-
-
-AuditCondition = ReplacedThoughts | FirstThoughts | FewerIterations
+def limit_iterations(n: int) -> AuditCondition:
+    """Think with fewer Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
+    return AuditCondition(f"{n} iterations", lambda run, batch, inputs: run.think(batch, iterations=n))
 
 
 def list_conditions(num_latents: int, num_iterations: int | None) -> list[AuditCondition]:
@@ -80,11 +55,11 @@ def list_conditions(num_latents: int, num_iterations: int | None) -> list[AuditC
         num_iterations: Jacobi iterations T of training; None or 0 leaves fewer ones out.
     """
     replaced = [
-        ReplacedThoughts(kind, target)
+        replace_thoughts(kind, target)
         for kind in KINDS
         for target in INTERVENTION_TARGETS
         if kind != "shuffle" or num_latents > 1
     ]
     lengths = dict.fromkeys((num_latents // 2, 0))
     iterations = dict.fromkeys((num_iterations // 2, 0)) if num_iterations else ()
-    return [*replaced, *map(FirstThoughts, lengths), *map(FewerIterations, iterations)]
+    return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.errors import InputError
 from laconic.evaluation.audit.conditions import AS_TRAINED, AuditCondition, list_conditions
 from laconic.evaluation.audit.verdict import ThoughtAudit, audit_to_json
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.dataset import (
     MIN_REFERENCE_QUESTIONS,
-    answer_after_rollout,
     load_batch,
     reference_means_of,
 )
@@ -117,23 +115,16 @@ def audit_batch(audited: AuditedQuestions, rows: list[int], means: ReferenceMean
     run = run.with_questions(batch)
     rollout = run.think(batch, record_passes=True)
     inputs = InterventionInputs(rollout, indices, AUDIT_SEED, donor_rollout, means)
-    trained = answer_records(run, batch, rollout, questions, examples)
+
+    def answer_after(rollout: LatentRollout) -> list[AnswerRecord]:
+        return match_answers(run.answer(batch, rollout), examples, questions.protocol)
+
+    trained = answer_after(rollout)
     answers: list[dict[str, Mapping[str, Any]]] = [dict(r.to_item(AS_TRAINED).conditions) for r in trained]
     for condition in conditions:
-        changed = answer_records(run, batch, condition.apply(run, batch, inputs), questions, examples)
+        changed = answer_after(condition.apply(run, batch, inputs))
         for by_condition, record, donor in zip(answers, changed, donor_rows, strict=True):
             metrics = {"output": record.output, "prediction": record.prediction, "is_correct": record.is_correct}
             donor_id = {"donor": questions.examples[donor].id} if condition.name.startswith("swap") else {}
             by_condition[condition.name] = metrics | donor_id
     return [EvalItem(example.id, by_condition) for example, by_condition in zip(examples, answers, strict=True)]
-
-
-def answer_records(
-    run: InspectedRun,
-    batch: ReasoningBatch,
-    rollout: LatentRollout,
-    questions: QuestionSet,
-    examples: Sequence[ReasoningExample],
-) -> list[AnswerRecord]:
-    """Return the answers after a rollout."""
-    return match_answers(answer_after_rollout(run, batch, rollout), examples, questions.protocol)

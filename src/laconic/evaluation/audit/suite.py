@@ -16,7 +16,7 @@ from laconic.evaluation.reasoning.suite import ReasoningSuite, request_protocol
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import seed_runs
-from laconic.evaluation.statistics import Difference, format_points
+from laconic.evaluation.statistics import format_difference
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Column, Table, build_table, format_interval, format_percent
 from laconic.experiment.load_run import LoadedRun
@@ -101,12 +101,6 @@ def label_condition(name: str) -> tuple[str, str]:
     return count, "keys and values"
 
 
-def format_change(difference: Difference) -> str:
-    """Return a difference in points with its interval."""
-    points = (format_points(x) for x in (difference.mean, difference.low, difference.high))
-    return "{} ({} to {})".format(*points)
-
-
 def format_p(p: float) -> str:
     """Return a p-value with three digits, or as a bound."""
     return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
@@ -116,7 +110,7 @@ EFFECT_COLUMNS = (
     Column("", lambda effect: label_condition(effect.name)[0], is_text=True),
     Column("in", lambda effect: label_condition(effect.name)[1], is_text=True),
     Column("correct", lambda effect: f"{format_percent(effect.accuracy.mean)} %"),
-    Column("change", lambda effect: format_change(effect.change)),
+    Column("change", lambda effect: format_difference(effect.change)),
     Column("p", lambda effect: format_p(effect.adjusted_p)),
     Column("changed", lambda effect: f"{format_percent(effect.changed_share)} %"),
     Column("donor's", lambda effect: "" if effect.donor_share is None else f"{format_percent(effect.donor_share)} %"),
@@ -135,7 +129,7 @@ def build_audit_table(audit: ThoughtAudit) -> Table:
 def comparison_cells(comparison: ControlComparison) -> list[str]:
     """Return the table row of a control; its change is the control's accuracy minus the run's."""
     d = comparison.difference
-    change = format_change(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
+    change = format_difference(d._replace(mean=-d.mean, low=-d.high, high=-d.low))
     accuracy = f"{format_percent(comparison.accuracy.mean)} %"
     return [f"control {comparison.name}", "", accuracy, change, format_p(comparison.adjusted_p), "", ""]
 

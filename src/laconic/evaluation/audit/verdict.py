@@ -14,7 +14,7 @@ from laconic.evaluation.paired_proportions import compare_answers, detectable_lo
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
-from laconic.evaluation.tables import format_percent
+from laconic.evaluation.tables import figures_to_json, format_percent
 
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
@@ -254,17 +254,9 @@ def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
         "protocol": audit.row.results[0].protocol,
         "majority_baseline": {"answer": answer, "share": share},
         "accuracy": audit.row.accuracy._asdict(),
-        "conditions": list(map(effect_to_json, audit.effects)),
-        "controls": [
-            c._asdict() | {"accuracy": c.accuracy._asdict(), "difference": c.difference._asdict()}
-            for c in audit.comparisons
-        ],
+        "conditions": figures_to_json(audit.effects),
+        "controls": figures_to_json(audit.comparisons),
         "num_tests": audit.num_tests,
         "detectable_loss": audit.detectable_loss,
         "verdict": audit.verdict._asdict(),
     }
-
-
-def effect_to_json(effect: ConditionEffect) -> dict[str, Any]:
-    """Return the effect of a condition as JSON."""
-    return effect._asdict() | {"accuracy": effect.accuracy._asdict(), "change": effect.change._asdict()}

@@ -14,7 +14,6 @@ from laconic.evaluation.compression.context_qa import (
     score_answers,
     score_labels,
 )
-from laconic.evaluation.compression.perplexity import nan_to_none
 from laconic.evaluation.compression.plots import condition_title
 from laconic.evaluation.example_answers import (
     NUM_EXAMPLES,
@@ -25,7 +24,14 @@ from laconic.evaluation.example_answers import (
 )
 from laconic.evaluation.report.page import PageSection, render_table
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, build_table, format_count, format_percent, format_signed
+from laconic.evaluation.tables import (
+    Column,
+    build_table,
+    figures_to_json,
+    format_count,
+    format_percent,
+    format_signed,
+)
 
 
 def is_query_aware(result: RunResult) -> bool:
@@ -78,12 +84,8 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
     }
     if kind == "labels":
         data |= {"majority_accuracy": majority_accuracy(items), "num_labels": len(items[0].shared["label_tokens"])}
-        return data | {"conditions": [score._asdict() for score in label_scores(result)]}
-    scores = [
-        score._asdict() | {"metrics": {k: x._asdict() | {"mean": x.mean._asdict()} for k, x in score.metrics.items()}}
-        for score in answer_scores(result)
-    ]
-    return nan_to_none(data | {"contexts": count_contexts(result), "conditions": scores})
+        return figures_to_json(data | {"conditions": label_scores(result)})
+    return figures_to_json(data | {"contexts": count_contexts(result), "conditions": answer_scores(result)})
 
 
 def format_result(result: RunResult) -> list[str]:

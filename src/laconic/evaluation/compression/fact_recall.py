@@ -108,11 +108,10 @@ def length_histogram(items: Sequence[EvalItem], condition: str) -> dict[int, int
 
 
 def recall_summary(items: Sequence[EvalItem]) -> dict[str, Any]:
-    """Return the figures that fact recall adds to a result, as a JSON object."""
+    """Return the figures that fact recall adds to a result."""
     conditions = [name for name, metrics in items[0].conditions.items() if metrics["vectors_per_segment"]]
-    gap = soft_hard_gap(items)
     return {
-        "by_facts": {name: [group._asdict() for group in recall_by_facts(items, name)] for name in conditions},
+        "by_facts": {name: recall_by_facts(items, name) for name in conditions},
         "correlation": {name: length_fact_correlation(items, name) for name in conditions},
-        "gap": None if gap is None else gap._asdict(),
+        "gap": soft_hard_gap(items),
     }

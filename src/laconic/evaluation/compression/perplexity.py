@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
 
@@ -150,18 +149,3 @@ def context_gains(seeds: ItemsBySeed, conditions: Sequence[str]) -> list[Context
     """
     full_condition = "full" if "full" in conditions and seeds[0][0].shared["num_facts"] is None else None
     return [context_gain(seeds, condition, full_condition) for condition in conditions]
-
-
-def gain_to_json(gain: ContextGain) -> dict[str, Any]:
-    """Return a gain as a JSON object."""
-    values = {name: x._asdict() if isinstance(x, Estimate) else x for name, x in gain._asdict().items()}
-    return values | {"perplexity": float(np.exp(gain.nll.mean)), "bucket_tokens": BUCKET_TOKENS}
-
-
-def nan_to_none(value: Any) -> Any:
-    """Replace NaN by None, as JSON requires; the standard error of a single document is NaN."""
-    if isinstance(value, dict):
-        return {key: nan_to_none(x) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [nan_to_none(x) for x in value]
-    return None if isinstance(value, float) and np.isnan(value) else value

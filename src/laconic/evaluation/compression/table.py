@@ -19,12 +19,10 @@ from laconic.evaluation.compression.perplexity import (
     ContextGain,
     add_control,
     context_gains,
-    gain_to_json,
-    nan_to_none,
     nll_by_position,
 )
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, Table, build_table, format_mean, format_percent
+from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
 
 LEGEND = (
     "vectors: per segment. before: vectors or tokens before the tail. none: no context; shown once for the same tails "
@@ -94,14 +92,16 @@ def add_controls(results: Sequence[RunResult]) -> list[RunResult]:
 def result_to_json(result: RunResult) -> dict[str, Any]:
     """Return a result as a JSON object."""
     seeds, items, conditions = result.items_by_seed, result.pooled_items, result.conditions
-    gap = soft_hard_gap(items)
     data: dict[str, Any] = {
         "dataset": result.task,
         "run": result.run,
         **result.info,
         "seeds": list(result.seeds),
         "documents": len(seeds[0]),
-        "conditions": [gain_to_json(row.gain) for row in gain_rows(result)],
+        "conditions": [
+            gain._asdict() | {"perplexity": math.exp(gain.nll.mean), "bucket_tokens": BUCKET_TOKENS}
+            for _, gain in gain_rows(result)
+        ],
         "bucket_tokens": BUCKET_TOKENS,
         "nll_by_position": {name: nll_by_position(seeds, name) for name in conditions},
         "length_histogram": {
@@ -109,9 +109,9 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
             for name in conditions
             if seeds[0][0].conditions[name]["vectors_per_segment"]
         },
-        "gap": None if gap is None else gap._asdict(),
+        "gap": soft_hard_gap(items),
     }
-    return nan_to_none(data | ({"recall": recall_summary(items)} if is_recall(result) else {}))
+    return figures_to_json(data | ({"recall": recall_summary(items)} if is_recall(result) else {}))
 
 
 def build_gain_table(results: Sequence[RunResult]) -> Table:

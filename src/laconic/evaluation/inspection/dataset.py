@@ -148,16 +148,16 @@ def inspect_dataset(
         indices = np.arange(start, min(start + batch_size, len(examples)))
         batch, batch_examples = load_batch(run, source, indices), [examples[i] for i in indices.tolist()]
         rollout = run.think(batch, record_passes=True)
-        baseline.add(answer_after_rollout(run, batch, rollout), batch_examples, protocol)
+        baseline.add(run.answer(batch, rollout), batch_examples, protocol)
         donor_rollout = None
         if donors is not None:
             donor_rollout = run.think(load_batch(run, source, donors[indices]), record_passes=True)
         inputs = InterventionInputs(rollout, indices, seed, donor_rollout, means)
         for spec, log in by_intervention.items():
             changed = interventions.run_intervention(run, batch, spec, inputs)
-            log.add(answer_after_rollout(run, batch, changed), batch_examples, protocol)
+            log.add(run.answer(batch, changed), batch_examples, protocol)
         for n, log in by_iterations.items():
-            log.add(answer_after_rollout(run, batch, run.think(batch, iterations=n)), batch_examples, protocol)
+            log.add(run.answer(batch, run.think(batch, iterations=n)), batch_examples, protocol)
         accumulate(run, batch, rollout, accumulator)
         if progress:
             progress(run.name, int(indices[-1]) + 1, len(examples))
@@ -181,11 +181,6 @@ def inspect_dataset(
 def load_batch(run: InspectedRun, source: TrainingData, indices: NDArray[np.int64]) -> ReasoningBatch:
     """Return some rows of a set on the run's device."""
     return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.device)
-
-
-def answer_after_rollout(run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:
-    """Decode the answers after latents."""
-    return run.answer_from_cache(batch, rollout.cache, rollout.passes)
 
 
 def reference_means_of(

@@ -9,7 +9,6 @@ from laconic.evaluation.inspection.summary import (
     chain_word_rates,
     effects_per_run,
     estimate_map_statistics,
-    format_difference,
 )
 from laconic.evaluation.report.page import (
     PagePlot,
@@ -21,7 +20,7 @@ from laconic.evaluation.report.page import (
     render_table,
 )
 from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps
-from laconic.evaluation.statistics import Estimate
+from laconic.evaluation.statistics import Estimate, format_difference
 from laconic.evaluation.tables import Table, format_interval, format_percent
 
 INTERVENTION_LABELS = {

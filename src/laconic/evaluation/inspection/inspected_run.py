@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
+from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, Recipe
 from laconic.errors import UsageError
@@ -102,7 +102,7 @@ class InspectedRun:
         decoder: Its decoder.
         decode_token: Map from a token id to its text.
         think: Computes latents.
-        answer_from_cache: Decodes answers from the cache that latents left.
+        answer: Decodes answers from the cache that latents left.
         teacher_chain: What the teacher's cache holds of chains; None for a method without a teacher.
         num_iterations: Jacobi iterations of training; None for sequential latents.
         device: Device of the model.
@@ -114,7 +114,7 @@ class InspectedRun:
     decoder: Decoder
     decode_token: DecodeToken
     think: ThinkFunction
-    answer_from_cache: Callable[[ReasoningBatch, KVCache, tuple[PassCounts, ...]], AnswerBatch]
+    answer: Callable[[ReasoningBatch, LatentRollout], AnswerBatch]
     teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
     num_iterations: int | None
     device: torch.device
@@ -154,7 +154,7 @@ def load_inspected_run(
         decoder=run.parts.decoder,
         decode_token=lambda i: tokenizer.decode([i], skip_special_tokens=False) or tokenizer.id_to_token(i) or str(i),
         think=latent_function(run),
-        answer_from_cache=answer_from_cache_function(run, decoding),
+        answer=answer_function(run, decoding),
         teacher_chain=teacher_chain_function(run, selection_recipe or recipe) if has_teacher else None,
         num_iterations=latents.num_iterations,
         device=device,
@@ -193,17 +193,13 @@ def latent_function(run: LoadedRun) -> ThinkFunction:
     return think
 
 
-def answer_from_cache_function(
-    run: LoadedRun, decoding: AnswerDecoding
-) -> Callable[[ReasoningBatch, KVCache, tuple[PassCounts, ...]], AnswerBatch]:
+def answer_function(run: LoadedRun, decoding: AnswerDecoding) -> Callable[[ReasoningBatch, LatentRollout], AnswerBatch]:
     """Return the function that decodes answers from the cache of the latents."""
-    method = run.method
+    method, decoder = run.method, run.parts.decoder
     if isinstance(method, Coconut):
-        return lambda questions, cache, passes: method.answer_after_latents(questions, cache, passes, decoding)
+        return lambda batch, latents: method.answer_after_latents(batch, latents.cache, latents.passes, decoding)
     end = require(run.parts.latents).end
-    return lambda questions, cache, passes: answer_from_cache(
-        run.parts.decoder, questions, cache, end, passes, decoding
-    )
+    return lambda batch, latents: answer_from_cache(decoder, batch, latents.cache, end, latents.passes, decoding)
 
 
 def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[ReasoningBatch], TeacherChain]:

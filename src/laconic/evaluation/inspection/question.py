@@ -132,7 +132,7 @@ def inspect_question(
     kinds = {spec.kind for spec in specs}
     parts.total = 2 + len(kinds & {"mean", "swap"}) + len(specs)
     parts.total += rollout.latents.shape[1] * len(kinds & {"zero", "swap"})
-    answer = inspection_dataset.answer_after_rollout(run, batch, rollout).texts[0]
+    answer = run.answer(batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     n = int(batch.chain_mask.sum())
@@ -196,7 +196,7 @@ def with_interventions(
         slots = "" if spec.slots is None else f", latent {', '.join(str(m + 1) for m in spec.slots)}"
         parts.begin(f"{spec.kind} in {spec.target}{slots}")
         changed = interventions.run_intervention(run, batch, spec, inputs)
-        answer = inspection_dataset.answer_after_rollout(run, batch, changed).texts[0]
+        answer = run.answer(batch, changed).texts[0]
         return ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None)
 
     is_possible = {
@@ -223,7 +223,7 @@ def find_donor(
     for row in range(min(MAX_DONOR_TRIES, len(others))):
         batch = inspection_dataset.load_batch(run, others, np.array([row]))
         rollout = run.think(batch, record_passes=True)
-        answer = inspection_dataset.answer_after_rollout(run, batch, rollout).texts[0]
+        answer = run.answer(batch, rollout).texts[0]
         if answer != inspection.answer:
             return rollout, answer
     return None, None

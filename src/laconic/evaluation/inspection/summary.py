@@ -13,7 +13,7 @@ from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.statistics import Difference, Estimate
-from laconic.evaluation.tables import format_interval, format_percent
+from laconic.evaluation.tables import figures_to_json, format_interval, format_percent
 
 BASELINE_LABELS = {CHAIN: "with the chain", SELECTED: "with the selected tokens"}
 
@@ -161,7 +161,8 @@ def spec_to_json(spec: InterventionSpec) -> dict[str, Any]:
 
 def summary_to_json(summary: QuestionSummary | DatasetSummary) -> dict[str, Any]:
     """Return all results as JSON."""
-    return question_to_json(summary) if isinstance(summary, QuestionSummary) else dataset_to_json(summary)
+    is_question = isinstance(summary, QuestionSummary)
+    return figures_to_json(question_to_json(summary) if is_question else dataset_to_json(summary))
 
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
@@ -178,14 +179,14 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "run": run.name,
                 "method": run.method,
                 "answer": run.answer,
-                "passes": [[[guess._asdict() for guess in slot] for slot in row] for row in run.lens.passes],
+                "passes": run.lens.passes,
                 "share_in_chain": run.lens.share_in_chain,
                 "lcs_ratio": run.lens.lcs_ratio,
                 "matched_layers": run.matched_layers,
-                "maps": [map._asdict() for map in run.maps],
+                "maps": run.maps,
                 "token_classes": run.token_classes,
                 "policy": run.policy,
-                "scores": run.scores and run.scores._asdict(),
+                "scores": run.scores,
                 "selections": {selection.policy: selection.mask.astype(int).tolist() for selection in run.selections},
                 **{
                     name: [spec_to_json(e.spec) | {"answer": e.answer, "donor_answer": e.donor_answer} for e in effects]
@@ -210,23 +211,22 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
             {
                 "run": run.name,
                 "method": run.method,
-                "accuracy": statistics.estimate_proportion(run.baseline.correct)._asdict(),
+                "accuracy": statistics.estimate_proportion(run.baseline.correct),
                 "effects": [effect_to_json(effect) for effect in effects],
                 "iterations": {
-                    str(n): statistics.estimate_proportion(log.correct)._asdict()
-                    for n, log in run.by_iterations.items()
+                    str(n): statistics.estimate_proportion(log.correct) for n, log in run.by_iterations.items()
                 },
                 "trained_iterations": run.trained_iterations,
                 "chain_words": chain_word_rates(run),
                 "similarity": [
-                    {"space": space, "baseline": baseline, "diagonal_contrast": a._asdict(), "look_ahead": b._asdict()}
+                    {"space": space, "baseline": baseline, "diagonal_contrast": a, "look_ahead": b}
                     for (space, baseline), (a, b) in estimate_map_statistics(run).items()
                 ],
                 "mean_maps": [
                     {"space": space, "map": map.tolist(), "questions": run.num_full_chains}
                     for (space, _), map in run.mean_maps.items()
                 ],
-                "selectors": [selection._asdict() for selection in run.selector_statistics],
+                "selectors": run.selector_statistics,
                 "unreduced_chains": run.num_unreduced_chains,
             }
             for run, effects in zip(summary.runs, effects_per_run(summary), strict=True)
@@ -237,12 +237,9 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
 
 def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
     """Return an effect as JSON."""
-    return spec_to_json(effect.spec) | {
-        "accuracy": effect.accuracy._asdict(),
-        "change": effect.change._asdict() | {"is_significant": effect.is_significant},
-        "donor_share": effect.donor_share and effect.donor_share._asdict(),
-        "difference_to_first": effect.difference_to_first and effect.difference_to_first._asdict(),
-    }
+    values = effect._asdict()
+    is_significant = {"is_significant": values.pop("is_significant")}
+    return spec_to_json(values.pop("spec")) | values | {"change": effect.change._asdict() | is_significant}
 
 
 def format_summary(summary: QuestionSummary | DatasetSummary) -> str:
@@ -296,7 +293,7 @@ def format_dataset(summary: DatasetSummary) -> list[str]:
             if effect.donor_share and effect.spec.kind == "swap":
                 text += f"; {format_percent(effect.donor_share.mean)} % become the donor's answer"
             if effect.difference_to_first:
-                text += f"; minus {first}'s: {format_difference(effect.difference_to_first)}"
+                text += f"; minus {first}'s: {statistics.format_difference(effect.difference_to_first)}"
             name = f"{effect.spec.kind} in {effect.spec.target}"
             lines.append(f"  {name:<18}{format_percent(effect.accuracy.mean):>6} %  {text}")
         sweep = ", ".join(f"{n}: {format_percent(float(x.correct.mean()))} %" for n, x in run.by_iterations.items())
@@ -328,9 +325,3 @@ def name_passes(run: QuestionInspection) -> list[str]:
     """Return a name for each pass over the latents; sequential latents have one."""
     iterations = [f"iteration {t}" for t in range(1, len(run.lens.passes))]
     return ["sequential"] if run.num_iterations is None else ["placeholders", *iterations]
-
-
-def format_difference(difference: Difference) -> str:
-    """Return a difference in points with its interval."""
-    low, high = statistics.format_points(difference.low), statistics.format_points(difference.high)
-    return f"{statistics.format_points(difference.mean)} ({low} to {high})"

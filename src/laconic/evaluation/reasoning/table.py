@@ -23,6 +23,7 @@ from laconic.evaluation.tables import (
     MIN_SEEDS,
     Column,
     Table,
+    figures_to_json,
     format_accuracy,
     format_count,
     format_interval,
@@ -345,22 +346,23 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         | {"is_significant": c.is_significant, "text": c.text, "mcnemar_p": c.mcnemar_p}
         for c in compare_to_baseline(table)
     ]
-    return {
+    data = {
         "schema": 2,
         "protocol": table.protocol,
         "datasets": datasets,
-        "macro_averages": [{"run": title, "accuracy": x._asdict()} for title, x in macro_averages(table)],
+        "macro_averages": [{"run": title, "accuracy": x} for title, x in macro_averages(table)],
         "comparisons": comparisons,
-        "examples": [example.to_json() for example in table.examples],
+        "examples": table.examples,
         "caveats": list_caveats(table),
         "notes": list(table.notes),
         "facts": dict(table.facts),
     }
+    return figures_to_json(data)
 
 
 def row_to_json(row: ReasoningRow) -> dict[str, Any]:
     """Return one row as JSON."""
-    papers = None if row.paper_figures is None else [figure._asdict() for figure in row.paper_figures] or "not known"
+    papers = None if row.paper_figures is None else row.paper_figures or "not known"
     return {
         "run": row.run,
         "condition": row.condition or "as trained",
@@ -368,7 +370,7 @@ def row_to_json(row: ReasoningRow) -> dict[str, Any]:
         "unanswered": sum(record.prediction is None for result in row.results for record in result.records),
         **row.costs_to_json(),
         "papers": papers,
-        "milliseconds": row.latency and row.latency._asdict(),
+        "milliseconds": row.latency,
         "questions_per_second": row.throughput and row.throughput.questions_per_second,
         "throughput_batch_size": row.throughput and row.throughput.batch_size,
     }

@@ -12,7 +12,7 @@ from laconic.evaluation.statistics import Estimate, ScoreMatrix
 from laconic.evaluation.streams.books import AFTER_OTHER_BOOK, AFTER_READING, FRESH
 from laconic.evaluation.streams.metrics import OVERALL
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, Table, build_table, format_mean, format_percent
+from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
 
 NLL_STREAMS = ("ppl", "books", "levels")  # scored by NLL; all others by shares
 BASELINES = {"books": FRESH, "levels": "all levels"}  # condition that the others are compared with
@@ -124,13 +124,13 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
     """Return all figures as JSON; a gain on one item has no standard error."""
     conditions = {
         condition: {
-            "metrics": {row.metric: row.estimate._asdict() for row in estimate_metrics(result, condition)},
+            "metrics": {row.metric: row.estimate for row in estimate_metrics(result, condition)},
             "level_updates": updates_per_level(result, condition),
             "state_bytes": mean_state_bytes(result, condition),
         }
         for condition in result.conditions
     }
-    return {
+    data = {
         "task": result.task,
         "stream": stream_name(result),
         "run": result.run,
@@ -139,8 +139,9 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "items": len(result.items_by_seed[0]),
         "unit": "nats" if is_nll(result) else "share",
         "conditions": conditions,
-        "gains": [gain._asdict() for gain in compute_gains(result)],
+        "gains": compute_gains(result),
     }
+    return figures_to_json(data)
 
 
 class PairedGain(NamedTuple):
