@@ -22,7 +22,6 @@ from laconic.nested.state import (
     MLPMemoryState,
     concat_rows,
     detach,
-    map_tensors,
     num_rows,
     select_rows,
 )
@@ -37,13 +36,11 @@ class ScanOptions(NamedTuple):
     Attributes:
         outer_gradient: what of the outer gradient flows through writes.
         truncate_after: chunks after which a state is detached, for "truncated".
-        reset_periods: tokens after which a memory starts again, by name.
         activation_checkpointing: whether each chunk is recomputed in the backward pass.
     """
 
     outer_gradient: OuterGradient
     truncate_after: int | None
-    reset_periods: Mapping[str, int]
     activation_checkpointing: bool
 
 
@@ -126,13 +123,12 @@ def scan_chunks(
         states: their states.
         inputs: packed inputs, each [B, H, T, ...].
         lengths: valid tokens of each row, None if all are valid.
-        options: gradients, resets and checkpointing.
+        options: gradients and checkpointing.
 
     Returns:
         What the memories answer, and their states after the last token.
     """
-    period = max([*memory.chunk_sizes.values(), *options.reset_periods.values()])
-    groups = group_rows_by_offset(token_counts(states), period)
+    groups = group_rows_by_offset(token_counts(states), max(memory.chunk_sizes.values()))
     if len(groups) == 1:
         return _scan_aligned(memory, states, inputs, lengths, next(iter(groups)), options)
     outputs: list[Tensor] = []
@@ -176,7 +172,7 @@ def _scan_aligned(
         if ending:
             reached = None if lengths is None else torch.tensor([n >= b for n in lengths])
             ended = {
-                name: _reset_or_detach(state, num_tokens + b, name, memory.chunk_sizes[name], options)
+                name: _truncate_gradient(state, num_tokens + b, memory.chunk_sizes[name], options)
                 for name, state in memory.end_chunks(states, ending).items()
             }
             states = {**states, **{name: _where_rows(reached, new, states[name]) for name, new in ended.items()}}
@@ -204,12 +200,8 @@ def _step_chunk(
     )  # fmt: skip
 
 
-def _reset_or_detach(
-    state: MemoryState, num_tokens: Tensor, name: str, chunk_size: int, options: ScanOptions
-) -> MemoryState:
-    """Reset or detach the rows of a memory whose token count calls for it, at a boundary."""
-    if name in options.reset_periods:
-        state = _where_rows(num_tokens % options.reset_periods[name] != 0, state, map_tensors(state, torch.zeros_like))
+def _truncate_gradient(state: MemoryState, num_tokens: Tensor, chunk_size: int, options: ScanOptions) -> MemoryState:
+    """Detach the rows of a memory after every `truncate_after` chunks, for "truncated"."""
     if options.outer_gradient == "truncated" and options.truncate_after is not None:
         state = _where_rows(num_tokens // chunk_size % options.truncate_after == 0, detach(state), state)
     return state
