@@ -100,7 +100,7 @@ def test_evaluate_fact_recall_stores_and_reuses_results(
 ) -> None:
     (result,) = evaluate_json(run, "facts")
     assert [gain["condition"] for gain in result["conditions"]] == [
-        *("none", "compressed", "truncated", "full", "untrained none", "untrained", "oracle length"),
+        *("none", "compressed", "truncated", "other text", "full", "untrained none", "untrained", "oracle length"),
         *("n = 1", "end, n = 1", "n = 2", "end, n = 2", "n = 3", "end, n = 3"),
         *("quantile 0.1", "quantile 0.25", "quantile 0.75", "quantile 0.9", "sampled", "soft"),
     ]
@@ -160,6 +160,7 @@ def test_evaluate_tails_and_excerpts_of_held_out_books(run: RunCli) -> None:
         "none": 0,
         "compressed": 4,
         "truncated": 4,
+        "other text": 4,
         "full": 64,
         "untrained none": 0,
         "untrained": 4,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from laconic.evaluation.compression.evaluate import (
     evaluate_batch,
     split_context,
 )
+from laconic.evaluation.compression.run import AutoCompressorReader
 
 V = 11
 
@@ -109,6 +111,13 @@ def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
             assert metrics["nll"] == pytest.approx([sum(nats[:31]), sum(nats[31:])], rel=1e-5)
             assert (metrics["num_correct"], metrics["context_size"]) == (num_correct, size)
         assert document.conditions["compressed"]["vectors_per_segment"] == [n, n]
+
+
+def test_compress_other_text_takes_the_document_half_the_data_set_further_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutoCompressorReader, "compress", lambda _, split, rule: split.names)
+    source, reader = RandomDocuments(), AutoCompressorReader(cast(Any, None), 0)
+    names = reader.compress_other_text(split_context(source.batch([0, 3, 4], 0, 0)), source)
+    assert names == ("row 2", "row 0", "row 1")
 
 
 def test_split_context_rejects_padding() -> None:

@@ -179,6 +179,8 @@ def summarize_run(result: RunResult, gains: dict[str, ContextGain]) -> str:
         text += f", {format_percent(gain.share_of_full)} % of what the whole text saves"
     if "truncated" in gains:
         text += f"; as many tokens of text save {gains['truncated'].gain.mean:+.4f}"
+    if "other text" in gains:
+        text += f"; vectors of another text save {gains['other text'].gain.mean:+.4f}"
     if FULL_TUNED in gains:
         text += f"; a language model of equal training saves {gains[FULL_TUNED].gain.mean:+.4f} with the whole text"
     return text + "."

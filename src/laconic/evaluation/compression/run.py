@@ -95,6 +95,14 @@ class AutoCompressorReader:
         assert memory is not None
         return CompressedContext(memory, torch.stack(best_lengths, 1), None)
 
+    def compress_other_text(self, split: ContextTail, source: TrainingData) -> CompressedContext:
+        """Compress the context of another document for each tail: the one half the data set further on.
+
+        What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
+        """
+        rows = [(row + len(source) // 2) % len(source) for row in split.row_index.tolist()]
+        return self.compress(split_context(source.batch(rows, 0, 0)).to(split.row_index.device), None)
+
     def with_rule(self, rule: StopRule | None = None) -> Callable[[ContextTail], CompressedContext]:
         """Return `compress` with a rule; None is the run's own."""
         return partial(self.compress, rule=rule)
@@ -149,12 +157,19 @@ def spread_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def build_conditions(
-    run: LoadedRun, C: int, T: int, *, all_lengths: bool, untrained: AutoCompressor | None = None
+    run: LoadedRun,
+    source: TrainingData,
+    C: int,
+    T: int,
+    *,
+    all_lengths: bool,
+    untrained: AutoCompressor | None = None,
 ) -> list[ContextCondition]:
     """Return the conditions under which a run reads a tail of T tokens after a context of C.
 
     Args:
         run: A compressor, or a language-model baseline.
+        source: The documents.
         C: Tokens of the context.
         T: Tokens of the tail.
         all_lengths: Whether to include every length and every stop rule of the run.
@@ -176,6 +191,8 @@ def build_conditions(
         ContextCondition("compressed", reader, reader.with_rule()),
         ContextCondition("truncated", reader, end_tokens="compressed"),
     ]
+    if len(source) > 1:
+        conditions.append(ContextCondition("other text", reader, partial(reader.compress_other_text, source=source)))
     if C + T + method.segment_model.prefix_length <= method.decoder.config.max_position_embeddings:
         conditions.append(ContextCondition("full", reader, end_tokens=ALL_TOKENS))
     if untrained is not None:
@@ -303,7 +320,7 @@ def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[Compr
         source = build_data.load_held_out(recipe, run.parts.tokenizer, max_positions, part, limit).source
         task = recipe.data.recall
         C, T = task.segment_tokens * task.num_segments, 2 * task.num_queries
-        conditions = build_conditions(run, C, T, all_lengths=True, untrained=untrained)
+        conditions = build_conditions(run, source, C, T, all_lengths=True, untrained=untrained)
         return [CompressionEvalSet(part, source, conditions, max(BATCH_TOKENS // (C + T), 1))]
     source = build_data.load_held_out(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
@@ -332,5 +349,5 @@ def text_conditions(
         if n < (excerpt_tokens or 1) or (limit is not None and -(-n // segment_tokens) >= limit):
             continue
         tail_tokens, all_lengths = excerpt_tokens or segment_tokens, n == segment_tokens
-        conditions = build_conditions(run, n, tail_tokens, all_lengths=all_lengths, untrained=untrained)
-        yield TailDataset(tails, n, segment_tokens, excerpt_tokens), conditions
+        data = TailDataset(tails, n, segment_tokens, excerpt_tokens)
+        yield data, build_conditions(run, data, n, tail_tokens, all_lengths=all_lengths, untrained=untrained)

@@ -26,10 +26,11 @@ from laconic.evaluation.tables import Column, Table, build_table, figures_to_jso
 
 LEGEND = (
     "vectors: per segment. before: vectors or tokens before the tail. none: no context; shown once for the same tails "
-    "after contexts of other lengths. gain: nats per token saved against no context, paired by document (untrained: "
-    "against the untrained model). share: of the whole text's gain. Lengths are hard except in soft. full-tuned: the "
-    "language-model baseline reads the whole text. oracle length: the cheapest length of each segment, found by trial; "
-    "an upper bound, not a method."
+    "after contexts of other lengths. truncated: as many last tokens as vectors. other text: vectors of another "
+    "document. gain: nats per token saved against no context, paired by document (untrained: against the untrained "
+    "model). share: of the whole text's gain. Lengths are hard except in soft. full-tuned: the language-model baseline "
+    "reads the whole text. oracle length: the cheapest length of each segment, found by trial; an upper bound, not a "
+    "method."
 )
 
 
