@@ -64,5 +64,5 @@ def test_continual_translation_pauses_and_order_are_random() -> None:
 def test_score_translation_counts_every_language() -> None:
     batch = ContinualTranslationDataset(0, ContinualTranslationConfig(num_languages=2, num_words=3)).batch([0], 0, 0)
     is_first = batch.input_ids[0] < VOCABULARY.index("k8")
-    (sums,) = score_translation(batch, is_first[None])
+    sums = score_translation(batch, 0, is_first)
     assert sums == {"all": (3, 6), "language 1": (3, 3), "language 2": (0, 3)}

@@ -120,9 +120,9 @@ def test_score_mqar_takes_a_key_of_several_tokens_whole() -> None:
     # two keys that share a word, 1 2 and 1 3; of the second's value the last word is not what was told
     result = documents([[1, 2, 8, 9, 1, 3, 7, 6, 1, 3, 7, 5, 15, 15, 15, 15, 1, 2, 8, 9]], "a",
                       [[10, 11, 18, 19]], num_facts=torch.tensor([2]))  # fmt: skip
-    right = torch.zeros(1, 20, dtype=torch.bool)
-    right[0, [9, 17, 18]] = True
-    (cells,) = score_mqar(result, right)
+    right = torch.zeros(20, dtype=torch.bool)
+    right[[9, 17, 18]] = True
+    cells = score_mqar(result, 0, right)
     assert cells == {"all": (1, 2), "2 pairs": (1, 2), "2 pairs, gap 4-7": (0, 1), "2 pairs, gap 16-31": (1, 1)}
 
 

@@ -4,13 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.evaluation.class_incremental import intent_data
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.metrics import METHODS
 from laconic.evaluation.class_incremental.report import build_method_table
@@ -55,7 +54,7 @@ def rows(tmp_path: Path) -> Path:
 def two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide the four classes into two tasks."""
     info = replace(INTENT_DATASETS["banking77"], classes_per_task=2)
-    monkeypatch.setattr(intent_data, "INTENT_DATASETS", {"banking77": info})
+    monkeypatch.setitem(cast(Any, INTENT_DATASETS), "banking77", info)
 
 
 @pytest.mark.usefixtures("unchecked")

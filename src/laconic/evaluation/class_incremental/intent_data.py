@@ -4,7 +4,6 @@ CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 202
 `utterance → label`. Training rows whose text is also held out are dropped, because the published splits overlap.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ class IntentDatasetInfo:
     Attributes:
         name: Name.
         file: File below the folder of data sets.
-        licence: Licence of the data.
         classes_per_task: Classes of a task.
         hub_repo: Repository on the Hub.
         hub_config: Its configuration.
@@ -43,7 +41,6 @@ class IntentDatasetInfo:
 
     name: str
     file: str
-    licence: str
     classes_per_task: int
     hub_repo: str | None = None
     hub_config: str | None = None
@@ -54,16 +51,15 @@ class IntentDatasetInfo:
 INTENT_CATALOG = (
     IntentDatasetInfo(
         name="clinc150",
-        file="clinc150/clinc150.jsonl",
-        licence="CC BY 3.0",
+        file="clinc150/clinc150.jsonl",  # CC BY 3.0
         classes_per_task=15,
         hub_repo="clinc/clinc_oos",
         hub_config="plus",
         splits=(("train", "train"), ("valid", "validation"), ("test", "test")),
         out_of_scope_label="oos",
     ),
-    IntentDatasetInfo("banking77", "banking77/banking77.jsonl", "CC BY 4.0", 11, "PolyAI/banking77"),
-    IntentDatasetInfo("dbpedia14", "dbpedia14/dbpedia14-sample.jsonl", "CC BY-SA", 2),
+    IntentDatasetInfo("banking77", "banking77/banking77.jsonl", 11, "PolyAI/banking77"),  # CC BY 4.0
+    IntentDatasetInfo("dbpedia14", "dbpedia14/dbpedia14-sample.jsonl", 2),  # CC BY-SA
 )
 INTENT_DATASETS: Mapping[str, IntentDatasetInfo] = {info.name: info for info in INTENT_CATALOG}
 
@@ -80,26 +76,17 @@ class IntentRows(NamedTuple):
 # --- loading
 
 
-def get_intent_dataset(name: str) -> IntentDatasetInfo:
-    """Return the data set of a name. Raises `InputError` with the nearest name."""
-    if name not in INTENT_DATASETS:
-        near = difflib.get_close_matches(name, INTENT_DATASETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(INTENT_DATASETS)}"
-        raise InputError(f"unknown class-incremental data set {name}; {hint}")
-    return INTENT_DATASETS[name]
-
-
 def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
-    """Load a data set.
+    """Load a data set of `INTENT_DATASETS`.
 
     Args:
         name: Name of the data set.
         path: File of rows, or the folder that contains the data sets; None loads from the Hub.
 
     Raises:
-        InputError: If the data set is unknown or missing, or has fewer than two classes.
+        InputError: If the data set is missing, or has fewer than two classes.
     """
-    info = get_intent_dataset(name)
+    info = INTENT_DATASETS[name]
     if path is None:
         rows = load_hub_utterances(info)
     else:

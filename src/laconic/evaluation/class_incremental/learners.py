@@ -22,10 +22,11 @@ from laconic.evaluation.class_incremental.label_scoring import (
 )
 from laconic.evaluation.class_incremental.protocol import ClassScores, score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
+from laconic.evaluation.streams.passages import empty_caches
 from laconic.interfaces import StatefulLM
 from laconic.nested import nan_check
 from laconic.nested import state as state_tree
-from laconic.nested.state import FastWeightState, LayerState
+from laconic.nested.state import FastWeightState
 
 SHRINKAGE = 0.1  # of the shared covariance towards its mean variance
 
@@ -88,19 +89,16 @@ class StatefulLearner:
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         """Read the examples line after line."""
-        read = self.read_line if has_no_attention(self.state) else self.read_line_without_context
         with torch.no_grad():
             for item in items:
-                self.state = read(item)
+                self.state = self.read_line(item)
 
     def read_line(self, item: LabelledUtterance) -> FastWeightState:
-        """Read a line with a model that has no attention, and so no context to clear."""
-        ids = self.stream.start_ids + self.stream.training_ids(item)
-        return self.advance(ids, self.state, target_mask=self.build_target_mask(item))
-
-    def read_line_without_context(self, item: LabelledUtterance) -> FastWeightState:
-        """Read a line on an empty KV cache, and empty the cache again."""
-        state, target_mask, (before, after) = self.state, self.build_target_mask(item), self.split_line(item)
+        """Read a line; with attention, on an empty KV cache, which is emptied again."""
+        state, target_mask = self.state, self.build_target_mask(item)
+        if has_no_attention(state):
+            return self.advance(self.stream.start_ids + self.stream.training_ids(item), state, target_mask=target_mask)
+        before, after = self.split_line(item)
         if before:
             state = self.advance(before, state, update_weights=False)
         state = self.advance(after, state, target_mask=None if target_mask is None else target_mask[: len(after)])
@@ -152,18 +150,12 @@ class StatefulLearner:
 
 def clear_caches(state: FastWeightState) -> FastWeightState:
     """Return a state with empty KV caches, and positions from 0 on."""
-    layers = tuple(clear_layer_cache(layer) for layer in state.layers)
-    if all(layer.cache is None for layer in layers):
+    if all(layer.cache is None for layer in state.layers):
         return state
     chunk = state.open_chunk
     if chunk is not None:
-        chunk = replace(chunk, layers_at_start=tuple(clear_layer_cache(layer) for layer in chunk.layers_at_start))
-    return FastWeightState(layers, torch.zeros_like(state.position), chunk)
-
-
-def clear_layer_cache(layer: LayerState) -> LayerState:
-    """Return a layer with an empty KV cache."""
-    return layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0))
+        chunk = replace(chunk, layers_at_start=empty_caches(chunk.layers_at_start))
+    return FastWeightState(empty_caches(state.layers), torch.zeros_like(state.position), chunk)
 
 
 class NearestClassMean:

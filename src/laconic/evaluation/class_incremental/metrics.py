@@ -12,7 +12,6 @@ from laconic.evaluation.statistics import Estimate
 
 AccuracyRows = Sequence[Sequence[float | None]]
 METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
-METRIC_NAMES = ("AA", "BWT", "forgetting", "plasticity")
 
 
 class ForgettingMetrics(NamedTuple):
@@ -60,12 +59,8 @@ def plasticity(A: AccuracyRows) -> float:
 def estimate_metrics(matrices: Sequence[AccuracyRows]) -> dict[str, Estimate]:
     """Return each metric over class orders with its 95 % interval, without those that the matrices do not give."""
     metrics = [compute_metrics(A) for A in matrices]
-    columns = {name: [getattr(values, name) for values in metrics] for name in METRIC_NAMES}
-    return {
-        name: statistics.estimate_mean([[x] for x in column])
-        for name, column in columns.items()
-        if all(x is not None for x in column)
-    }
+    columns = zip(ForgettingMetrics._fields, zip(*metrics, strict=True), strict=True)
+    return {name: statistics.estimate_mean([[x] for x in column]) for name, column in columns if None not in column}
 
 
 def metrics_to_json(estimates: dict[str, Estimate]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class ClassScores(NamedTuple):
 
 
 class ClassIncrementalLearner(Protocol):
-    """A method that learns a stream and classifies items."""
+    """A method that learns a stream and classifies items; its attribute `notes`, if any, is stored with the result."""
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         """Learn the examples of a task, each once, in order."""
@@ -120,7 +120,7 @@ def run_stream(
         for criterion, row in rows.items():
             matrices.setdefault(criterion, empty_rows(i, stream.num_tasks)).append(row)
         log_progress(log, stream, i, rows)
-    return StreamResult(stream.seed, matrices, collect_notes(learner))
+    return StreamResult(stream.seed, matrices, dict(getattr(learner, "notes", {})))
 
 
 def run_joint(
@@ -134,7 +134,7 @@ def run_joint(
     rows = evaluate_tasks(learner, stream, last)
     log_progress(log, stream, last, rows)
     matrices = {criterion: [*empty_rows(last, stream.num_tasks), row] for criterion, row in rows.items()}
-    return StreamResult(stream.seed, matrices, collect_notes(learner))
+    return StreamResult(stream.seed, matrices, dict(getattr(learner, "notes", {})))
 
 
 def empty_rows(i: int, n: int) -> AccuracyMatrix:
@@ -168,9 +168,3 @@ def evaluate_tasks(
         criterion: [float(x.mean()) for x in np.split(correct, borders)] + not_evaluated
         for criterion, correct in compute_correct(scored, items, seen_classes).items()
     }
-
-
-def collect_notes(learner: Any) -> dict[str, Any]:
-    """Return what a learner reports at the end: updates of its levels, bytes of its state."""
-    notes: Mapping[str, Any] = getattr(learner, "notes", {})
-    return dict(notes)

@@ -13,7 +13,7 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     FinetunedLearner,
     ReplayReservoir,
 )
-from laconic.evaluation.class_incremental.intent_data import build_stream, get_intent_dataset, load_intents
+from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, build_stream, load_intents
 from laconic.evaluation.class_incremental.label_scoring import has_no_attention
 from laconic.evaluation.class_incremental.learners import (
     FrozenModel,
@@ -121,7 +121,7 @@ def plan_class_incremental(
             tokenizer,
             seed,
             name=name,
-            classes_per_task=get_intent_dataset(name).classes_per_task,
+            classes_per_task=INTENT_DATASETS[name].classes_per_task,
             max_test_per_class=max_test_per_class,
             max_train_per_class=max_train_per_class,
         )

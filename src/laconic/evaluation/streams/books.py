@@ -92,6 +92,6 @@ def score_section(
     Weights are not updated on the section where attention sees it anyway.
     """
     scores = score_tokens(model, section, state, True, freeze_last_segment=len(section.segment_slices) == 1)
-    (sums,) = score_passage(section, scores.nll, torch.zeros_like(state.position), bytes_per_token)
+    sums = score_passage(section.targets[0], scores.nll[0], 0, bytes_per_token)
     without_positions = {name: x for name, x in sums.items() if not name[0].isdigit()}
     return build_metrics(without_positions, count_level_updates(state)[0], fast_weights.num_bytes(state))

@@ -149,11 +149,5 @@ def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
 
 
 def build_metrics(sums: MetricSums, level_updates: Sequence[float], state_bytes: int) -> dict[str, Any]:
-    """Return what is stored of an item under one condition.
-
-    Args:
-        sums: Sum of scores and their number, by metric.
-        level_updates: How often each level was updated, mean over layers.
-        state_bytes: Bytes of the state.
-    """
+    """Return what is stored of an item under one condition."""
     return {"sums": sums, "level_updates": level_updates, "state_bytes": state_bytes}

@@ -1,7 +1,7 @@
 """Metrics of stream items: recall by pairs and gap, copied values, translations, strings, needles, NLL.
 
-A metric is a sum of scores and their number, so that metrics of several items can be added. `correct` is given for
-every target, and is False where there is none.
+A metric is a sum of scores and their number, so that metrics of several items can be added. Functions score row `b` of
+a batch; `correct` is given for every target of the row, and is False where there is none.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.data.synthetic.continual_translation import language_of_word
 
 MetricSums = Mapping[str, tuple[float, float]]
-TokenHits = Bool[Tensor, "B T"]
+TokenHits = Bool[Tensor, " T"]
 OVERALL, PER_BYTE = "all", "per byte"
 LENGTH_BIN = 10  # string lengths in one metric
 FIRST_BUCKET = 256  # positions in the first bucket; each further bucket is as wide as all before it
@@ -25,75 +25,61 @@ def add_score(sums: dict[str, tuple[float, float]], name: str, score: float, n: 
     sums[name] = (total + score, count + n)
 
 
-def score_mqar(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
+def score_mqar(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return the share of queries answered: overall, by number of pairs, and by gap in powers of two.
 
     The gap is the distance from a key to its query. An answer is a run of targets; the query before it has the same
     length and ends where the answer begins.
     """
-    metrics: list[MetricSums] = []
     assert batch.num_facts is not None
-    for b, pairs in enumerate(batch.num_facts.tolist()):
-        sums: dict[str, tuple[float, float]] = {}
-        for answer in contiguous_slices(batch.targets[b] != IGNORE_INDEX):
-            width = answer.stop - answer.start
-            query = answer.start - width + 1
-            key = batch.input_ids[b, query : query + width]
-            gap = next(query - t for t in range(0, query, 2 * width) if batch.input_ids[b, t : t + width].equal(key))
-            low, hit = 1 << (gap.bit_length() - 1), float(correct[b, answer].all())
-            for name in (OVERALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
-                add_score(sums, name, hit)
-        metrics.append(sums)
-    return metrics
+    sums: dict[str, tuple[float, float]] = {}
+    ids, pairs = batch.input_ids[b], int(batch.num_facts[b])
+    for answer in contiguous_slices(batch.targets[b] != IGNORE_INDEX):
+        width = answer.stop - answer.start
+        query = answer.start - width + 1
+        key = ids[query : query + width]
+        gap = next(query - t for t in range(0, query, 2 * width) if ids[t : t + width].equal(key))
+        low = 1 << (gap.bit_length() - 1)
+        for name in (OVERALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
+            add_score(sums, name, float(correct[answer].all()))
+    return sums
 
 
-def score_copying(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
+def score_copying(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return the share of values copied, overall and by their number, and of documents copied without an error."""
-    metrics: list[MetricSums] = []
-    for b in range(batch.B):
-        n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), float(correct[b].sum())
-        metrics.append({OVERALL: (hits, n), f"{n} values": (hits, n), "whole documents": (float(hits == n), 1)})
-    return metrics
+    n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), float(correct.sum())
+    return {OVERALL: (hits, n), f"{n} values": (hits, n), "whole documents": (float(hits == n), 1)}
 
 
-def score_translation(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
+def score_translation(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return the share of words translated, overall and by language in the order in which they were taught."""
-    metrics: list[MetricSums] = []
-    for b in range(batch.B):
-        sums: dict[str, tuple[float, float]] = {}
-        for t in (batch.targets[b] != IGNORE_INDEX).nonzero()[:, 0].tolist():
-            for name in (OVERALL, f"language {language_of_word(int(batch.input_ids[b, t]))}"):
-                add_score(sums, name, float(correct[b, t]))
-        metrics.append(sums)
-    return metrics
+    sums: dict[str, tuple[float, float]] = {}
+    for t in (batch.targets[b] != IGNORE_INDEX).nonzero()[:, 0].tolist():
+        for name in (OVERALL, f"language {language_of_word(int(batch.input_ids[b, t]))}"):
+            add_score(sums, name, float(correct[t]))
+    return sums
 
 
-def score_languages(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
+def score_languages(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return whether all sets of a string are correct, overall and by length, and the share of sets."""
-    has_target = batch.targets != IGNORE_INDEX
-    metrics: list[MetricSums] = []
-    for b in range(batch.B):
-        n, hits = int(has_target[b].sum()), int(correct[b].sum())
-        low, is_correct = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
-        length = f"length {low}-{low + LENGTH_BIN - 1}"
-        metrics.append({OVERALL: (is_correct, 1), length: (is_correct, 1), "positions": (hits, n)})
-    return metrics
+    n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), int(correct.sum())
+    low, is_correct = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
+    return {
+        OVERALL: (is_correct, 1),
+        f"length {low}-{low + LENGTH_BIN - 1}": (is_correct, 1),
+        "positions": (hits, n),
+    }
 
 
-def score_needle(batch: DocumentBatch, correct: TokenHits) -> list[MetricSums]:
+def score_needle(batch: DocumentBatch, b: int, correct: TokenHits) -> MetricSums:
     """Return the share of values retrieved: overall, by kind, by length and by depth.
 
     Documents are named KIND@LENGTH@DEPTH#N. A value is a run of targets.
     """
-    metrics: list[MetricSums] = []
-    for b in range(batch.B):
-        kind, length, depth = batch.document_ids[b].partition("#")[0].split("@")
-        hits = [bool(correct[b, value].all()) for value in contiguous_slices(batch.targets[b] != IGNORE_INDEX)]
-        score = (float(sum(hits)), len(hits))
-        metrics.append(
-            {OVERALL: score, kind: score, f"{kind}, {length} tokens": score, f"{kind}, depth {depth}": score}
-        )
-    return metrics
+    kind, length, depth = batch.document_ids[b].partition("#")[0].split("@")
+    hits = [bool(correct[value].all()) for value in contiguous_slices(batch.targets[b] != IGNORE_INDEX)]
+    names = (OVERALL, kind, f"{kind}, {length} tokens", f"{kind}, depth {depth}")
+    return dict.fromkeys(names, (float(sum(hits)), len(hits)))
 
 
 def contiguous_slices(mask: Bool[Tensor, " T"]) -> list[slice]:
@@ -106,36 +92,29 @@ def contiguous_slices(mask: Bool[Tensor, " T"]) -> list[slice]:
 
 
 def score_passage(
-    batch: DocumentBatch,
-    nll: Float[Tensor, "B T"],
-    start_positions: Int[Tensor, " B"],
-    bytes_per_token: Int[Tensor, " V"] | None,
-) -> list[MetricSums]:
-    """Return the NLL of each passage: per token, per byte if known, and by the number of tokens read before.
+    targets: Int[Tensor, " T"], nll: Float[Tensor, " T"], start: int, bytes_per_token: Int[Tensor, " V"] | None
+) -> MetricSums:
+    """Return the NLL of a passage: per token, per byte if known, and by the number of tokens read before.
 
     Args:
-        batch: One passage per row.
-        nll: NLL of its targets.
-        start_positions: Tokens that each row had read before its passage.
+        targets: Its targets.
+        nll: Their NLL.
+        start: Tokens read before the passage.
         bytes_per_token: Bytes of each token id.
     """
-    metrics: list[MetricSums] = []
-    for b in range(batch.B):
-        sums: dict[str, tuple[float, float]] = {}
-        columns = (batch.targets[b] != IGNORE_INDEX).nonzero()[:, 0]
-        row_nll, position = nll[b, columns.cpu()], columns.cpu() + int(start_positions[b]) + 1
-        add_score(sums, OVERALL, float(row_nll.sum()), len(columns))
-        if bytes_per_token is not None:
-            num_bytes = float(bytes_per_token[batch.targets[b, columns].cpu()].sum())
-            add_score(sums, PER_BYTE, float(row_nll.sum()), num_bytes)
-        low, high = 0, FIRST_BUCKET
-        while len(position) and low <= int(position.max()):
-            inside = (position >= low) & (position < high)
-            if bool(inside.any()):
-                add_score(sums, f"{low}-{high}", float(row_nll[inside].sum()), int(inside.sum()))
-            low, high = high, 2 * high
-        metrics.append(sums)
-    return metrics
+    sums: dict[str, tuple[float, float]] = {}
+    columns = (targets != IGNORE_INDEX).nonzero()[:, 0]
+    nll, position = nll[columns.cpu()], columns.cpu() + start + 1
+    add_score(sums, OVERALL, float(nll.sum()), len(columns))
+    if bytes_per_token is not None:
+        add_score(sums, PER_BYTE, float(nll.sum()), float(bytes_per_token[targets[columns].cpu()].sum()))
+    low, high = 0, FIRST_BUCKET
+    while len(position) and low <= int(position.max()):
+        inside = (position >= low) & (position < high)
+        if bool(inside.any()):
+            add_score(sums, f"{low}-{high}", float(nll[inside].sum()), int(inside.sum()))
+        low, high = high, 2 * high
+    return sums
 
 
 def merge_sums(parts: list[MetricSums]) -> MetricSums:

@@ -19,7 +19,7 @@ from laconic.evaluation.streams.evaluate import (
 from laconic.evaluation.streams.metrics import MetricSums, merge_sums, score_passage
 from laconic.interfaces import TrainingData
 from laconic.nested import state as fast_weights
-from laconic.nested.state import FastWeightState
+from laconic.nested.state import FastWeightState, LayerState
 
 NAME_BATCH = 64  # rows loaded at once to read their names
 
@@ -89,13 +89,12 @@ def read_texts(
             state = fast_weights.select_rows(state, [rows.index(b) for b in active])
         else:
             state = condition.model.initial_state(len(active))
-        start_positions = state.position
+        starts = state.position.tolist()
         scores = score_tokens(condition.model, batch, state, condition.update_weights)
         rows, state = active, drop_cache(scores.state)
         state_bytes = fast_weights.num_bytes(scores.state) // len(active)
-        new_sums = score_passage(batch, scores.nll, start_positions, bytes_per_token)
-        for b, passage_sums, passage_updates in zip(active, new_sums, count_level_updates(state), strict=True):
-            sums[b].append(passage_sums)
+        for row, (b, passage_updates) in enumerate(zip(active, count_level_updates(state), strict=True)):
+            sums[b].append(score_passage(batch.targets[row], scores.nll[row], starts[row], bytes_per_token))
             updates[b] = [passage_updates] if condition.carry_state else [*updates[b], passage_updates]
     totals = [tuple(sum(level) for level in zip(*per_passage, strict=True)) for per_passage in updates]
     return [build_metrics(merge_sums(x), total, state_bytes) for x, total in zip(sums, totals, strict=True)]
@@ -103,5 +102,9 @@ def read_texts(
 
 def drop_cache(state: FastWeightState) -> FastWeightState:
     """Return the same fast weights with empty KV caches: attention sees one passage at a time, as in training."""
-    layers = (layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in state.layers)
-    return replace(state, layers=tuple(layers))
+    return replace(state, layers=empty_caches(state.layers))
+
+
+def empty_caches(layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
+    """Return layers with empty KV caches."""
+    return tuple(layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in layers)

@@ -92,11 +92,8 @@ def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterat
             variant={} if stream.stream == stream.name else {"stream": stream.stream},
             key={"data": stream.source.fingerprint},
         )
-        conditions = (
-            ablation_conditions(run)
-            if stream.stream == "levels"
-            else list_conditions(stateful_model(run), stream.stream)
-        )
+        is_ablation = stream.stream == "levels"
+        conditions = ablation_conditions(run) if is_ablation else list_conditions(stateful_model(run), stream.stream)
         yield build_stream_job(metadata, stream, conditions, request.device)
 
 
@@ -178,13 +175,10 @@ def evaluate_items(
     for condition in conditions:
         state, freeze_last = condition.model.initial_state(batch.B), stream.stream == "needle"
         scores = score_tokens(condition.model, batch, state, condition.update_weights, freeze_last)
-        sums, state_bytes = (
-            SCORERS[stream.stream](batch, scores.correct),
-            fast_weights.num_bytes(scores.state),
-        )
-        updates = count_level_updates(scores.state)
+        score, state_bytes = SCORERS[stream.stream], fast_weights.num_bytes(scores.state) // batch.B
         metrics[condition.name] = [
-            build_metrics(*values, state_bytes // batch.B) for values in zip(sums, updates, strict=True)
+            build_metrics(score(batch, b, scores.correct[b]), updates, state_bytes)
+            for b, updates in enumerate(count_level_updates(scores.state))
         ]
     return [
         EvalItem(name, {condition: per_item[b] for condition, per_item in metrics.items()})
