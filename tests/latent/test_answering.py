@@ -3,10 +3,16 @@
 import pytest
 import torch
 
-from laconic.batches import PassCounts, ReasoningBatch
+from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
-from laconic.latent.answering import AnswerDecoding, answer_from_cache, answer_from_latents, generate_answers
+from laconic.latent.answering import (
+    AnswerDecoding,
+    answer_from_cache,
+    decode_answers,
+    prompt_with_latents,
+    prompt_with_question,
+)
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -39,6 +45,16 @@ def build_model(name: str, num_iterations: int | None, **changes: object) -> tup
     return decoder, LatentThoughts(
         decoder, num_latents=3, num_iterations=num_iterations, schedule=mode, control_init="normal", **changes
     )  # type: ignore[arg-type]
+
+
+def answer_from_latents(
+    decoder: Decoder, thoughts: LatentThoughts, batch: ReasoningBatch, decoding: AnswerDecoding
+) -> AnswerBatch:
+    return decode_answers(decoder, batch, prompt_with_latents(decoder, thoughts, batch, decoding), decoding)
+
+
+def answer_question(decoder: Decoder, batch: ReasoningBatch, decoding: AnswerDecoding) -> AnswerBatch:
+    return decode_answers(decoder, batch, prompt_with_question(decoder, batch, ()), decoding)
 
 
 def answer_without_cache(
@@ -101,10 +117,11 @@ def test_answers_as_many_iterations_as_latents_equal_sequential() -> None:
     )
 
 
-def test_generate_answers_equals_generate() -> None:
+def test_decode_answers_equals_generate() -> None:
     decoder, batch = fresh("llama"), questions(4, 1, 6, pads=1)
     rows = [[*batch.question_ids[b, batch.question_mask[b]].tolist(), 9] for b in range(3)]
-    got = generate_answers(decoder, batch, build_decoding(), prefix_ids=(9,), answer_offset=lambda ids: 2)
+    prompt = prompt_with_question(decoder, batch, (9,))._replace(answer_offset=lambda ids: 2)
+    got = decode_answers(decoder, batch, prompt, build_decoding())
     for b, g in enumerate(generate(decoder, input_ids=rows, config=GenerationConfig(max_tokens=6, eos_token_ids=EOS))):
         n = len(g.token_ids)
         assert got.token_ids[b] == tuple(g.token_ids)
@@ -112,9 +129,9 @@ def test_generate_answers_equals_generate() -> None:
         assert got.cache_positions[b] == (min(len(rows[b]) + 2, len(rows[b]) + n - 1), len(rows[b]) + n - 1)
 
 
-def test_generate_answers_reads_a_long_question_in_one_pass() -> None:
+def test_decode_answers_reads_a_long_question_in_one_pass() -> None:
     decoder = Decoder(DecoderConfig.tiny("llama", max_position_embeddings=2048))
-    got = generate_answers(decoder, questions(700), build_decoding(max_tokens=2))
+    got = answer_question(decoder, questions(700), build_decoding(max_tokens=2))
     assert got.passes[0].prompt == 1
 
 
@@ -135,11 +152,11 @@ def test_answers_sampling_depends_on_the_row_only() -> None:
 @pytest.mark.parametrize("eos", [(EOS,), ()])
 def test_answers_suppress_the_padding_token(eos: tuple[int, ...]) -> None:
     decoder, batch = fresh("llama"), questions(4)
-    (first,) = generate_answers(decoder, batch, build_decoding(eos_token_ids=eos, max_tokens=1)).token_ids
+    (first,) = answer_question(decoder, batch, build_decoding(eos_token_ids=eos, max_tokens=1)).token_ids
     decoder.config = DecoderConfig.tiny("llama", pad_token_id=first[0])
-    (got,) = generate_answers(decoder, batch, build_decoding(eos_token_ids=eos)).token_ids
+    (got,) = answer_question(decoder, batch, build_decoding(eos_token_ids=eos)).token_ids
     assert first[0] not in got
-    with_pad = generate_answers(decoder, batch, build_decoding(eos_token_ids=(*eos, first[0]))).token_ids[0]
+    with_pad = answer_question(decoder, batch, build_decoding(eos_token_ids=(*eos, first[0]))).token_ids[0]
     assert with_pad == first
 
 

@@ -117,30 +117,6 @@ class PromptedAnswers(nn.Module, ABC):
         )
 
 
-def generate_answers(
-    decoder: Decoder,
-    questions: ReasoningBatch,
-    decoding: AnswerDecoding,
-    *,
-    prefix_ids: Sequence[int] = (),
-    eos_count: int = 1,
-    answer_offset: AnswerOffsetFn = lambda ids: 0,
-) -> AnswerBatch:
-    """Generate what follows each question.
-
-    Args:
-        decoder: The model.
-        questions: Batch of questions.
-        decoding: How to decode.
-        prefix_ids: Ids to append to each question.
-        eos_count: A row ends with this many eos tokens.
-        answer_offset: Map from the generated ids to the number of them before the answer.
-    """
-    prompt = prompt_with_question(decoder, questions, prefix_ids)
-    prompt = prompt._replace(eos_count=eos_count, answer_offset=answer_offset)
-    return decode_answers(decoder, questions, prompt, decoding)
-
-
 def answer_from_embeddings(
     decoder: Decoder,
     questions: ReasoningBatch,
@@ -149,12 +125,9 @@ def answer_from_embeddings(
     decoding: AnswerDecoding,
     *,
     prefix_ids: Sequence[int] = (),
-    eos_count: int = 1,
-    answer_offset: AnswerOffsetFn = lambda ids: 0,
 ) -> AnswerBatch:
-    """Generate what follows the embeddings of each question; the other arguments as in `generate_answers`."""
+    """Generate what follows the embeddings of each question and the ids `prefix_ids` after them."""
     prompt = prompt_with_embeddings(decoder, inputs_embeds, attention_mask, prefix_ids)
-    prompt = prompt._replace(eos_count=eos_count, answer_offset=answer_offset)
     return decode_answers(decoder, questions, prompt, decoding)
 
 
@@ -198,15 +171,6 @@ def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
 def count_expected_eos(decoding: AnswerDecoding) -> int:
     """Return how many eos tokens end a row whose answer prompt is generated and may hold eos tokens itself."""
     return 1 + sum(i in decoding.eos_token_ids for i in decoding.answer_prompt)
-
-
-def answer_from_latents(
-    decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, decoding: AnswerDecoding
-) -> AnswerBatch:
-    """Generate what follows the latents of each question; question and placeholders are read in one pass."""
-    return decode_answers(
-        decoder, questions, prompt_with_latents(decoder, latent_thoughts, questions, decoding), decoding
-    )
 
 
 def prompt_with_latents(

@@ -24,10 +24,10 @@ from laconic.latent.answering import (
     find_answer_offset,
     prompt_with_cache,
 )
-from laconic.latent.cot import check_no_teacher, drop_chain_prefix, make_single_loss_output
+from laconic.latent.cot import check_no_teacher, compute_single_loss, drop_chain_prefix
 from laconic.latent.rollout import Intervention, LatentRollout, run_sequential_rollout
 from laconic.latent.thoughts import LatentThoughts
-from laconic.losses import build_teacher_targets, count_scored, masked_cross_entropy
+from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
@@ -49,15 +49,11 @@ class Coconut(PromptedAnswers):
 
     Example:
         >>> import laconic
+        >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import CoconutConfig
-        >>> from laconic.batches import ReasoningExample
-        >>> from laconic.config.data import DataConfig
-        >>> from laconic.data.reasoning.dataset import ReasoningDataset
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> tokenizer = build_byte_tokenizer()
-        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
-        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> from laconic.data.synthetic.digits import DigitsDataset
+        >>> data = DigitsDataset(0, DigitsConfig())
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> latents = laconic.LatentThoughts(decoder, num_latents=6, schedule="sequential", projection="none")
         >>> method = laconic.Coconut(decoder, latents, CoconutConfig(), steps_per_epoch=10)
         >>> output = method(data.batch([0], epoch=0, step=0))
@@ -129,10 +125,7 @@ class Coconut(PromptedAnswers):
         eot_mask = torch.ones_like(k, dtype=torch.bool)[:, None]
         mask = torch.cat([eot_mask, remaining.chain_mask, remaining.answer_mask], 1)
         hidden = self.decoder(torch.cat([eot, tokens], 1), cache, attention_mask=mask).hidden_states
-        targets, totals = build_teacher_targets(remaining), batch.loss_denominators
-        total = count_scored(targets) if totals is None else totals["student"]
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
-        return make_single_loss_output("student", result)
+        return compute_single_loss("student", self.decoder, hidden, build_teacher_targets(remaining), batch)
 
     def run_latents(
         self,

@@ -6,7 +6,7 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
@@ -19,13 +19,7 @@ from laconic.latent.answering import (
     prompt_with_chain,
     prompt_with_question,
 )
-from laconic.losses import (
-    LossAndAccuracy,
-    build_student_targets,
-    build_teacher_targets,
-    count_scored,
-    masked_cross_entropy,
-)
+from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
@@ -64,8 +58,12 @@ def encode_batch(
     return output.hidden_states[:, batch.question_ids.shape[1] - 1 :]
 
 
-def make_single_loss_output(name: str, result: LossAndAccuracy) -> StepOutput:
-    """Return the output of a method with a single cross-entropy."""
+def compute_single_loss(
+    name: str, decoder: Decoder, hidden: Float[Tensor, "B N D"], targets: Int[Tensor, "B N"], batch: ReasoningBatch
+) -> StepOutput:
+    """Return loss and accuracy of a method with one cross-entropy; `name` is that of its denominator and metrics."""
+    totals = batch.loss_denominators
+    result = masked_cross_entropy(decoder.logits, hidden, targets, None if totals is None else totals[name])
     return StepOutput(result.loss, {name: result.loss.detach(), f"{name}_right": result.accuracy})
 
 
@@ -83,14 +81,10 @@ class Cot(PromptedAnswers):
 
     Example:
         >>> import laconic
-        >>> from laconic.batches import ReasoningExample
-        >>> from laconic.config.data import DataConfig
-        >>> from laconic.data.reasoning.dataset import ReasoningDataset
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> tokenizer = build_byte_tokenizer()
-        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
-        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> from laconic.config.data import DigitsConfig
+        >>> from laconic.data.synthetic.digits import DigitsDataset
+        >>> data = DigitsDataset(0, DigitsConfig())
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> method = laconic.Cot(decoder)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
@@ -108,10 +102,7 @@ class Cot(PromptedAnswers):
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
         hidden = encode_batch(self.decoder, batch, state, with_chain=True)
-        total = (batch.loss_denominators or self.loss_denominators(batch))["teacher"]
-        targets = build_teacher_targets(batch)
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
-        return make_single_loss_output("teacher", result)
+        return compute_single_loss("teacher", self.decoder, hidden, build_teacher_targets(batch), batch)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
@@ -128,14 +119,10 @@ class NoCot(PromptedAnswers):
 
     Example:
         >>> import laconic
-        >>> from laconic.batches import ReasoningExample
-        >>> from laconic.config.data import DataConfig
-        >>> from laconic.data.reasoning.dataset import ReasoningDataset
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> tokenizer = build_byte_tokenizer()
-        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
-        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> from laconic.config.data import DigitsConfig
+        >>> from laconic.data.synthetic.digits import DigitsDataset
+        >>> data = DigitsDataset(0, DigitsConfig())
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> method = laconic.NoCot(decoder)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
@@ -153,10 +140,7 @@ class NoCot(PromptedAnswers):
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
         hidden = encode_batch(self.decoder, batch, state, with_chain=False)
-        total = (batch.loss_denominators or self.loss_denominators(batch))["student"]
-        targets = build_student_targets(batch)
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
-        return make_single_loss_output("student", result)
+        return compute_single_loss("student", self.decoder, hidden, build_student_targets(batch), batch)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False

@@ -14,8 +14,8 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import ICoTConfig
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers, prompt_with_chain
-from laconic.latent.cot import check_no_teacher, drop_chain_prefix, encode_batch, make_single_loss_output
-from laconic.losses import build_teacher_targets, count_scored, masked_cross_entropy
+from laconic.latent.cot import check_no_teacher, compute_single_loss, drop_chain_prefix, encode_batch
+from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.rng import uniform
@@ -43,15 +43,11 @@ class Icot(PromptedAnswers):
 
     Example:
         >>> import laconic
+        >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import ICoTConfig
-        >>> from laconic.batches import ReasoningExample
-        >>> from laconic.config.data import DataConfig
-        >>> from laconic.data.reasoning.dataset import ReasoningDataset
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> tokenizer = build_byte_tokenizer()
-        >>> example = ReasoningExample("1", "2+3*4=", ("3*4=12", "2+12=14"), "14")
-        >>> data = ReasoningDataset([example], tokenizer, DataConfig(path="train.jsonl"))
-        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> from laconic.data.synthetic.digits import DigitsDataset
+        >>> data = DigitsDataset(0, DigitsConfig())
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> method = laconic.Icot(decoder, ICoTConfig(), steps_per_epoch=10)
         >>> output = method(data.batch([0], epoch=0, step=0))
         >>> sorted(output.metrics)
@@ -94,14 +90,8 @@ class Icot(PromptedAnswers):
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
         remaining = self.drop_removed(batch)
-        hidden, targets = (
-            encode_batch(self.decoder, remaining, state, with_chain=True),
-            build_teacher_targets(remaining),
-        )
-        totals = batch.loss_denominators
-        total = count_scored(targets) if totals is None else totals["student"]
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
-        return make_single_loss_output("student", result)
+        hidden = encode_batch(self.decoder, remaining, state, with_chain=True)
+        return compute_single_loss("student", self.decoder, hidden, build_teacher_targets(remaining), batch)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether more tokens are removed than one step before, unless all chains were gone already."""
