@@ -37,16 +37,8 @@ def generate_rows(
     """Generate for all rows and write each as JSON, with its fields and a field `generation`.
 
     Without --output, rows go to standard output. With it, they are collected in OUTPUT.part, which is renamed at the
-    end and which the same command continues after an interruption. Row i samples with seed + i.
-
-    Args:
-        command: The flags: output, batch size, log probabilities, memory files.
-        decoder: The model.
-        tokenizer: Its tokenizer.
-        rows: The prompts.
-        ids: Token ids of the prompts.
-        config: Options of generation; `seed` is that of the first row.
-        memory: Memory that the prompts follow, of one text for all of them or of one for each.
+    end and which the same command continues after an interruption. Row i samples with seed + i. `memory` has one text
+    for all prompts, or one for each.
 
     Raises:
         UsageError: OUTPUT.part was begun with other rows, options or weights.

@@ -187,12 +187,8 @@ def save_generated_state(
 ) -> None:
     """Save the state after prompts and answers.
 
-    Args:
-        path: File to write.
-        model: The model.
-        states: States of the rows.
-        documents: What each row had read before.
-        texts: Prompt with answer, and the number of their tokens, of each row.
+    `documents` is what each row had read before; `texts` are the rows' prompts with answers, and their numbers of
+    tokens.
     """
     from laconic.experiment.read_into_state import ReadDocument
     from laconic.nested.state import concat_rows

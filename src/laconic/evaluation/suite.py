@@ -292,14 +292,9 @@ def evaluate_job(
     stop: StopSignal | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[EvalItem]:
-    """Evaluate one job of a run and store its results in the run.
+    """Evaluate one job of a run at one of its checkpoints and store its results in the run.
 
-    Args:
-        run: The run at one of its checkpoints.
-        job: What to evaluate.
-        ranks: Processes that share each batch.
-        stop: Signal that interrupts: at once in a single process, else before a batch.
-        progress: Called after each batch.
+    `stop` interrupts at once in a single process, else before a batch; `progress` is called after each batch.
 
     Raises:
         PreemptedError: After a signal; finished items are stored.
@@ -347,12 +342,8 @@ def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
 def load_results(suite: EvalSuite, paths: Sequence[str]) -> Results:
     """Load what runs have stored: of each task the latest step, and of those the evaluation with the most items.
 
-    Args:
-        suite: The suite whose evaluations to load.
-        paths: Run directories, or directories of several seeds.
-
     Returns:
-        One result per run, task and variant.
+        One result per run, task and variant; the seeds of a run are put together.
 
     Raises:
         InputError: Seeds of a run were evaluated on different items.

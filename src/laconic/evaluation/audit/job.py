@@ -41,13 +41,7 @@ class AuditedQuestions(NamedTuple):
 
 
 def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None, batch_size: int) -> EvalJob:
-    """Return the audit of a run on a question set.
-
-    Args:
-        run: The run at one of its checkpoints.
-        questions: What to ask.
-        limit: The limit that `questions` were loaded with.
-        batch_size: Questions per batch.
+    """Return the audit of a run on a question set that was loaded with `limit`.
 
     Raises:
         InputError: There are too few questions for any effect to be significant.

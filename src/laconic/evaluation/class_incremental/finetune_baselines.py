@@ -89,15 +89,7 @@ class ReplayReservoir:
 
 
 class FinetunedLearner:
-    """Fine-tunes a copy of a model on every task in turn.
-
-    Args:
-        model: Model; it is not changed.
-        stream: Stream to learn.
-        config: Optimizer settings.
-        ewc: Penalty of EWC, if used.
-        replay: Reservoir of replay, if used.
-    """
+    """Fine-tunes a copy of a model on every task in turn, with EWC's penalty or with replay if one is given."""
 
     def __init__(
         self,

@@ -207,14 +207,7 @@ def build_stream(
 ) -> ClassIncrementalStream:
     """Build the stream of a seed: the shuffled classes divided into tasks, and the lines of each task shuffled.
 
-    Args:
-        intents: Rows.
-        tokenizer: Tokenizer of the model.
-        seed: Seed of the orders.
-        name: Name of the data set.
-        classes_per_task: Classes of a task.
-        max_test_per_class: Limit on test rows, the same ones for every seed.
-        max_train_per_class: Limit on training rows, the same ones for every seed.
+    Limits on the rows of a class leave the same rows for every seed.
 
     Raises:
         InputError: If the classes do not divide into whole tasks, or the tokenizer merges the arrow with what follows.

@@ -45,13 +45,9 @@ def score_labels(
 ) -> ScoreArray:
     """Return the mean log-probability of every label after every prompt, [N, K].
 
-    Args:
-        model: Language model.
-        state: State of one row, which is forked for each prompt and label; nothing is learned from them.
-        prompts: Ids of the prompts.
-        label_ids: Ids of the labels.
-        candidates: If given, only the best of these labels and the best of all labels are fully scored; a label
-            that can be neither may have an upper bound as its score.
+    The state of one row is forked for each prompt and label; nothing is learned from them. With `candidates`, only the
+    best of these labels and the best of all labels are fully scored; a label that can be neither may have an upper
+    bound as its score.
     """
     scores = np.empty((len(prompts), len(label_ids)))
     score = score_all if candidates is None else partial(score_candidates, candidates=candidates)

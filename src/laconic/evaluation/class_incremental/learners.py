@@ -77,10 +77,6 @@ class StatefulLearner:
     Each line is read without context, as the test items are, so that knowledge of a class is in the fast weights alone.
     Only the label and the line end are targets. Levels that learn from the next-token loss backpropagate it to the
     utterance, as in fine-tuning; levels with an associative loss learn while the label is read.
-
-    Args:
-        model: Model with fast weights.
-        stream: Stream to learn.
     """
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream) -> None:
@@ -161,11 +157,7 @@ def clear_caches(state: FastWeightState) -> FastWeightState:
 class NearestClassMean:
     """Nearest class mean: hidden states at the end of the utterance, with a frozen model.
 
-    Args:
-        model: Language model.
-        stream: Stream to learn.
-        shared_covariance: Use the Mahalanobis distance with the shrunk within-class covariance instead of the
-            Euclidean one.
+    The distance is Euclidean, or with `shared_covariance` Mahalanobis', with the shrunk within-class covariance.
     """
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream, *, shared_covariance: bool = False) -> None:

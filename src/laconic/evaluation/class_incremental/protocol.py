@@ -62,15 +62,9 @@ def score_after(
     seen_classes: Sequence[int] | None = None,
     context_ids: TokenIds = (),
 ) -> ClassScores:
-    """Score items on a fork of a state, after the beginning of a document and a context.
+    """Score items on a fork of the state of one row, after the beginning of a document and a context.
 
-    Args:
-        model: Language model.
-        stream: Labels and special ids.
-        state: State of one row.
-        items: Items to classify.
-        seen_classes: If given, only the best of these and the best of all are fully scored, and there is no prior.
-        context_ids: Ids read before every item.
+    With `seen_classes`, only the best of these and the best of all are fully scored, and there is no prior.
     """
     with torch.no_grad():
         prefix = torch.tensor([stream.start_ids + context_ids], device=get_device(model))

@@ -99,16 +99,7 @@ def plan_class_incremental(
     max_train_per_class: int | None = None,
     orders: Sequence[int] = range(NUM_ORDERS),
 ) -> ClassIncrementalPlan:
-    """Prepare the evaluation of a model on a data set.
-
-    Args:
-        model: Model.
-        tokenizer: Its tokenizer.
-        name: Data set.
-        path: File of rows, or the folder that contains the data sets; None loads from the Hub.
-        max_test_per_class: Limit on test examples.
-        max_train_per_class: Limit on training examples.
-        orders: Seeds of the class orders.
+    """Prepare the evaluation of a model on a data set, which `load_intents` loads.
 
     Raises:
         InputError: If the data set is missing or invalid.

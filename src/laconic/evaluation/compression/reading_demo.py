@@ -138,13 +138,8 @@ def compare_reading(
 ) -> ReadingComparison:
     """Compress a chapter into a memory file, and answer questions about it under every condition.
 
-    Args:
-        decoder: Model.
-        tokenizer: Its tokenizer. With a chat template, chapter and question form one user message.
-        chapter: Text.
-        questions: Questions with their answers.
-        memory_path: File to write; its folder is created.
-        on_progress: Called with the current step, often.
+    With a chat template, chapter and question form one user message. `on_progress` is called with the current step,
+    often.
 
     Raises:
         UsageError: If the chapter does not fit the model's context.

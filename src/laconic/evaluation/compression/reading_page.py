@@ -61,14 +61,7 @@ def list_notes(comparison: ReadingComparison) -> list[str]:
 def render_reading_page(
     comparison: ReadingComparison, title: str, chapter: str, facts: Sequence[tuple[str, str]]
 ) -> str:
-    """Return the HTML page.
-
-    Args:
-        comparison: Results.
-        title: Title of the chapter.
-        chapter: Its text.
-        facts: Names and values of the run: model, threads, time.
-    """
+    """Return the HTML page; `facts` are names and values of the run: model, threads, time."""
     answers = [render_table(build_answers_table(comparison, i)) for i in range(len(comparison.questions))]
     sections = [
         PageSection("Results", [render_table(build_costs_table(comparison)), *list_notes(comparison)]),

@@ -101,12 +101,7 @@ SOFT_COLUMNS = (
 
 
 def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResult] = ()) -> list[PageSection]:
-    """Return the sections of a report about context compression.
-
-    Args:
-        results: Results on documents.
-        file_results: Results on files of context questions or labelled texts.
-    """
+    """Return the sections on context compression: results on documents, then on files of questions or labels."""
     if not results and not file_results:
         return []
     by_documents: dict[Any, list[RunResult]] = {}

@@ -96,13 +96,6 @@ def sample_tails(
 ) -> DocumentTails:
     """Sample non-overlapping stretches of documents; the same arguments always give the same stretches.
 
-    Args:
-        names: Names of the documents.
-        ids: Token ids of the documents.
-        context_tokens: Tokens before each tail.
-        tail_tokens: Tokens of each tail.
-        limit: Number of stretches; None for all.
-
     Raises:
         InputError: If no document is long enough.
     """

@@ -123,16 +123,8 @@ def inspect_dataset(
 ) -> DatasetInspection:
     """Ask every question as trained, under each intervention, and with other numbers of Jacobi iterations.
 
-    Args:
-        run: The run.
-        source: The questions; its first `MIN_REFERENCE_QUESTIONS` rows are the reference of "mean".
-        examples: The questions to ask; `examples[i]` is row i of `source`.
-        protocol: How answers are matched.
-        specs: Interventions.
-        iterations: Numbers of Jacobi iterations.
-        seed: Seed of the interventions.
-        batch_size: Questions per batch.
-        progress: Called after each batch.
+    `examples[i]` is row i of `source`, whose first `MIN_REFERENCE_QUESTIONS` rows are the reference of "mean".
+    `progress` is called after each batch.
 
     Raises:
         InputError: There are too few questions for "mean".

@@ -132,13 +132,8 @@ def load_inspected_run(
 ) -> InspectedRun:
     """Prepare a run for inspection.
 
-    Args:
-        run: The run.
-        name: Its title.
-        device: Device of the model.
-        decoding: How answers are decoded.
-        selection_recipe: Recipe whose tables [kv_selection] and [kv_distillation] apply to the chains; by default the
-            run's own.
+    The tables [kv_selection] and [kv_distillation] of `selection_recipe`, by default the run's own, apply to the
+    chains.
 
     Raises:
         UsageError: The run's method has no latents.

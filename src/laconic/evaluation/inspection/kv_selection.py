@@ -88,12 +88,7 @@ def chain_selections(teacher: TeacherChain, row: int, n: int) -> tuple[ChainSele
 
 
 def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """Return for each slot the chain token that most matched layers and heads assign to it, and their share.
-
-    Args:
-        teacher: The teacher's chain; the run's own policy counts.
-        tokens: The chain of the first row.
-    """
+    """Return for each slot the token of the first chain that most matched layers and heads choose, and their share."""
     layers = [teacher.choices[teacher.policy].tokens[l] for l in teacher.matched_layers]
     best: list[tuple[str, float]] = []
     for m in range(layers[0].index.shape[2]):

@@ -61,14 +61,7 @@ class LogitLens:
 def apply_logit_lens(
     rollout: LatentRollout, batch: ReasoningBatch, logits: LogitHead, decode_token: Callable[[int], str], top: int = 5
 ) -> LogitLens:
-    """Apply the output head to the latents of the one question of a batch.
-
-    Args:
-        rollout: Its latents, with recorded passes.
-        batch: The question.
-        logits: The output head.
-        decode_token: Map from a token id to its text.
-        top: Number of tokens per latent.
+    """Apply the output head to the latents of the one question of a batch, for the `top` most likely tokens of each.
 
     Raises:
         InputError: The batch has another number of questions than one.

@@ -115,16 +115,9 @@ def inspect_question(
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> QuestionInspection:
-    """Inspect a run on one question.
+    """Inspect a run on one question with its chain; "mean" and "swap" need other questions.
 
-    Args:
-        run: The run.
-        batch: The question, with its chain.
-        specs: Interventions to try.
-        others: Other questions, for "mean" and "swap".
-        top: Tokens per latent in the logit lens.
-        seed: Seed of the interventions.
-        progress: Called as each part begins, with its name, the number of finished parts, and their total.
+    `progress` is called as each part begins, with its name, the number of finished parts, and their total.
     """
     batch, parts = batch.to(run.device), PartCounter(progress)
     parts.begin("thinking and answering")

@@ -88,13 +88,7 @@ class InterventionEffect(NamedTuple):
 def compute_effects(
     run: DatasetInspection, first: DatasetInspection | None, protocol: AnswerProtocol
 ) -> list[InterventionEffect]:
-    """Return the effects of all interventions on a run, with Holm's correction over them.
-
-    Args:
-        run: The run.
-        first: The run it is compared with, or None.
-        protocol: How answers are matched.
-    """
+    """Return the effects of all interventions on a run, with Holm's correction, and how they differ from `first`'s."""
     baseline = run.baseline.correct
     changes = [statistics.paired_difference(log.correct, baseline) for log in run.by_intervention.values()]
     significant = statistics.find_significant(changes)

@@ -84,11 +84,7 @@ def iter_text_contexts(
 ) -> Iterator[ProbeContext]:
     """Yield the plain baselines: no context, the whole text, and as many of its last tokens as a memory keeps.
 
-    Args:
-        read: Returns the context of a name and ids.
-        ids: Document.
-        num_special: Special tokens at its beginning, which precede the last tokens too.
-        keeps: Shares of the tokens.
+    The first `num_special` ids are special tokens, which precede the last tokens too; `keeps` are shares of the tokens.
     """
     special = ids[:num_special]
     yield read(NO_CONTEXT, special)
@@ -112,13 +108,8 @@ def iter_kv_contexts(
 ) -> Iterator[ProbeContext]:
     """Yield the contexts of a method at several sizes; the document is read and ranked once.
 
-    Args:
-        decoder: Model.
-        tokenizer: Its tokenizer.
-        ids: Document.
-        method: One of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip-equal.
-        keeps: Shares of the tokens.
-        steps: Optimizer steps of a cartridge.
+    `method` is one of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip-equal and is trained
+    for `steps`; `keeps` are shares of the tokens.
     """
     score, equal_heads = KV_METHODS["kvzip-equal" if method == FIT else method]
     config = KVCompressionConfig(score, keep=1.0, equal_heads=equal_heads)

@@ -84,14 +84,9 @@ def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> 
 def load_probed_documents(
     tokenizer: Tokenizer, documents: str | None, questions: str | None, num_tokens: int, limit: int | None
 ) -> tuple[list[ProbedDocument], int]:
-    """Load the documents of `laconic evaluate --tasks memories`.
+    """Load the documents of `laconic evaluate --tasks memories`, cut to `num_tokens`.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        documents: File of texts; None for the contexts of the questions.
-        questions: File of questions.
-        num_tokens: Documents are cut to this length.
-        limit: Number of documents.
+    Without a file of documents, they are the contexts of the questions.
 
     Returns:
         The documents, and the number of questions that are left out because their answer stands after the cut.

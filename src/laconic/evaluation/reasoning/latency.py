@@ -32,18 +32,9 @@ class Throughput(NamedTuple):
 def measure_latencies(
     systems: Sequence[tuple[AnswerFunction, TrainingData]], count: int, num_rows: int, device: str = "cpu"
 ) -> list[Latency]:
-    """Measure the latency of several systems on the same questions.
+    """Measure the latency of several systems on the first `count` of `num_rows` questions, after ten for warm-up.
 
     The systems take turns at every question, so that none is favoured by the machine's load.
-
-    Args:
-        systems: Answer functions with their questions.
-        count: Number of questions to time, from the first.
-        num_rows: Number of questions that each system has.
-        device: Device to synchronize with.
-
-    Returns:
-        One latency per system; ten warm-up questions do not count.
     """
     count = min(count, num_rows)
     rows = [*warmup_rows(count, num_rows, WARMUP_QUESTIONS), *range(count)]
@@ -59,12 +50,7 @@ def measure_throughput(
 ) -> Throughput:
     """Measure throughput in whole batches, after one warm-up batch.
 
-    Args:
-        answer: The answer function.
-        source: Its questions.
-        count: Number of questions to time; rounded down to whole batches, at least one.
-        num_rows: Number of questions there are; fewer than a batch make one smaller batch.
-        device: Device to synchronize with.
+    `count` questions are timed, rounded down to whole batches, at least one; fewer than a batch make one smaller batch.
     """
     batch_size = min(THROUGHPUT_BATCH, num_rows)
     total = batch_size * max(1, min(count, num_rows) // batch_size)

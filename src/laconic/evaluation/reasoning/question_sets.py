@@ -59,15 +59,10 @@ def load_question_set(
     limit: int | None = None,
     with_chains: bool = False,
 ) -> QuestionSet:
-    """Load a question set for a run.
+    """Load a question set for a run: a data set, a file, or the recipe's own "test" or "valid".
 
-    Args:
-        run: The run that will answer.
-        name: Name of a data set, a file, or the recipe's own "test" or "valid".
-        protocol: How answers are matched.
-        root: Folder of the data sets' files; None for the recipe's.
-        limit: Number of questions, from the first.
-        with_chains: Encode the chain and the answer of each question too.
+    `root` is the folder of the data sets' files, by default the recipe's. With `with_chains`, the chain and the answer
+    of each question are encoded too.
 
     Raises:
         UsageError: The protocol cannot read the answers of this run.
@@ -95,14 +90,7 @@ def load_question_set(
 def single_question(
     run: LoadedRun, question: str, steps: Sequence[str], gold: str | None, protocol: AnswerProtocol
 ) -> QuestionSet:
-    """Encode one question with its chain.
-
-    Args:
-        run: The run that will answer.
-        question: Text of the question.
-        steps: Steps of its chain; may be empty.
-        gold: The gold answer, if known.
-        protocol: How the answer is matched.
+    """Encode one question with the steps of its chain, which may be none, and its gold answer, if known.
 
     Raises:
         InputError: The question does not fit the model's context.

@@ -54,13 +54,7 @@ AS_TRAINED = EvalCondition()
 
 
 def choose_protocol(recipe: Recipe, name: str | None, tolerance: Decimal | None = None) -> AnswerProtocol:
-    """Return the protocol of that name, or the default of the recipe's format.
-
-    Args:
-        recipe: The run's recipe.
-        name: Name of a protocol, or None.
-        tolerance: Tolerance of protocol "decimal".
-    """
+    """Return the protocol of that name, or the default of the recipe's format; only "decimal" has a tolerance."""
     data = recipe.data
     if name is None:
         protocol = answer_matching.default_protocol(data.format, text_answers=has_text_answers(data))
@@ -137,14 +131,7 @@ def build_question_job(
     limit: int | None = None,
     batch_size: int = 64,
 ) -> EvalJob:
-    """Return the evaluation of a run on a question set under one condition.
-
-    Args:
-        run: The run at one of its checkpoints.
-        questions: What to ask.
-        condition: How the run answers.
-        limit: The limit that `questions` were loaded with.
-        batch_size: Questions per batch, on each rank.
+    """Return the evaluation of a run under one condition on a question set that was loaded with `limit`.
 
     Raises:
         InputError: There are no questions, or fewer rows than questions.

@@ -15,10 +15,7 @@ from laconic.evaluation.tables import MIN_SEEDS
 
 
 def build_report(paths: Sequence[str]) -> str:
-    """Return the HTML report of runs; no model is loaded.
-
-    Args:
-        paths: Run directories, or directories of several seeds.
+    """Return the HTML report of runs, or of directories of several seeds; no model is loaded.
 
     Raises:
         InputError: Nothing is stored, or seeds of a run were evaluated on different items.

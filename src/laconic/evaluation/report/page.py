@@ -28,13 +28,7 @@ class PagePlot(NamedTuple):
 
 
 def render_page(title: str, sections: Sequence[PageSection], lead: Sequence[str] = ()) -> str:
-    """Return a whole page.
-
-    Args:
-        title: Title and main heading.
-        sections: The sections in order; those without blocks are left out.
-        lead: Introductory paragraphs under the heading.
-    """
+    """Return a whole page; `lead` are paragraphs under the heading, and sections without blocks are left out."""
     template = _environment().get_template("page.html")
     return template.render(title=title, lead=lead, sections=[section for section in sections if section.blocks])
 

@@ -55,19 +55,11 @@ def evaluate_book(
     device: torch.device,
     bytes_per_token: Tensor | None = None,
 ) -> list[EvalItem]:
-    """Evaluate the held-out sections of a book.
-
-    Args:
-        model: The model.
-        source: The sections.
-        text: Rows of the book.
-        other: Rows of another book to read in between, or None.
-        device: Device of the model.
-        bytes_per_token: Bytes of each token id.
+    """Evaluate the held-out sections of a book, given by its rows.
 
     Returns:
         One item per held-out section: from a fresh state, after the book's other sections, and after as many sections
-        of the other book.
+        of the other book, if there is one.
     """
     sections, held_out = split_sections(text, text_name(source, text[0]))
     fresh = model.initial_state(1)

@@ -92,14 +92,9 @@ def score_tokens(
     update_weights: bool,
     freeze_last_segment: bool = False,
 ) -> TokenScores:
-    """Read documents on a state and score their targets.
+    """Read documents on a fork of a state and score their targets.
 
-    Args:
-        model: The model.
-        batch: The documents.
-        state: State before them; it is not changed.
-        update_weights: Whether fast weights are updated.
-        freeze_last_segment: Do not update on the last segment, the answer, where attention can see it anyway.
+    With `freeze_last_segment`, weights are not updated on the last segment, the answer, where attention sees it anyway.
     """
     targets, T = batch.targets, batch.input_ids.shape[1]
     last_start = batch.segment_slices[-1].start if freeze_last_segment else T

@@ -94,14 +94,7 @@ def contiguous_slices(mask: Bool[Tensor, " T"]) -> list[slice]:
 def score_passage(
     targets: Int[Tensor, " T"], nll: Float[Tensor, " T"], start: int, bytes_per_token: Int[Tensor, " V"] | None
 ) -> MetricSums:
-    """Return the NLL of a passage: per token, per byte if known, and by the number of tokens read before.
-
-    Args:
-        targets: Its targets.
-        nll: Their NLL.
-        start: Tokens read before the passage.
-        bytes_per_token: Bytes of each token id.
-    """
+    """Return the NLL of a passage: per token, per byte if known, and by the tokens read before, `start` at first."""
     sums: dict[str, tuple[float, float]] = {}
     columns = (targets != IGNORE_INDEX).nonzero()[:, 0]
     nll, position = nll[columns.cpu()], columns.cpu() + start + 1
