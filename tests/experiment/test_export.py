@@ -70,6 +70,10 @@ def test_export_adapter_of_a_compressor(scope: str, tmp_path: Path) -> None:
     memories = [m.compress(["A sentence of a book. " * 9]) for m in (trained, model)]
     torch.testing.assert_close(memories[0].vectors, memories[1].vectors, rtol=1e-4, atol=1e-5)
     assert generate_ids(model) == generate_ids(trained)
+    if scope == "write":
+        (tmp_path / "exported/laconic/adapter_model.safetensors").unlink()
+        with pytest.raises(CorruptArtifactError, match=r"adapter_model\.safetensors is missing"):
+            laconic.load(tmp_path / "exported")
 
 
 def test_export_decoder_loads_in_transformers(tmp_path: Path) -> None:

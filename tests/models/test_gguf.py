@@ -15,6 +15,7 @@ from laconic.models.gguf.header import read_header
 from laconic.models.gguf.tensors import read_tensor
 from laconic.models.rope import RopeConfig, frequencies
 from laconic.models.rope_scaling import llama3_frequencies
+from laconic.storage.export_record import read_export_record
 from tests.conftest import RunCli, needs
 from tests.models.gguf_files import K_QUANTS, MIXED, Kind, random_decoder, write_gguf, write_sentencepiece
 from tests.tolerances import FLOAT32, error
@@ -154,6 +155,9 @@ def test_import_writes_a_folder_or_nothing(tmp_path: Path, run_cli: RunCli) -> N
     file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"))
     assert run_cli("import", file, "--out", tmp_path / "out", "--dtype", "bfloat16").code == 0
     assert Decoder.from_pretrained(tmp_path / "out").config.vocab_size > 256
+    record = read_export_record(tmp_path / "out")
+    assert record is not None
+    assert set(record.files) == {"config.json", "model.safetensors", "tokenizer.json"}
     again = run_cli("import", file, "--out", tmp_path / "out")
     assert (again.code, again.err.count("\n")) == (73, 1)
     file.write_bytes(file.read_bytes()[:-1000])

@@ -52,6 +52,7 @@ class ExportCommand:
     def run(self) -> int:
         """Load the model, merge the adapter and write the folder."""
         from laconic.experiment import build_nested, lora
+        from laconic.experiment.export import export_model
         from laconic.experiment.load_run import find_run
         from laconic.models import weights
         from laconic.storage.atomic import check_new_folder
@@ -71,9 +72,8 @@ class ExportCommand:
             if self.adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
         with status(f"writing {self.out}"):
-            decoder.save_pretrained(
-                self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=float(self.max_shard_bytes)
-            )
+            options = {"dtype": parse_dtype(self.dtype), "max_shard_bytes": float(self.max_shard_bytes)}
+            export_model(decoder, self.out, **options)
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
         return 0
 

@@ -27,6 +27,7 @@ class ImportCommand:
 
     def run(self) -> int:
         """Convert the file."""
+        from laconic.experiment.export import export_model
         from laconic.models.decoder import Decoder
         from laconic.models.gguf.convert import convert_gguf
 
@@ -35,7 +36,7 @@ class ImportCommand:
             with progress("converting") as on_progress:
                 convert_gguf(self.file, self.out, dtype, on_progress=on_progress)
         elif suffix == ".bin":
-            Decoder.from_llama2c(self.file).save_pretrained(self.out, dtype=dtype)
+            export_model(Decoder.from_llama2c(self.file), self.out, dtype=dtype)
         else:
             raise UsageError(f"{self.file}: expected a .gguf file, or a .bin file of llama2.c")
         log_message(f"wrote {self.out}")

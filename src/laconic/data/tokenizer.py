@@ -25,6 +25,7 @@ from laconic.data.tokenizer_files import (
 from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
 from laconic.errors import InputError, LaconicError, translate_os_errors
 from laconic.models.weights import find_checkpoint
+from laconic.storage.export_record import warn_of_changed_vocabulary
 from laconic.storage.strict_json import read_small_file, resolve_inside, to_canonical_json
 
 CONFIG_FILES = (
@@ -219,6 +220,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     root = find_checkpoint(model)
     config = read_optional_json(root, "tokenizer_config.json")
     files = find_vocabulary_files(root)
+    warn_of_changed_vocabulary(root, [file.name for file in files])
     contents = {file.name: read_small_file(file) for file in files}
     with translate_tokenizer_errors(f"{files[0].name}: invalid tokenizer: it"), hide_panic_message():
         if len(files) == 1:

@@ -12,12 +12,14 @@ import torch
 
 from laconic.config.load import to_toml
 from laconic.config.recipe import PATH_KEYS
+from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import lora
-from laconic.experiment.load_run import EXPORT_FILE, EXPORT_FOLDER, RECIPE_FILE, LoadedRun, load_initial_decoder
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
 from laconic.experiment.model_checkpoint import write_then_move
 from laconic.models import weights
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
+from laconic.storage.export_record import EXPORT_FOLDER, write_export_record
 from laconic.storage.strict_json import read_foreign_json
 
 README_TEXT = """Files of laconic (method {method}, step {step}).
@@ -100,14 +102,44 @@ def export_run(
         for file_name, module in run.parts.extra_modules.items():
             module.save(extras / file_name, fingerprints)
         (extras / RECIPE_FILE).write_text(tomli_w.dumps(recipe), encoding="utf-8")
-        facts = {"schema": 1, "method": run.recipe.method, "step": run.step, "epoch": run.epoch}
-        if server is not None:
-            facts["vocab_size"] = server.vocab_size
-        (extras / EXPORT_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         (extras / "README.txt").write_text(README_TEXT.format(method=run.recipe.method, step=run.step))
+        facts = {"method": run.recipe.method, "step": run.step, "epoch": run.epoch}
+        write_export_record(new, facts if server is None else {**facts, "vocab_size": server.vocab_size})
 
     atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
     return decoder
+
+
+def export_model(
+    decoder: Decoder,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: float = 5e9,
+) -> None:
+    """Write a decoder as a folder that `laconic.load` and transformers open.
+
+    Args:
+        decoder: The decoder.
+        folder: Folder to create; it may exist only if it is empty.
+        tokenizer: Its tokenizer; by default the files that lie where the decoder was loaded from.
+        dtype: Convert the weights.
+        max_shard_bytes: Size limit of one safetensors file.
+
+    Raises:
+        BusyError: If the folder is not empty.
+        DiskError: If the disk is full.
+        UsageError: If the decoder has an unmerged adapter or int8 weights.
+    """
+
+    def write(new: Path) -> None:
+        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
+        if tokenizer is not None:
+            tokenizer.save(new)
+        write_export_record(new)
+
+    atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
 
 
 def update_config(path: Path, fields: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
+from laconic.experiment.export import export_model
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
@@ -61,8 +62,7 @@ class LanguageModel:
             BusyError: If the folder is not empty.
             DiskError: If the disk is full.
         """
-        self.decoder.save_pretrained(folder)
-        self.tokenizer.save(folder)
+        export_model(self.decoder, folder, self.tokenizer)
 
     def __repr__(self) -> str:
         return f"LanguageModel({describe_decoder(self.decoder)})"

@@ -21,13 +21,12 @@ from laconic.models import weights
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
+from laconic.storage.export_record import EXPORT_FOLDER, read_export_record
 from laconic.storage.run_dir import STEP_PATTERN, RunDirectory, StepFolder
 from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 
 RECIPE_FILE = "recipe.toml"
-EXPORT_FOLDER = weights.EXPORT_KEY
-EXPORT_FILE = "export.json"
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,16 @@ def is_run_dir(path: str | Path) -> bool:
 
 def is_export(path: str | Path) -> bool:
     """Return whether a path is a folder of `laconic export RUN`."""
-    return (Path(path) / EXPORT_FOLDER / EXPORT_FILE).is_file()
+    record = read_export_record(Path(path))
+    return record is not None and record.is_run
 
 
 def read_run_method(path: str | Path) -> str | None:
     """Return the method of a run directory or an exported run; None for another path."""
-    folder = Path(path) / EXPORT_FOLDER if is_export(path) else Path(path)
-    return load_recipe(folder / RECIPE_FILE)[0].method if is_run_dir(folder) else None
+    record = read_export_record(Path(path))
+    if record is not None and record.is_run:
+        return record.facts["method"]
+    return load_recipe(Path(path) / RECIPE_FILE)[0].method if is_run_dir(path) else None
 
 
 class RunStep(NamedTuple):
@@ -129,10 +131,12 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
 
 def load_export(folder: Path, device: torch.device, step: int | None, *, allow_code: bool = False) -> LoadedRun:
     """Load what `export_run` wrote; arguments and errors are those of `load_run`."""
-    extras = folder / EXPORT_FOLDER
+    extras, record = folder / EXPORT_FOLDER, read_export_record(folder)
+    assert record is not None
+    record.check_files(lambda name: name.startswith(f"{EXPORT_FOLDER}/"))
     recipe, _ = load_recipe(extras / RECIPE_FILE)
     check_code_allowed(recipe, folder, allow_code)
-    facts = read_json(extras / EXPORT_FILE)
+    facts = record.facts
     if step not in (None, facts["step"]):
         raise UsageError(f"step {step}: {folder} was exported at step {facts['step']}; leave it out")
     tokenizer = load_tokenizer(folder)

@@ -110,6 +110,7 @@ class Decoder(nn.Module):
             quantize: "int8" rounds the linear layers while reading, as `quantize_decoder` does, without a float copy.
 
         Raises:
+            CorruptArtifactError: laconic exported the folder, and a file was changed since (76).
             InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
             NonFiniteError: A weight is NaN or infinite (65).
             UnsafeFileError: The weights are pickled (77).

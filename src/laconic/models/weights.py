@@ -26,9 +26,9 @@ from laconic.models.gguf.convert import find_converted
 from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once
 from laconic.models.weight_memory import WeightMemory
 from laconic.storage import atomic, strict_json
+from laconic.storage.export_record import EXPORT_FOLDER, check_config, check_weights_while_reading
 
 FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
-EXPORT_KEY = "laconic"  # in config.json of an exported run; its folder of this name holds what a decoder has not
 COMPANION_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
@@ -53,9 +53,11 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
 
     Raises:
         InputError: There is no such folder or file, and no such model on the hub, or the file is damaged.
+        CorruptArtifactError: laconic exported the folder, and its config.json was changed.
     """
     folder, name = Path(model), str(model)
     if folder.is_dir():
+        check_config(folder)
         return folder
     if folder.suffix.lower() == ".gguf":
         return find_converted(folder)
@@ -78,8 +80,8 @@ def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> 
     try:
         folder = download(hub_name, allow_patterns=allowed, ignore_patterns=ignored, **options)
         config = Path(folder) / "config.json"
-        if config.is_file() and EXPORT_KEY in strict_json.read_foreign_json(config):
-            download(hub_name, allow_patterns=[f"{EXPORT_KEY}/*"], **options)
+        if config.is_file() and EXPORT_FOLDER in strict_json.read_foreign_json(config):
+            download(hub_name, allow_patterns=[f"{EXPORT_FOLDER}/*"], **options)
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
         advice = f"; {named.instructions.format(folder=named.folder())}" if named else ""
         raise InputError(f"{name}: no such local folder; {describe_hub_error(error)}{advice}") from error
@@ -122,26 +124,27 @@ def load_weights(
             the linear ones, which may be file mappings.
 
     Raises:
-        InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
+        CorruptArtifactError, InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
     """
     target = resolve_device(device)
-    stored, missing = match_tensors(module, folder, config, allow_missing, ignore_tensors)
-    transposed = transposed_weights(config)
-    dtype = dtype or default_dtype(stored, config, target)
-    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    order = sorted((name for name in shapes if name in stored), key=lambda name: len(shapes[name]) == 1)
-    is_final = target.type == "cpu" and on_layer is None
-    memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
-    may_map = frozenset(name for name in order if on_layer and is_linear_weight(module, name))
-    samples: dict[str, bytes] = {}
-    for group in group_by_layer({name: stored[name] for name in order}, config):
-        tensors = _load_group(group, transposed, dtype, samples, memory, may_map)
-        for name, tensor in tensors:
-            assign_parameter(module, name, tensor.to(target))
-        if on_layer is not None:
-            on_layer(module, group)
-    for name in missing:
-        assign_parameter(module, name, torch.zeros(shapes[name], dtype=dtype, device=target))
+    with check_weights_while_reading(folder):
+        stored, missing = match_tensors(module, folder, config, allow_missing, ignore_tensors)
+        transposed = transposed_weights(config)
+        dtype = dtype or default_dtype(stored, config, target)
+        shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+        order = sorted((name for name in shapes if name in stored), key=lambda name: len(shapes[name]) == 1)
+        is_final = target.type == "cpu" and on_layer is None
+        memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
+        may_map = frozenset(name for name in order if on_layer and is_linear_weight(module, name))
+        samples: dict[str, bytes] = {}
+        for group in group_by_layer({name: stored[name] for name in order}, config):
+            tensors = _load_group(group, transposed, dtype, samples, memory, may_map)
+            for name, tensor in tensors:
+                assign_parameter(module, name, tensor.to(target))
+            if on_layer is not None:
+                on_layer(module, group)
+        for name in missing:
+            assign_parameter(module, name, torch.zeros(shapes[name], dtype=dtype, device=target))
     return LoadReport(_combine_samples(samples), missing)
 
 

@@ -20,6 +20,7 @@ from laconic.models.gguf.tensors import check_quantizations, match_weights, read
 from laconic.models.gguf.tokenizer import build_tokenizer_files
 from laconic.storage.atomic import write_file_atomically, write_folder_atomically
 from laconic.storage.cache_dir import cache_dir
+from laconic.storage.export_record import write_export_record
 from laconic.storage.strict_json import read_json
 
 CONVERTER_VERSION = 1  # increase it when a file gives another folder than before
@@ -76,6 +77,7 @@ def convert_gguf(
         for name, text in texts.items():
             (target / name).write_text(text, encoding="utf-8")
         save_shards(target, sizes, load, max_shard_bytes)
+        write_export_record(target)
 
     write_folder_atomically(folder, write, sum(sizes.values()))
 

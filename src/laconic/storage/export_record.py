@@ -1,0 +1,180 @@
+"""The record of an exported folder, `laconic/export.json`: what was exported, and the SHA-256 of its files.
+
+It covers what decides the numbers: weights, config.json, and what is in the folder `laconic` (thoughts, summary
+vectors, adapter, recipe). Tokenizer files are listed too, but a change in them is only a warning: transformers writes
+tokenizer.json again with a chat template. README.md, generation_config.json and further files are not covered.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from laconic.errors import CorruptArtifactError, InputError, translate_os_errors
+from laconic.storage.manifest import hash_json
+from laconic.storage.strict_json import read_json, resolve_inside
+
+EXPORT_FOLDER, EXPORT_FILE = "laconic", "export.json"
+SCHEMA = 1
+CONFIG_FILES = ("config.json", "model.safetensors.index.json")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
+NUM_THREADS = 4
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """Contents of laconic/export.json.
+
+    Attributes:
+        folder: The exported folder.
+        facts: For a run its method, step and epoch.
+        files: SHA-256 by name; none in folders of older versions.
+    """
+
+    folder: Path
+    facts: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was exported, not only a model."""
+        return "method" in self.facts
+
+    def is_unchanged(self, name: str) -> bool:
+        """Return whether a file that exists has its recorded SHA-256, or none."""
+        return self.files.get(name) in (None, hash_file(resolve_inside(self.folder, name)))
+
+    def check_files(self, is_checked: Callable[[str], bool]) -> None:
+        """Check the recorded files whose names are selected.
+
+        Raises:
+            CorruptArtifactError: For the first one that is missing or was changed.
+        """
+        for name in filter(is_checked, self.files):
+            self.check_file(name)
+
+    def check_file(self, name: str) -> None:
+        """Check one recorded file; raises as `check_files`."""
+        path = self.folder / name
+        if not path.is_file():
+            raise CorruptArtifactError(f"{path} is missing; {self.describe_remedy(name)}")
+        if not self.is_unchanged(name):
+            raise CorruptArtifactError(f"{path} was changed after it was exported; {self.describe_remedy(name)}")
+
+    def describe_remedy(self, name: str) -> str:
+        """Return what to do about a file that differs from the record."""
+        return f"take another copy, or remove {name} from {self.folder / EXPORT_FOLDER / EXPORT_FILE} if you changed it"
+
+
+def write_export_record(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Record the files of a folder that is complete; call it last inside an atomic write.
+
+    The key `sha256` is that of the facts alone, so that users can remove a file that they changed from `files`.
+
+    Args:
+        folder: The folder.
+        facts: What was exported, if it is a run.
+    """
+    (folder / EXPORT_FOLDER).mkdir(exist_ok=True)
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: hash_file(folder / name) for name in names if is_recorded(name)}
+    facts = {"schema": SCHEMA, **(facts or {})}
+    text = json.dumps({**facts, "files": files, "sha256": hash_json(facts)}, indent=2)
+    (folder / EXPORT_FOLDER / EXPORT_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_export_record(folder: Path) -> ExportRecord | None:
+    """Read the record of a folder; None if it has none.
+
+    Raises:
+        CorruptArtifactError: If the record is damaged.
+    """
+    path = folder / EXPORT_FOLDER / EXPORT_FILE
+    if not path.is_file():
+        return None
+    try:
+        facts = read_json(path)
+    except InputError as error:
+        raise CorruptArtifactError(f"{path.parent} is damaged: {error}; take another copy") from None
+    files, digest = facts.pop("files", {}), facts.pop("sha256", None)
+    is_intact = digest == hash_json(facts) or (digest is None and not files)  # older versions wrote neither
+    if not is_intact or not isinstance(files, dict):
+        raise CorruptArtifactError(f"{path} was changed after it was written; take another copy")
+    return ExportRecord(folder, facts, cast(dict[str, str], files))
+
+
+def is_weights_file(name: str) -> bool:
+    """Return whether a name is that of a decoder's weights."""
+    return name.endswith(".safetensors") and "/" not in name
+
+
+def is_recorded(name: str) -> bool:
+    """Return whether a file of this name belongs into the record."""
+    if name.startswith(f"{EXPORT_FOLDER}/"):
+        return name.endswith((".safetensors", ".json", ".toml")) and name != f"{EXPORT_FOLDER}/{EXPORT_FILE}"
+    return name in CONFIG_FILES or name in VOCABULARY_FILES or is_weights_file(name)
+
+
+def check_config(folder: Path) -> None:
+    """Check config.json, and the index of the weights, of a folder with a record.
+
+    Raises:
+        CorruptArtifactError: If one is missing or was changed.
+    """
+    if record := read_export_record(folder):
+        record.check_files(lambda name: name in CONFIG_FILES)
+
+
+def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
+    """Warn if one of these files of the tokenizer differs from the record."""
+    if record := read_export_record(folder):
+        for name in names:
+            if name in VOCABULARY_FILES and not record.is_unchanged(name):
+                remedy = record.describe_remedy(name)
+                warnings.warn(f"{folder / name} was changed after it was exported; {remedy}", stacklevel=3)
+
+
+@contextmanager
+def check_weights_while_reading(folder: Path) -> Generator[None]:
+    """Hash the weights of a folder with a record in other threads while the body reads them.
+
+    SHA-256 takes as long as reading does, and needs no lock of the interpreter.
+
+    Raises:
+        CorruptArtifactError: If a file was changed; also in place of an error of the body, which damage explains.
+    """
+    record = read_export_record(folder)
+    names = [name for name in record.files if is_weights_file(name)] if record else []
+    if record is None or not names:
+        yield
+        return
+    pool = ThreadPoolExecutor(min(NUM_THREADS, len(names)))
+    checks = [pool.submit(record.check_file, name) for name in names]
+    try:
+        try:
+            yield
+        except Exception:
+            wait_for_all(checks)
+            raise
+        wait_for_all(checks)
+    finally:  # nothing waits for hashes after Ctrl-C
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def wait_for_all(checks: Iterable[Future[None]]) -> None:
+    """Wait for checks, and raise the error of the first that failed."""
+    for check in checks:
+        check.result()
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file; of text with line ends as on Unix, which git changes on Windows."""
+    with translate_os_errors(path), path.open("rb") as file:
+        if path.suffix in (".json", ".toml", ".txt"):
+            return hashlib.sha256(file.read().replace(b"\r\n", b"\n")).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

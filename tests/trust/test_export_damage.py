@@ -1,0 +1,191 @@
+"""Damage to an exported folder is found when it is loaded; what users add or edit is not taken for damage."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import laconic
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import CorruptArtifactError
+from laconic.experiment.export import export_model, export_run
+from laconic.experiment.load_run import load_run
+from laconic.models.checkpoint_files import INDEX_FILE
+from laconic.storage import export_record
+from tests.conftest import RunCli, needs
+from tests.runs import train_tiny_run
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+RECORD = "laconic/export.json"
+RUN_FILES = ("config.json", "model.safetensors", "laconic/recipe.toml", "laconic/thoughts.safetensors", RECORD)
+MODEL_FILES = ("config.json", INDEX_FILE, "model-00001-*.safetensors", "model-00005-*.safetensors")
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an exported run of KaVa, and a model in more files than are hashed at a time."""
+    folder = tmp_path_factory.mktemp("exports")
+    export_run(load_run(train_tiny_run("kava", folder), torch.device("cpu")), folder / "run")
+    tokenizer = build_byte_tokenizer()
+    decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+    export_model(decoder, folder / "model", tokenizer, max_shard_bytes=50_000)
+    assert len(list((folder / "model").glob("*.safetensors"))) > export_record.NUM_THREADS
+    return folder
+
+
+@pytest.fixture
+def run(exports: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(exports / "run", tmp_path / "run")
+
+
+@pytest.fixture
+def model(exports: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(exports / "model", tmp_path / "model")
+
+
+def flip_bit(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def answer(folder: Path) -> object:
+    loaded: Any = laconic.load(folder)
+    return [row.token_ids for row in loaded.generate(["1+2*3="], config=laconic.GenerationConfig(max_tokens=4))]
+
+
+@pytest.mark.parametrize("place", ["start", "middle", "end"])
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_export_of_a_run_with_a_flipped_bit(name: str, place: str, run: Path) -> None:
+    path = run / name
+    flip_bit(path, {"start": 0, "middle": path.stat().st_size // 2, "end": path.stat().st_size - 4}[place])
+    with pytest.raises(CorruptArtifactError) as error:
+        laconic.load(run)
+    assert Path(name).name in str(error.value)
+    assert "another copy" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["start", "end"])
+@pytest.mark.parametrize("name", MODEL_FILES)
+def test_export_of_a_model_with_a_flipped_bit(name: str, place: str, model: Path) -> None:
+    """Also a header that cannot be parsed, which the reader of tensors sees first, is reported as damage."""
+    (path,) = model.glob(name)
+    flip_bit(path, 0 if place == "start" else path.stat().st_size - 4)
+    with pytest.raises(CorruptArtifactError, match=path.name):
+        laconic.load(model)
+    with pytest.raises(CorruptArtifactError, match=path.name):
+        laconic.Decoder.from_pretrained(model)
+
+
+@pytest.mark.parametrize("name", ["laconic/thoughts.safetensors", "laconic/recipe.toml", "model.safetensors"])
+def test_export_of_a_run_with_a_missing_file(name: str, run: Path) -> None:
+    (run / name).unlink()
+    with pytest.raises(CorruptArtifactError, match=f"{name} is missing"):
+        laconic.load(run)
+
+
+def test_export_with_a_recipe_of_another_run(run: Path) -> None:
+    recipe = run / "laconic/recipe.toml"
+    changed = recipe.read_text().replace("jacobi_iterations = 1", "jacobi_iterations = 2")
+    assert changed != recipe.read_text()
+    recipe.write_text(changed)
+    with pytest.raises(CorruptArtifactError, match=r"recipe\.toml was changed"):
+        laconic.load(run)
+
+
+@pytest.mark.parametrize("kind", ["run", "model"])
+def test_export_commands_refuse_damage_in_one_line(kind: str, exports: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    folder = shutil.copytree(exports / kind, tmp_path / kind)
+    weights = max(folder.glob("*.safetensors"))
+    flip_bit(weights, weights.stat().st_size - 4)
+    refused = [
+        run_cli("generate", folder, "1+2="),
+        run_cli("generate", folder, "1+2=", "--format", "json"),
+        run_cli("export", folder, "--out", tmp_path / "again"),
+    ]
+    assert [(result.code, result.err.count("\n"), result.out) for result in refused] == [(76, 1, "")] * 3
+    assert all(weights.name in result.err for result in refused)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("kind", ["run", "model"])
+def test_export_loads_with_files_of_the_user(kind: str, exports: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(exports / kind, tmp_path / kind)
+    expected = answer(folder)
+    (folder / "README.md").write_text("My model.\n")
+    (folder / "samples").mkdir()
+    (folder / "samples/notes.json").write_text("{}")
+    (folder / "laconic/notes.md").write_text("Notes.\n")
+    (folder / "generation_config.json").write_text('{"temperature": 0.2}')
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    edit_json(folder / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
+    assert answer(folder) == expected
+
+
+def test_export_loads_with_line_ends_of_windows(run: Path) -> None:
+    """Git changes them in text files on Windows; weights are not text."""
+    expected = answer(run)
+    for name in ("config.json", RECORD, "laconic/recipe.toml"):
+        (run / name).write_bytes((run / name).read_bytes().replace(b"\n", b"\r\n"))
+    assert answer(run) == expected
+
+
+def test_export_loads_an_edited_config_once_it_is_removed_from_the_record(model: Path) -> None:
+    edit_json(model / "config.json", rms_norm_eps=0.125)
+    with pytest.raises(CorruptArtifactError, match=r"remove config\.json from .*export\.json if you changed it"):
+        laconic.load(model)
+    record = json.loads((model / RECORD).read_text())
+    del record["files"]["config.json"]
+    (model / RECORD).write_text(json.dumps(record))
+    assert laconic.load(model).decoder.config.norm_eps == 0.125
+
+
+def test_export_of_an_older_version_loads(run: Path) -> None:
+    """It has no hashes; thoughts still refuse other weights."""
+    expected, record = answer(run), json.loads((run / RECORD).read_text())
+    (run / RECORD).write_text(json.dumps({key: record[key] for key in ("schema", "method", "step", "epoch")}))
+    assert answer(run) == expected
+    flip_bit(run / "model.safetensors", (run / "model.safetensors").stat().st_size - 4)
+    with pytest.raises(CorruptArtifactError, match="does not match this model"):
+        laconic.load(run)
+
+
+def test_export_warns_of_a_changed_vocabulary(model: Path) -> None:
+    """transformers writes tokenizer.json again, with its padding, when a chat template is saved."""
+    needs("transformers")
+    from transformers import AutoTokenizer
+
+    expected, tokenizer = answer(model), AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer(["a", "bc"], padding=True)
+    tokenizer.save_pretrained(model)
+    with pytest.warns(UserWarning, match=r"tokenizer\.json was changed after it was exported"):
+        assert answer(model) == expected
+    (model / RECORD).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert answer(model) == expected
+
+
+def test_export_of_a_model_loads_in_transformers(exports: Path, tmp_path: Path) -> None:
+    """What transformers saves elsewhere has no record."""
+    needs("transformers")
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(exports / "model")
+    decoder, ids = laconic.Decoder.from_pretrained(exports / "model"), torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(theirs(input_ids=ids).logits, decoder.logits(decoder(decoder.embed(ids)).hidden_states))
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert torch.equal(
+        laconic.Decoder.from_pretrained(tmp_path / "theirs").token_embedding.weight, decoder.token_embedding.weight
+    )
