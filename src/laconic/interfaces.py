@@ -114,6 +114,18 @@ class PromptsAnswers(Protocol):
 
 
 @runtime_checkable
+class PromptsAnswersStepwise(Protocol):
+    """Optional part of a method: what an answer follows, read in steps, so that a server can read it beside others.
+
+    Without it, a server uses `prompt_answers`; a KV cache that this computes delays what runs.
+    """
+
+    def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: Any) -> Any:
+        """Return a `latent.answering.StepwisePrompt` of one question."""
+        ...
+
+
+@runtime_checkable
 class ThinksInLatents(Protocol):
     """Optional part of a method: compute the latent thoughts that its answers follow."""
 

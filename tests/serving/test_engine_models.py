@@ -1,6 +1,7 @@
 """The engine gives runs of every family what their `generate` gives."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import laconic
 from laconic.batches import AnswerBatch, ReasoningBatch
@@ -21,9 +22,11 @@ from laconic.experiment.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.cot import Cot
-from laconic.serving.engine import Engine
+from laconic.serving import served_model
+from laconic.serving.engine import Engine, Segment
 from laconic.serving.ragged import RaggedDecoder
-from laconic.serving.requests import PromptEvent
+from laconic.serving.requests import ErrorEvent, PromptEvent
+from laconic.serving.thinking import count_question_tokens
 from tests.runs import train_tiny_run
 from tests.serving.receiver import Receiver, run_to_end, submit
 from tests.tolerances import FLOAT32, error
@@ -44,7 +47,7 @@ LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4", "train.learning_r
 
 @pytest.mark.parametrize(
     ("method", "overrides"),
-    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("coconut", ()), ("cot", ()), ("nocot", ())],
+    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("codi", ()), ("coconut", ()), ("cot", ()), ("nocot", ())],
 )
 def test_engine_answers_as_reasoner_generate(
     method: str, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,11 +66,10 @@ def test_engine_answers_as_reasoner_generate(
         (answer,) = reasoner.generate(question, config)
         assert (receiver.token_ids, receiver.text) == (list(answer.token_ids), answer.text)
         assert receiver.finish.latent_passes == answer.passes.latent
-        assert receiver.finish.latent_positions == (2 if method in ("kava", "coconut") else 0)
+        assert receiver.finish.latent_positions == (2 if method in ("kava", "codi", "coconut") else 0)
     if overrides == LORA:
         merged, adapted = (d(d.embed(torch.tensor([[5, 6, 7]]))) for d in (engine.served.decoder, reasoner.decoder))
         assert error(merged.hidden_states, adapted.hidden_states) <= FLOAT32
-    assert engine.stats().num_latent_passes == sum(r.finish.latent_passes for r in receivers)
 
 
 def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path) -> None:
@@ -85,6 +87,61 @@ def test_engine_ends_jacobi_iterations_as_reasoner_generate_does(tmp_path: Path)
     assert set_tolerance(loaded, 1e-6) == reasoner
     with pytest.raises(UsageError, match=r"--jacobi-tolerance 0\.1: this model has no Jacobi iterations"):
         set_tolerance(cast(LanguageModel, laconic.load(STORIES)), 0.1)
+
+
+@pytest.mark.parametrize("is_stock", [True, False])
+def test_engine_thinks_about_questions_together_and_between_tokens(
+    is_stock: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass per iteration for all that wait, or as much of it as an answer that runs can wait for."""
+    reasoner = cast(Reasoner, laconic.load(train_tiny_run("kava", tmp_path, "latents.jacobi_iterations=3")))
+    monkeypatch.setattr(served_model, "is_stock_decoder", lambda decoder: is_stock)
+    engine, passes, limit = Engine(reasoner), list[list[tuple[bool, int]]](), [10**6]
+    forward = engine.forward
+
+    def forward_and_log(segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
+        passes.append([(s.next_id is not None, len(inputs)) for s, inputs in segments])
+        return forward(segments)
+
+    monkeypatch.setattr(engine, "forward", forward_and_log)
+    monkeypatch.setattr(engine.chunk_sizer, "choose", lambda num_decoding: limit[0])
+    config = GenerationConfig(max_tokens=4)
+    expected = [list(answer.token_ids) for answer in reasoner.generate(QUESTIONS, config)]
+    together = [submit(engine, question=q, config=config) for q in QUESTIONS]
+    while not all(r.tokens for r in together):
+        engine.run_once()
+    assert [len(p) for p in passes] == [len(QUESTIONS)] * 5, "question and placeholders, three iterations, suffix"
+    assert [n for _, n in passes[1]] == [2] * len(QUESTIONS)
+    run_to_end(engine)
+    assert [r.token_ids for r in together] == expected
+
+    running = submit(engine, question=QUESTIONS[0], config=GenerationConfig(max_tokens=60, min_tokens=60))
+    while not running.tokens:
+        engine.run_once()
+    passes.clear()
+    limit[0] = 5
+    beside = [submit(engine, question=q, config=config) for q in QUESTIONS]
+    run_to_end(engine)
+    assert [r.token_ids for r in beside] == expected
+    assert len(running.tokens) == 60
+    assert all(segments[0] == (True, 1) for segments in passes), "a token of the running answer in every pass"
+    assert max(sum(n for is_decoding, n in segments if not is_decoding) for segments in passes) == 5
+
+
+def test_engine_question_that_exceeds_a_position_table_fails_alone(tmp_path: Path) -> None:
+    """The latents do not count as tokens of the question, but need positions of the table too."""
+    reasoner = cast(
+        Reasoner,
+        laconic.load(train_tiny_run("kava", tmp_path, "model.family=gpt2", "model.max_position_embeddings=40")),
+    )
+    engine = Engine(reasoner)
+    max_tokens = 40 - count_question_tokens(reasoner, QUESTIONS[0])
+    bad = submit(engine, question=QUESTIONS[0], config=GenerationConfig(max_tokens=max_tokens))
+    good = submit(engine, question=QUESTIONS[1], config=GenerationConfig(max_tokens=4))
+    run_to_end(engine)
+    assert isinstance(bad.events[-1], ErrorEvent)
+    assert "exceeds the 40 positions" in str(bad.events[-1].error)
+    assert good.text == reasoner.generate(QUESTIONS[1], GenerationConfig(max_tokens=4))[0].text
 
 
 def test_engine_continues_the_cache_of_a_memory() -> None:

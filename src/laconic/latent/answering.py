@@ -17,6 +17,7 @@ from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
+from laconic.latent.stepwise_rollout import RolloutReads, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -72,6 +73,20 @@ class AnswerPrompt(NamedTuple):
     num_latents: tuple[int, ...] = ()
     eos_count: int = 1
     answer_offset: AnswerOffsetFn = lambda ids: 0
+
+
+class StepwisePrompt(NamedTuple):
+    """What the generated ids of one answer follow, read in steps that the caller runs.
+
+    Attributes:
+        reads: The reads of question, latents and what follows them.
+        num_positions: Number of positions before the first generated id, if all latents are read.
+        eos_count: The answer ends with this many eos tokens.
+    """
+
+    reads: RolloutReads
+    num_positions: int
+    eos_count: int = 1
 
 
 def decode_answers(
@@ -188,6 +203,18 @@ def prompt_with_latents(
     return prompt._replace(num_latents=rollout.count_latents())
 
 
+@torch.no_grad()
+def prompt_with_latents_stepwise(
+    decoder: Decoder, latent_thoughts: LatentThoughts, question: ReasoningBatch, decoding: AnswerDecoding
+) -> StepwisePrompt:
+    """Return the reads of `prompt_with_latents` for one question."""
+    embeds = decoder.embed(question.question_ids)
+    suffix = embed_suffix(decoder, latent_thoughts.end, decoding.answer_prompt)
+    M = latent_thoughts.num_latents
+    reads = run_stepwise_rollout(latent_thoughts, embeds, M, suffix, decoding.jacobi_tolerance)
+    return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1])
+
+
 def answer_from_cache(
     decoder: Decoder,
     questions: ReasoningBatch,
@@ -211,6 +238,15 @@ def answer_from_cache(
 
 
 @torch.no_grad()
+def embed_suffix(
+    decoder: Decoder, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
+) -> Float[Tensor, "1 Ns D"]:
+    """Return what is read after the latents: eot and the answer prompt."""
+    ids = decoder.embed(torch.tensor([list(answer_prompt)], dtype=torch.long, device=end_vector.device))
+    return torch.cat([end_vector.to(ids.dtype)[None, None], ids], 1)
+
+
+@torch.no_grad()
 def prompt_with_cache(
     decoder: Decoder,
     cache: KVCache,
@@ -219,8 +255,7 @@ def prompt_with_cache(
     answer_prompt: Sequence[int],
 ) -> AnswerPrompt:
     """Return the prompt of eot and the answer prompt, after the cache of questions and latents."""
-    ids = decoder.embed(torch.tensor([list(answer_prompt)], dtype=torch.long, device=cache.valid.device))
-    inputs = torch.cat([end_vector.to(ids.dtype)[None, None], ids], 1).expand(cache.B, -1, -1)
+    inputs = embed_suffix(decoder, end_vector, answer_prompt).expand(cache.B, -1, -1)
     mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     return AnswerPrompt(inputs, mask, cache, passes)
 

@@ -19,13 +19,16 @@ from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
     PromptedAnswers,
+    StepwisePrompt,
     count_expected_eos,
     decode_answers,
+    embed_suffix,
     find_answer_offset,
     prompt_with_cache,
 )
 from laconic.latent.cot import check_no_teacher, compute_single_loss, drop_chain_prefix
 from laconic.latent.rollout import Intervention, LatentRollout, run_sequential_rollout
+from laconic.latent.stepwise_rollout import run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
@@ -184,6 +187,19 @@ class Coconut(PromptedAnswers):
         rollout = self.think(questions)
         prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
         return prompt._replace(num_latents=rollout.count_latents())
+
+    @torch.no_grad()
+    def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
+        """Return what the remaining steps follow after one question, with the latents still to be computed.
+
+        Raises:
+            UsageError: If the number of latents depends on the chain, which is not known.
+        """
+        latents, M = self.latent_thoughts, self.num_answer_latents
+        embeds = self.decoder.embed(question.question_ids)
+        suffix = embed_suffix(self.decoder, latents.end, ())
+        reads = run_stepwise_rollout(latents, embeds, M, suffix)
+        return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], count_expected_eos(decoding))
 
     def prompt_after_latents(
         self, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding

@@ -25,8 +25,10 @@ from laconic.latent.answering import (
     AnswerDecoding,
     AnswerPrompt,
     PromptedAnswers,
+    StepwisePrompt,
     prompt_with_chain,
     prompt_with_latents,
+    prompt_with_latents_stepwise,
 )
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
@@ -347,3 +349,7 @@ class Codi(PromptedAnswers):
         if with_cot:
             return prompt_with_chain(self.decoder, questions, decoding)
         return prompt_with_latents(self.decoder, self.latent_thoughts, questions, decoding)
+
+    def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
+        """Return what the answer to one question follows, with the latents still to be computed."""
+        return prompt_with_latents_stepwise(self.decoder, self.latent_thoughts, question, decoding)

@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave between decode steps, and long prompts are read in chunks.
 
 One thread runs the model. Every step reads one id of each decoding row and a chunk of the prompts that are being read;
-the chunk is as long as the rows that decode can wait for.
+the chunk is as long as the rows that decode can wait for. Latents are read like a prompt, once per Jacobi iteration.
 """
 
 import threading
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.errors import LaconicError
 from laconic.serving.requests import EngineRequest
-from laconic.serving.scheduler import STEP_SECONDS, ChunkSizer, share_positions
+from laconic.serving.scheduler import ChunkSizer, share_positions
 from laconic.serving.sequence import OnEvent, RunningSequence
 from laconic.serving.served_model import ServableModel, ServedModel
 
@@ -41,9 +41,8 @@ class EngineStats:
         num_waiting: Requests in the queue.
         batch_size: Rows of the last step.
         kv_bytes: Size of the keys and values, or fast weights, of all running requests.
-        num_prompt_tokens: Prompt tokens read so far.
+        num_prompt_tokens: Prompt positions read so far, latents included.
         num_generated_tokens: Tokens generated so far.
-        num_latent_passes: Passes over latent thoughts, counted per request.
         num_steps: Forward passes over running rows.
     """
 
@@ -53,7 +52,6 @@ class EngineStats:
     kv_bytes: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    num_latent_passes: int = 0
     num_steps: int = 0
 
 
@@ -102,7 +100,6 @@ class Engine:
         self.is_closed = self.is_draining = False
         self.last_stats = EngineStats()
         self.ids = count(1)
-        self.num_latent_passes, self.start_seconds = 0, 0.0
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 
@@ -187,10 +184,7 @@ class Engine:
             has_work = bool(self.running or self.waiting or self.cancelled)
             arrivals = self.take_changes()
         if arrivals:
-            start = time.perf_counter()
             self.served.start(arrivals)
-            self.start_seconds = (time.perf_counter() - start) / len(arrivals)
-            self.num_latent_passes += sum(s.latent_passes for s in arrivals)
             self.running = [s for s in self.running if not s.has_ended]
             self.publish_stats(0)
         if self.running:
@@ -206,8 +200,6 @@ class Engine:
         self.waiting = deque(s for s in self.waiting if not s.has_ended)
         self.running = [s for s in self.running if not s.has_ended]
         num_free = self.max_batch_size - len(self.running)
-        if self.running and self.start_seconds:  # running rows wait while questions are thought about
-            num_free = min(num_free, max(1, int(STEP_SECONDS / self.start_seconds)))
         arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
         self.running += arrivals
         self.publish_stats(0)
@@ -223,7 +215,6 @@ class Engine:
                 kv_bytes=sum(s.row.num_bytes for s in self.running if s.row is not None),
                 num_prompt_tokens=last.num_prompt_tokens + prompt,
                 num_generated_tokens=last.num_generated_tokens + generated,
-                num_latent_passes=self.num_latent_passes,
                 num_steps=last.num_steps + (batch_size > 0),
             )
             self.changed.notify_all()
@@ -265,6 +256,8 @@ class Engine:
             if sequence.next_id is None:
                 if sequence.request.with_prompt_logprobs:
                     sequence.score_prompt(len(inputs), hidden, self.served.executor.logits)
+                if sequence.thinking is not None:
+                    sequence.continue_thinking(hidden)
                 if sequence.num_unread_prompt:
                     return None
                 sequence.end_prompt()

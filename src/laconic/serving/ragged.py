@@ -70,6 +70,12 @@ class CacheRow:
         self.next_position = first + num_tokens
         return list(range(first, first + num_tokens))
 
+    def drop_last(self, num_slots: int) -> None:
+        """Remove the last slots, which have to be those of the last positions."""
+        self.num_filled -= num_slots
+        self.next_position -= num_slots
+        self.last_position = self.next_position - 1
+
     def end_prompt(self) -> None:
         """Continue after the largest position so far, as `generate` does; a memory may have larger ones than text."""
         self.next_position = self.last_position + 1

@@ -35,6 +35,12 @@ class StateRow:
         """Size of the state's tensors."""
         return 0 if self.state is None else sum(x.nbytes for x in self.state.tensors().values())
 
+    def drop_last(self, num_slots: int) -> None:
+        """Remove the last slots, which have to be those of the last positions, from a KV cache."""
+        if num_slots:
+            assert isinstance(self.state, KVCache)
+            self.state = self.state.crop(self.state.S - num_slots)
+
     def end_prompt(self) -> None:
         """Continue with the model's own output."""
         self.update_weights, self.next_position = self.update_on_output, None

@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from laconic.batches import ReasoningBatch
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import SequenceState
 from laconic.generation.sampling import Sampler
 from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import RecurrentState
+from laconic.latent.stepwise_rollout import RolloutRead, RolloutReads, StepwiseCounts
 from laconic.models.cache import KVCache
 from laconic.serving.ragged import CacheRow
 from laconic.serving.requests import (
@@ -39,7 +41,11 @@ class RunningSequence:
         id: Number of the request.
         request: As submitted.
         on_event: Receives its events, on the engine's thread.
-        prompt: Ids [T] or embeddings [T, D] to read; None until a question has been thought about.
+        prompt: Ids [T] or embeddings [T, D] to read; those of the next read while a question is thought about.
+        question: The batch of a question alone.
+        thinking: The reads of a question and its latents, until the last one is done.
+        num_outputs: Number of hidden states that the current one of these reads sends back.
+        hidden_states: Those of its chunks so far.
         num_unread: How many of the first prompt ids belong to the state that is continued.
         num_prompt_tokens: Tokens of the prompt as they are counted for the user.
         state: What the prompt continues.
@@ -60,6 +66,10 @@ class RunningSequence:
     num_read: int = 0
     num_tokens: int = 0
     next_id: int | None = None
+    question: ReasoningBatch | None = None
+    thinking: RolloutReads | None = None
+    num_outputs: int = 1
+    hidden_states: Tensor | None = None
     latent_passes: int = 0
     latent_positions: int = 0
     has_ended: bool = False
@@ -92,6 +102,31 @@ class RunningSequence:
         chunk = self.prompt[self.num_read : self.num_read + num_tokens]
         self.num_read += len(chunk)
         return chunk
+
+    def start_thinking(self, reads: RolloutReads) -> None:
+        """Set the first of the reads that the answer follows."""
+        self.thinking = reads
+        self.start_read(next(reads))
+
+    def start_read(self, read: RolloutRead) -> None:
+        """Set what is read next, in place of the last slots of the row if they are replaced."""
+        if self.row is not None:
+            self.row.drop_last(read.num_replaced)
+        self.prompt, self.num_read = read.inputs_embeds[0], 0
+        self.num_outputs, self.hidden_states = read.num_outputs, None
+
+    def continue_thinking(self, hidden_states: Float[Tensor, "n D"]) -> None:
+        """Take the hidden states of a chunk; after the last chunk of a read, set the next read, if there is one."""
+        before = [] if self.hidden_states is None else [self.hidden_states]
+        self.hidden_states = torch.cat([*before, hidden_states])[-self.num_outputs :]
+        if self.num_unread_prompt or self.thinking is None:
+            return
+        try:
+            self.start_read(self.thinking.send(self.hidden_states[None]))
+        except StopIteration as end:
+            counts: StepwiseCounts = end.value
+            self.latent_passes, self.latent_positions = counts.passes.latent, counts.num_latents
+            self.thinking = self.hidden_states = None
 
     def choose_next(self, logits: Float[Tensor, "1 V"]) -> None:
         """Choose an id from the logits of the last position, and send its event, and the last one if it ends.

@@ -18,7 +18,7 @@ from laconic.generation.generate import build_sampler, check_max_length, resolve
 from laconic.generation.prompt import Prompt, build_prompt
 from laconic.generation.state import DecodeState
 from laconic.generation.static_cache import is_stock_decoder
-from laconic.interfaces import PromptsAnswers, StatefulLM
+from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.nested.state import FastWeightState
@@ -26,7 +26,7 @@ from laconic.serving.ragged import MIN_FREE_SLOTS, CacheRow, RaggedDecoder
 from laconic.serving.requests import EngineRequest
 from laconic.serving.row_by_row import RowByRowModel, StateRow
 from laconic.serving.sequence import RunningSequence
-from laconic.serving.thinking import answer_whole, check_question, think
+from laconic.serving.thinking import check_question, start_answer
 
 ServableModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 
@@ -114,16 +114,13 @@ class ServedModel:
             )
 
     def start(self, sequences: Sequence[RunningSequence]) -> None:
-        """Create the rows of sequences, after thinking about their questions, if they have any."""
-        if isinstance(self.model, Reasoner) and isinstance(self.model.method, PromptsAnswers):
-            think(self.model, self.decoder, sequences)
+        """Create the rows of sequences."""
         for sequence in sequences:
-            if not sequence.has_ended:
-                with sequence.fail_on_error():
-                    if isinstance(self.model, Reasoner) and sequence.prompt is None:
-                        answer_whole(self.model, sequence)
-                    else:
-                        sequence.row = self.create_row(sequence)
+            with sequence.fail_on_error():
+                if isinstance(self.model, Reasoner):
+                    start_answer(self.model, self.decoder, sequence)
+                if not sequence.has_ended:
+                    sequence.row = self.create_row(sequence)
 
     def create_row(self, sequence: RunningSequence) -> CacheRow | StateRow:
         """Return the state that a sequence starts from."""

@@ -1,6 +1,6 @@
-"""Questions to runs that answer: thought about together, then decoded beside other requests."""
+"""Questions to runs that answer: checked, and thought about and answered beside other requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -11,15 +11,16 @@ from laconic.experiment.reasoner import Reasoner
 from laconic.generation.generate import build_sampler, check_max_length
 from laconic.generation.prompt import Prompt
 from laconic.generation.text_stream import IncrementalDetokenizer
-from laconic.interfaces import PromptsAnswers
-from laconic.latent.answering import AnswerDecoding, AnswerPrompt, build_answer_config
+from laconic.interfaces import PromptsAnswers, PromptsAnswersStepwise
+from laconic.latent.answering import AnswerDecoding, AnswerPrompt, StepwisePrompt, build_answer_config
+from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.serving.requests import PromptEvent, TokenEvent, TokenLogprob
 from laconic.serving.sequence import RunningSequence
 
 
 def check_question(model: Reasoner, sequence: RunningSequence) -> None:
-    """Check a request to a run that answers questions, and count the question's tokens.
+    """Check a request to a run that answers questions, and set its question.
 
     Raises:
         UsageError: The request does not fit the run: no question, too long a one, or options without effect.
@@ -36,7 +37,8 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
     if request.num_top_logprobs and not isinstance(model.method, PromptsAnswers):
         name = type(model.method).__name__
         raise UsageError(f"top log probabilities: {name} has no method `prompt_answers`; leave them out")
-    sequence.num_prompt_tokens = count_question_tokens(model, request.question)
+    sequence.question = build_question(model, request.question)
+    sequence.num_prompt_tokens = int(sequence.question.question_mask.sum())
     limit, required = model.decoder.config.max_position_embeddings, sequence.num_prompt_tokens + config.max_tokens
     if required > limit:
         raise UsageError(
@@ -47,63 +49,61 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
 
 def count_question_tokens(model: Reasoner, question: Question) -> int:
     """Return the number of tokens of a question in the recipe's format. Raises InputError if it cannot be encoded."""
-    return int(build_questions_batch(model.run.parts, model.recipe, [question]).question_mask.sum())
+    return int(build_question(model, question).question_mask.sum())
 
 
-def think(model: Reasoner, decoder: Decoder, sequences: Sequence[RunningSequence]) -> None:
-    """Think about the questions of several requests in one batch; set what their answers follow.
+def build_question(model: Reasoner, question: Question) -> ReasoningBatch:
+    """Return the batch of one question. Raises InputError if it cannot be encoded."""
+    batch = build_questions_batch(model.run.parts, model.recipe, [question])
+    return batch.to(model.decoder.token_embedding.weight.device)
+
+
+def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -> None:
+    """Set what the answer to a request follows, and how it is decoded.
 
     Args:
         model: The run.
         decoder: The decoder that reads the answers.
-        sequences: The requests. If the batch fails, each is thought about alone, so that one cannot fail the others.
-    """
-    method = model.method
-    try:
-        assert isinstance(method, PromptsAnswers)
-        decodings, questions = [build_decoding(model, s) for s in sequences], build_questions(model, sequences)
-        prompt: AnswerPrompt = method.prompt_answers(questions, decodings[0])
-        for row, (sequence, decoding) in enumerate(zip(sequences, decodings, strict=True)):
-            with sequence.fail_on_error():
-                set_answer_prompt(decoder, sequence, prompt, row, decoding)
-    except Exception as error:
-        if len(sequences) == 1:
-            return sequences[0].fail(error)
-        for sequence in sequences:
-            think(model, decoder, [sequence])
-
-
-def build_questions(model: Reasoner, sequences: Sequence[RunningSequence]) -> ReasoningBatch:
-    """Return the batch of the requests' questions."""
-    questions = [s.request.question or "" for s in sequences]
-    batch = build_questions_batch(model.run.parts, model.recipe, questions)
-    return batch.to(model.decoder.token_embedding.weight.device)
-
-
-def build_decoding(model: Reasoner, sequence: RunningSequence) -> AnswerDecoding:
-    """Return how the answer to a request is decoded, as `Reasoner.generate` has it."""
-    return model.build_decoding(sequence.request.config)
-
-
-def set_answer_prompt(
-    decoder: Decoder, sequence: RunningSequence, prompt: AnswerPrompt, row: int, decoding: AnswerDecoding
-) -> None:
-    """Set what one of the answers follows, and how it is decoded.
+        sequence: The request. With a method that does not say what its answers follow, it has ended afterwards.
 
     Raises:
         UsageError: Question, latents and answer exceed a learned position table.
     """
-    mask = prompt.attention_mask[row]
-    embeds, cache = prompt.inputs_embeds[row, mask], None if prompt.cache is None else prompt.cache.select_rows([row])
+    method, question, decoding = model.method, sequence.question, model.build_decoding(sequence.request.config)
+    assert question is not None
+    if isinstance(method, PromptsAnswersStepwise):
+        stepwise: StepwisePrompt = method.prompt_answer_stepwise(question, decoding)
+        start_decoding(decoder, sequence, decoding, None, stepwise.num_positions, stepwise.eos_count)
+        sequence.start_thinking(stepwise.reads)
+    elif isinstance(method, PromptsAnswers):
+        prompt: AnswerPrompt = method.prompt_answers(question, decoding)
+        sequence.prompt, sequence.state = prompt.inputs_embeds[0, prompt.attention_mask[0]], prompt.cache
+        sequence.latent_positions = prompt.num_latents[0] if prompt.num_latents else 0
+        sequence.latent_passes = prompt.passes[0].latent if prompt.passes else 0
+        start_decoding(decoder, sequence, decoding, prompt.cache, len(sequence.prompt), prompt.eos_count)
+    else:
+        answer_whole(model, sequence, question, decoding)
+
+
+def start_decoding(
+    decoder: Decoder,
+    sequence: RunningSequence,
+    decoding: AnswerDecoding,
+    cache: KVCache | None,
+    num_positions: int,
+    eos_count: int,
+) -> None:
+    """Set how an answer is decoded that follows a cache and as many positions.
+
+    Raises:
+        UsageError: They exceed a learned position table.
+    """
     alone = torch.zeros(1, dtype=torch.long)  # a row's samples depend on its index, which is 0 for a request
-    config = build_answer_config(decoder, alone, decoding, len(embeds), prompt.eos_count)
-    answer = Prompt(None, embeds[None], mask[mask][None], [[]])
-    check_max_length(decoder, answer, cache, config.max_tokens)
-    sequence.prompt, sequence.state = embeds, cache
-    sequence.latent_positions = prompt.num_latents[row] if prompt.num_latents else 0
-    sequence.latent_passes = prompt.passes[row].latent if prompt.passes else 0
-    eos = decoding.eos_token_ids
-    sequence.start_decoding(config, build_sampler(decoder, answer, config), eos, without_eos(decoding), [])
+    config = build_answer_config(decoder, alone, decoding, num_positions, eos_count)
+    prompt = Prompt(None, None, torch.ones(1, num_positions, dtype=torch.bool), [[]])
+    check_max_length(decoder, prompt, cache, config.max_tokens)
+    sampler = build_sampler(decoder, prompt, config)
+    sequence.start_decoding(config, sampler, decoding.eos_token_ids, without_eos(decoding), [])
 
 
 def without_eos(decoding: AnswerDecoding) -> Callable[[list[int]], str]:
@@ -111,10 +111,11 @@ def without_eos(decoding: AnswerDecoding) -> Callable[[list[int]], str]:
     return lambda ids: decoding.decode([i for i in ids if i not in decoding.eos_token_ids])
 
 
-def answer_whole(model: Reasoner, sequence: RunningSequence) -> None:
+def answer_whole(
+    model: Reasoner, sequence: RunningSequence, question: ReasoningBatch, decoding: AnswerDecoding
+) -> None:
     """Answer with a method that does not say what its answers follow; the events come when it has finished."""
-    decoding = build_decoding(model, sequence)
-    answers = answer_questions(model.method, build_questions(model, [sequence]), decoding)
+    answers = answer_questions(model.method, question, decoding)
     sequence.latent_passes = answers.passes[0].latent
     detokenizer, ids = IncrementalDetokenizer(without_eos(decoding), [], ()), answers.token_ids[0]
     sequence.send(PromptEvent())

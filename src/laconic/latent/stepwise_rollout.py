@@ -1,0 +1,115 @@
+"""Latent rollout of one question as a generator, which yields what to read next and receives the hidden states.
+
+An engine with continuous batching reads the latents of several questions and the tokens of other answers in one pass.
+The results are those of `LatentThoughts.think`.
+
+Symbols: z_m the latents, M their number, T the number of Jacobi iterations, bot the last vector of the prefix.
+"""
+
+from collections.abc import Generator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.batches import PassCounts
+from laconic.latent.adaptive_rollout import CountFn, jacobi_residual
+from laconic.latent.rollout import ProjectFn, initial_latents, jacobi_update
+from laconic.latent.thoughts import LatentThoughts
+
+
+class RolloutRead(NamedTuple):
+    """Vectors that a row reads next.
+
+    Attributes:
+        inputs_embeds: The vectors.
+        num_outputs: Number of last hidden states to send back.
+        num_replaced: Number of slots at the end of the row's KV cache to remove first.
+    """
+
+    inputs_embeds: Float[Tensor, "1 n D"]
+    num_outputs: int = 1
+    num_replaced: int = 0
+
+
+class StepwiseCounts(NamedTuple):
+    """Decoder calls of a rollout if nothing is chunked, and the number of latents in the cache at its end."""
+
+    passes: PassCounts
+    num_latents: int
+
+
+RolloutReads = Generator[RolloutRead, Float[Tensor, "1 num_outputs D"], StepwiseCounts]
+
+
+def run_stepwise_rollout(
+    latent_thoughts: LatentThoughts,
+    question: Float[Tensor, "1 Nq D"],
+    M: int,
+    suffix: Float[Tensor, "1 Ns D"],
+    tolerance: float = 0.0,
+) -> RolloutReads:
+    """Compute M latents after a question, and read a suffix after them.
+
+    Args:
+        latent_thoughts: Control vectors, projection and schedule.
+        question: Embeddings of the question.
+        M: Number of latents.
+        suffix: Vectors to read last; the first new token is chosen from the hidden state of its last one.
+        tolerance: Residual below which the Jacobi iteration ends; 0 runs all iterations.
+
+    Yields:
+        What to read after everything before it, less `num_replaced` slots. Latents that a stop head does not keep are
+        replaced by the suffix.
+
+    Returns:
+        Passes and number of latents.
+    """
+    prefix = torch.cat([question, latent_thoughts.begin.to(question.dtype).expand(1, 1, -1)], 1)
+    project, T, stop_head = latent_thoughts.project, latent_thoughts.num_iterations, latent_thoughts.stop_head
+    count_latents = None if stop_head is None else stop_head.count_latents
+    if T is None:
+        passes, hidden_states = yield from read_sequential(prefix, M, project)
+    else:
+        placeholders = latent_thoughts.placeholder.to(question.dtype).expand(1, M, -1)
+        passes, hidden_states = yield from read_jacobi(prefix, placeholders, T, project, tolerance, count_latents)
+    N = M if count_latents is None else int(count_latents(hidden_states))
+    yield RolloutRead(suffix, num_replaced=M - N)
+    return StepwiseCounts(passes, N)
+
+
+PassesAndHidden = tuple[PassCounts, Float[Tensor, "1 M D"]]
+
+
+def read_sequential(
+    prefix: Float[Tensor, "1 Np D"], M: int, project: ProjectFn
+) -> Generator[RolloutRead, Tensor, PassesAndHidden]:
+    """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)), each read after all before it; M may be 0."""
+    hidden_states = [(yield RolloutRead(prefix))]
+    for _ in range(M):
+        hidden_states.append((yield RolloutRead(project(hidden_states[-1]))))
+    return PassCounts(1, 0, M, 0), torch.cat(hidden_states, 1)[:, 1:]
+
+
+def read_jacobi(
+    prefix: Float[Tensor, "1 Np D"],
+    placeholders: Float[Tensor, "1 M D"],
+    num_iterations: int,
+    project: ProjectFn,
+    tolerance: float,
+    count_latents: CountFn | None,
+) -> Generator[RolloutRead, Tensor, PassesAndHidden]:
+    """Read the placeholders after the prefix, then all latents in every iteration, each time in the same slots."""
+    M = placeholders.shape[1]
+    outputs = yield RolloutRead(torch.cat([prefix, placeholders], 1), num_outputs=M + 1)
+    z, hidden_states, t = initial_latents(outputs, project), outputs[:, 1:], 0
+    for t in range(1, num_iterations + 1):
+        hidden_states = yield RolloutRead(z, num_outputs=M, num_replaced=M)
+        if count_latents is not None and t >= int(count_latents(hidden_states)):
+            break
+        z_next = jacobi_update(z, hidden_states, project)
+        if tolerance and bool(jacobi_residual(z, z_next) < tolerance):
+            break
+        z = z_next
+    return PassCounts(0, 1, t, 0), hidden_states
