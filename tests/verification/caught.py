@@ -1,7 +1,7 @@
 """Compare a mutated decoder with the right one: the first divergence, and the error at the logits."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from laconic.models.decoder import Decoder
+from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.low_precision import ErrorRatios
 from laconic.verification.parity import (
     CaseComparison,
     ParityCase,
     StageResult,
     first_divergence,
-    measure_floors,
     replay_stages,
-    trace_stages,
 )
 from laconic.verification.run import run_default_backend
-from laconic.verification.traces import LayerActivations, iterate_stages
+from laconic.verification.traces import LayerActivations, iterate_stages, sharpened_queries, stage_key
 from tests.verification.mutants import MUTANTS, Mutant, build_case, build_decoder, mutate, patched
 
 
@@ -30,6 +29,34 @@ class Divergence(NamedTuple):
 
     first: StageResult | None
     logits_error: float
+
+
+def trace_stages(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
+    """Run a case with eager attention and return every activation by key (see `stage_key`)."""
+    n, L, stages = len(case.pieces()), len(decoder.layers), {}
+    with sharpened_queries(decoder, case.query_scale):
+        for part in iterate_stages(decoder, case):
+            layer = part.layer if 0 <= part.layer < L else None
+            stages |= {stage_key(name, layer, part.piece, n): t for name, t in part.activations.items() if name != "x"}
+    return stages
+
+
+def compare_stages(
+    decoder: Decoder, reference: Mapping[str, Tensor], case: ParityCase, *, with_default_backend: bool = False
+) -> list[StageResult]:
+    """Compare every stage of a case with a reference's activations by key."""
+    wide_decoder = Float64Decoder.from_decoder(decoder)
+    comparison = CaseComparison(decoder, case, wide_decoder)
+    with sharpened_queries(decoder, case.query_scale):
+        default = run_default_backend(decoder, case) if with_default_backend else None
+        runs = (
+            replay_stages(reference, case, decoder),
+            iterate_stages(decoder, case),
+            iterate_stages(wide_decoder, case),
+        )
+        for recorded, actual, wide in zip(*runs, strict=True):
+            comparison.add_layer(recorded, actual, wide, default)
+    return comparison.results()
 
 
 @functools.cache
@@ -68,13 +95,7 @@ def find_divergence(mutant: Mutant, folder: Path) -> Divergence:
 def compare(mutant: Mutant, decoder: Decoder, reference: dict[str, Tensor], case: ParityCase) -> Divergence:
     """Compare with the mutant's functions patched in; the mutated decoder also measures its own floors."""
     with patched(mutant), torch.no_grad():
-        comparison = CaseComparison(decoder, case, measure_floors(decoder, case))
-        default = run_default_backend(decoder, case)
-        for recorded, actual in zip(
-            replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True
-        ):
-            comparison.add_layer(recorded, actual, default_backend=default)
-        results = comparison.results()
+        results = compare_stages(decoder, reference, case, with_default_backend=True)
         logits = max(r.error for r in results if r.stage == "logits" and r.kind in ("propagated", "backend"))
         return Divergence(first_divergence(results), logits)
 

@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor
 
 from laconic.verification.hf_reference import TransformersReference
-from laconic.verification.parity import compare_stages, first_divergence, stage_key
+from laconic.verification.parity import first_divergence, stage_key
 from tests.conftest import needs
 from tests.verification.angles import CHECKS
-from tests.verification.caught import compare, find_divergence, reference_stages, right_decoder
+from tests.verification.caught import compare, compare_stages, find_divergence, reference_stages, right_decoder
 from tests.verification.mutants import MUTANTS, ROPE, Mutant, build_case, mutate, patched
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"

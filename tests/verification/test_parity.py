@@ -21,11 +21,7 @@ from laconic.verification.low_precision import ErrorRatios
 from laconic.verification.parity import (
     ParityCase,
     StageResult,
-    compare_stages,
     first_divergence,
-    local_stage,
-    measure_floors,
-    trace_stages,
     usual_suspects,
 )
 from laconic.verification.report import ParityReport, format_number
@@ -33,6 +29,7 @@ from laconic.verification.run import open_reference, run_parity
 from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder, tiny_configs
 from laconic.verification.traces import iterate_stages, sharpened_queries, threaded_generator
 from tests.conftest import needs
+from tests.verification.caught import compare_stages, trace_stages
 from tests.verification.test_reference import compared
 
 FAMILIES = tuple(WEIGHT_NAMES)
@@ -151,16 +148,16 @@ def test_compare_stages_decoder_with_itself(piece_sizes: tuple[int, ...]):
 def test_first_divergence_stage_and_layer():
     decoder = build_tiny_decoder("llama")
     case = padded(decoder, piece_sizes=(6, 4))
-    floors, reference = measure_floors(decoder, case), trace_stages(decoder, case)
+    reference = trace_stages(decoder, case)
     with torch.no_grad():
         decoder.layers[1].submodule("up").weight[3, 4] += 0.01
-    results = compare_stages(decoder, reference, case, floors)
+    results = compare_stages(decoder, reference, case)
     first = first_divergence(results)
     assert first is not None
     assert (first.stage, first.layer, first.kind) == ("up", 1, "local")
     assert {f.stage for f in results if f.kind == "local" and f.verdict == "fail"} == {"up"}
     assert next(f for f in results if f.stage == "logits" and f.kind == "propagated").verdict == "fail"
-    assert torch.equal(local_stage(decoder, "gate", 1, reference, case), reference["gate.1/1"])
+    assert next(f for f in results if (f.stage, f.layer, f.kind) == ("gate", 1, "local")).bitwise
 
 
 def test_compare_stages_missing_stage_is_not_run():
@@ -170,13 +167,6 @@ def test_compare_stages_missing_stage_is_not_run():
     del reference["q_rot.1"]
     missing = {(f.stage, f.layer, f.note) for f in compare_stages(decoder, reference, case) if f.verdict == "not run"}
     assert ("q_rot", 1, "q_rot.1: not in the bundle: not run") in missing
-
-
-def test_local_stage_unknown():
-    decoder = build_tiny_decoder("llama")
-    case = padded(decoder)
-    with pytest.raises(KeyError, match="layer 7"):
-        local_stage(decoder, "q", 7, trace_stages(decoder, case), case)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "opt"])

@@ -53,7 +53,7 @@ def build_transformers_model(family: str, folder: Path, **more: Any) -> Path:
 
 def compared(decoder: Decoder, reference: TransformersReference, case: ParityCase) -> CaseComparison:
     twin = Float64Decoder.from_decoder(decoder)
-    comparison = CaseComparison(decoder, case, None, twin)
+    comparison = CaseComparison(decoder, case, twin)
     with torch.no_grad(), sharpened_queries(decoder, case.query_scale):
         for row in zip(
             reference.iterate_stages(case), iterate_stages(decoder, case), iterate_stages(twin, case), strict=True

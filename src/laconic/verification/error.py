@@ -35,14 +35,9 @@ class ErrorAccumulator:
     shape_note: str = ""
 
     def add(self, x: Tensor, y: Tensor, mask: Tensor, S: int, axes: str) -> None:
-        """Add one piece.
+        """Add one piece, whose axes have names such as "B H T P".
 
-        Args:
-            x: Our tensor.
-            y: The reference's.
-            mask: True where both are compared. Scores that are -inf on both sides are left out.
-            S: Cached positions before the piece.
-            axes: Names of the axes, for example "B H T P".
+        Both are compared where the mask is True; scores that are -inf on both sides are left out.
         """
         if x.shape != y.shape:
             self.shape_note = f"shape {list(x.shape)}, reference {list(y.shape)}"
@@ -99,14 +94,9 @@ class ErrorAccumulator:
 
 
 def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_masked_keys: bool = False) -> Tensor:
-    """Return where an activation is defined, as a mask of its shape.
+    """Return where an activation is defined, as a mask of its shape: at queries (T) and keys (P) that are valid [B, P].
 
-    Args:
-        axes: Names of the activation's axes; queries run along T and keys along P.
-        shape: The activation's shape.
-        valid: True at real tokens [B, P].
-        S: Cached positions.
-        include_masked_keys: Compare masked keys too.
+    Masked keys are included if they are to be compared too.
     """
     mask = torch.ones((), dtype=torch.bool)
     for i, axis in enumerate(axes.split()):

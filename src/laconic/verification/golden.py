@@ -221,7 +221,7 @@ class BundleWriter:
     def record_case(self, case: ParityCase, is_complete: bool) -> dict[str, Any]:
         """Run the reference on a case and return its entry. Raises `NotRunError` if we differ from the reference."""
         wide_decoder, n, L = Float64Decoder.from_decoder(self.decoder), len(case.pieces()), len(self.decoder.layers)
-        comparison = CaseComparison(self.decoder, case, None, wide_decoder)
+        comparison = CaseComparison(self.decoder, case, wide_decoder)
         entries: dict[str, dict[str, Any]] = {}
         runs = (
             self.reference.iterate_stages(case),
@@ -246,9 +246,8 @@ class BundleWriter:
         if bad := [result for result in comparison.results() if result.verdict in ("fail", "not run")]:
             name = f"{bad[0].stage} of case {case.name}"
             raise NotRunError(f"{name} fails against {self.reference.name}; no bundle is written")
-        floors = comparison.measured_floors().propagated
         for key, entry in entries.items():
-            entry["floor"] = floors[key.partition("/")[0]]
+            entry["floor"] = comparison.get_floor("propagated", key.partition("/")[0])
         return {"kind": "small" if is_complete else "long", "input": case_to_json(case), "stages": entries}
 
     def record_sample(self, case: ParityCase, key: str, t: Tensor, mask: Tensor) -> dict[str, Any]:

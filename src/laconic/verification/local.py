@@ -32,12 +32,9 @@ class LocalStages:
     def compute(
         self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None, names: frozenset[str] | None = None
     ) -> dict[str, Tensor]:
-        """Return each activation (or each of `names`) whose inputs the reference recorded.
+        """Return each activation (or each of `names`) of one layer whose inputs the reference recorded.
 
-        Args:
-            recorded: The reference's activations of one layer.
-            past: The reference's cached keys and values of that layer before this piece.
-            names: Activations to compute; None: all.
+        `past` are the reference's cached keys and values of that layer before this piece.
         """
         S, T = self.pieces[recorded.piece]
         inputs = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in recorded.activations.items()}

@@ -6,7 +6,7 @@ of the decoder's own run. A floor is the error of float32 against float64 at the
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from laconic.verification.error import (
 )
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.local import LocalStages, stages_at_layer
-from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, sharpened_queries, stage_key
+from laconic.verification.traces import LayerActivations, ParityCase, stage_key
 
 MIN_FLOOR = 1e-7
 MAX_ERROR_IN_FLOORS = 10.0
@@ -103,24 +103,6 @@ class StageResult:
         return self.verdict != "not run" and not self.error <= MAX_ERROR_IN_FLOORS * self.floor
 
 
-@dataclass
-class NoiseFloors:
-    """Float32 error against float64 of each stage: on equal inputs, and of a whole run."""
-
-    local: dict[str, float] = field(default_factory=dict)
-    propagated: dict[str, float] = field(default_factory=dict)
-
-
-def trace_stages(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
-    """Run a case with eager attention and return every activation by key (see `stage_key`)."""
-    n, L, stages = len(case.pieces()), len(decoder.layers), {}
-    with sharpened_queries(decoder, case.query_scale):
-        for part in iterate_stages(decoder, case):
-            layer = part.layer if 0 <= part.layer < L else None
-            stages |= {stage_key(name, layer, part.piece, n): t for name, t in part.activations.items() if name != "x"}
-    return stages
-
-
 def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
     """Yield the stages of a dictionary in the order of computation, with each block's input `x`."""
     n, L = len(case.pieces()), len(decoder.layers)
@@ -135,22 +117,6 @@ def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: De
             yield LayerActivations(piece, layer, stages)
 
 
-def local_stage(
-    decoder: Decoder, stage: str, layer: int | None, reference: Mapping[str, Tensor], case: ParityCase
-) -> Tensor:
-    """Compute one stage of the last piece with the decoder's function from the reference's inputs."""
-    past: dict[int, tuple[Tensor, Tensor]] = {}
-    local, L, last = LocalStages(decoder, case), len(decoder.layers), len(case.pieces()) - 1
-    with sharpened_queries(decoder, case.query_scale):
-        for recorded in replay_stages(reference, case, decoder):
-            index = recorded.layer if 0 <= recorded.layer < L else None
-            names = {row.name for row in stages_at_layer(decoder, recorded.layer)}
-            if recorded.piece == last and index == layer and stage in names:
-                return local.compute(recorded, past.get(recorded.layer), frozenset({stage}))[stage]
-            store_past(past, recorded)
-    raise KeyError(f"no stage {stage} at layer {layer}")
-
-
 def store_past(past: dict[int, tuple[Tensor, Tensor]], recorded: LayerActivations) -> None:
     """Store the reference's KV cache of a layer for the next piece."""
     if "k_cache" in recorded.activations and "v_cache" in recorded.activations:
@@ -163,8 +129,7 @@ class CaseComparison:
     Args:
         decoder: The decoder under test.
         case: The input.
-        floors: Noise floors; None measures them along the way, which needs `float64_decoder`.
-        float64_decoder: The float64 copy of `decoder`.
+        float64_decoder: The float64 copy of `decoder`, with which the noise floors are measured along the way.
         layers: Layers to compare; None: all.
     """
 
@@ -172,13 +137,12 @@ class CaseComparison:
         self,
         decoder: Decoder,
         case: ParityCase,
-        floors: NoiseFloors | None,
-        float64_decoder: Float64Decoder | None = None,
+        float64_decoder: Float64Decoder,
         layers: frozenset[int] | None = None,
     ) -> None:
-        self.decoder, self.case, self.floors, self.layers = decoder, case, floors, layers
+        self.decoder, self.case, self.layers = decoder, case, layers
         self.own_stages = LocalStages(decoder, case)
-        self.float64_stages = None if float64_decoder is None else LocalStages(float64_decoder, case)
+        self.float64_stages = LocalStages(float64_decoder, case)
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
         self.errors: dict[tuple[str, str], ErrorAccumulator] = {}
         self.missing: dict[tuple[str, str], str] = {}
@@ -189,31 +153,27 @@ class CaseComparison:
         self,
         reference: LayerActivations,
         actual: LayerActivations,
-        float64_run: LayerActivations | None = None,
+        float64_run: LayerActivations,
         default_backend: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Compare one layer of one piece.
+        """Compare one layer of one piece: the reference's, the decoder's own eager run and that of the float64 copy.
 
-        Args:
-            reference: The reference's activations.
-            actual: The decoder's own eager run.
-            float64_run: The run of the float64 copy, for the propagated floors.
-            default_backend: Activations of the decoder's default attention backend, by key.
+        `default_backend` has activations of the decoder's default attention backend, by key.
         """
         if self.layers is not None and 0 <= actual.layer < len(self.decoder.layers) and actual.layer not in self.layers:
             store_past(self.past, reference)
             return
         past = self.past.get(reference.layer)
-        local = self.own_stages.compute(reference, past)
-        wide = None if self.float64_stages is None else self.float64_stages.compute(reference, past)
+        local, wide = self.own_stages.compute(reference, past), self.float64_stages.compute(reference, past)
         for stage in stages_at_layer(self.decoder, reference.layer):
             name = stage.name
             x, y = actual.activations.get(name), reference.activations.get(name)
-            pairs = {"local": (local.get(name), y), "propagated": (x, y)}
-            if wide is not None:
-                pairs["local floor"] = (local.get(name), wide.get(name))
-            if float64_run is not None:
-                pairs["propagated floor"] = (x, float64_run.activations.get(name))
+            pairs = {
+                "local": (local.get(name), y),
+                "propagated": (x, y),
+                "local floor": (local.get(name), wide.get(name)),
+                "propagated floor": (x, float64_run.activations.get(name)),
+            }
             key = stage_key(name, self.layer_index(reference), reference.piece, len(self.case.pieces()))
             if default_backend is not None and y is not None and key in default_backend:
                 pairs["backend"] = (default_backend[key], x)
@@ -256,20 +216,10 @@ class CaseComparison:
         ]
         return [self.stage_result(kind, key) for kind, key in compared]
 
-    def measured_floors(self) -> NoiseFloors:
-        """Return the noise floors that were measured along the way."""
-        floors = NoiseFloors()
-        for (kind, key), error in self.errors.items():
-            if kind.endswith("floor"):
-                getattr(floors, kind.split()[0])[key] = clamp_floor(error)
-        return floors
-
-    def get_floor(self, kind: str, key: str) -> float:
-        """Return the noise floor of a stage; NaN, which nothing passes, if it is unknown."""
-        if self.floors is not None:
-            return getattr(self.floors, kind).get(key, math.nan)
+    def get_floor(self, kind: Literal["local", "propagated"], key: str) -> float:
+        """Return the noise floor of a stage, at least `MIN_FLOOR`; NaN, which nothing passes, if it is unknown."""
         error = self.errors.get((f"{kind} floor", key))
-        return math.nan if error is None else clamp_floor(error)
+        return math.nan if error is None else max(error.error, MIN_FLOOR)
 
     def stage_result(self, kind: str, key: str) -> StageResult:
         """Return the verdict on a stage: local errors count everywhere, propagated ones only at the logits."""
@@ -278,7 +228,7 @@ class CaseComparison:
         if error is None or (kind, key) in self.missing:
             return StageResult(self.case.name, stage, layer, kind, note=self.missing[kind, key])
         noise = self.get_floor("local" if kind == "local" else "propagated", key)
-        floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if error.is_tiny else max(noise, MIN_FLOOR)
+        floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if error.is_tiny else noise
         is_good = error.is_bitwise_equal if bitwise and kind == "local" else error.error <= MAX_ERROR_IN_FLOORS * floor
         verdict: Verdict = "pass" if is_good else "fail"
         if kind == "propagated" and stage != "logits":
@@ -289,33 +239,6 @@ class CaseComparison:
             self.case.name, stage, layer, kind, error.error, floor, error.max_abs, error.index, error.cosine,
             error.is_bitwise_equal, verdict, kl, top1, error.shape_note,
         )  # fmt: skip
-
-
-def clamp_floor(error: ErrorAccumulator) -> float:
-    """Return a noise floor of at least `MIN_FLOOR`."""
-    return max(error.error, MIN_FLOOR)
-
-
-def measure_floors(decoder: Decoder, case: ParityCase) -> NoiseFloors:
-    """Measure the noise floors of a case: the decoder in float32 against itself in float64."""
-    with sharpened_queries(decoder, case.query_scale):
-        wide_decoder = Float64Decoder.from_decoder(decoder)
-        comparison = CaseComparison(decoder, case, None, wide_decoder)
-        for actual, wide in zip(iterate_stages(decoder, case), iterate_stages(wide_decoder, case), strict=True):
-            comparison.add_layer(actual, actual, wide)
-    return comparison.measured_floors()
-
-
-def compare_stages(
-    decoder: Decoder, reference: Mapping[str, Tensor], case: ParityCase, floors: NoiseFloors | None = None
-) -> list[StageResult]:
-    """Compare every stage of a case with a reference's activations by key; `floors` None measures them."""
-    comparison = CaseComparison(decoder, case, floors or measure_floors(decoder, case))
-    with sharpened_queries(decoder, case.query_scale):
-        layers = zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True)
-        for recorded, actual in layers:
-            comparison.add_layer(recorded, actual)
-    return comparison.results()
 
 
 def first_divergence(results: list[StageResult]) -> StageResult | None:

@@ -227,7 +227,7 @@ class ParityRun:
         """Compare one case with the reference, the float64 copy and the default attention backend."""
         wide_decoder = Float64Decoder.from_decoder(decoder)
         layers = self.layers if decoder is self.decoder else None
-        comparison = CaseComparison(decoder, case, None, wide_decoder, layers)
+        comparison = CaseComparison(decoder, case, wide_decoder, layers)
         with sharpened_queries(decoder, case.query_scale):
             default = run_default_backend(decoder, case)
             runs = reference_stages, iterate_stages(decoder, case), iterate_stages(wide_decoder, case)
