@@ -17,7 +17,6 @@ from laconic.data.generators.gsm_variants import (
     build_template,
     build_templates,
     build_variant,
-    generate_variants,
     interleave_variants,
     is_held_out,
     iter_draws,
@@ -43,6 +42,11 @@ def template_of(example: ReasoningExample) -> QuestionTemplate:
     template = build_template(example)
     assert template is not None
     return template
+
+
+def generate_variants(template: QuestionTemplate, n: int, seed: int) -> list[ReasoningExample]:
+    """Return the first n different variants of a template, or fewer if it has no more."""
+    return list(islice(iter_variants(template, seed), n))
 
 
 def check_variant(example: ReasoningExample) -> None:

@@ -162,6 +162,11 @@ class FactRecallConfig(ConfigModel):
         return self
 
     @property
+    def row_tokens(self) -> int:
+        """Tokens of a document: the segments of facts, then the queries."""
+        return self.segment_tokens * self.num_segments + 2 * self.num_queries
+
+    @property
     def window_and_overlap(self) -> tuple[int, int]:
         """(w, o), by default all segments of facts and the segment of queries in one window."""
         return self.segments_per_window or self.num_segments + 1, self.segment_overlap

@@ -12,7 +12,15 @@ FormalLanguage = Literal["parity", "aa", "abab", "anbn", "anbncn", "shuffle2"]
 LENGTH_PERIODS: dict[FormalLanguage, int] = {"parity": 1, "aa": 2, "abab": 4, "anbn": 2, "anbncn": 3, "shuffle2": 2}
 
 
-class MQARConfig(ConfigModel):
+class SplitSizes(ConfigModel):
+    """Numbers of rows of a synthetic task."""
+
+    train_rows: PositiveInt = Field(default=100_000, description="training rows")
+    valid_rows: PositiveInt = Field(default=500, description="validation rows")
+    test_rows: PositiveInt = Field(default=1000, description="test rows")
+
+
+class MQARConfig(SplitSizes):
     """[data.mqar]: multi-query associative recall: key-value pairs, then each key again as a query."""
 
     num_pairs: tuple[PositiveInt, ...] = Field(
@@ -26,9 +34,6 @@ class MQARConfig(ConfigModel):
     tokens_per_key: Annotated[int, Field(ge=1, le=4)] = Field(
         default=1, description="w, tokens of each key and value; more than 1 is MAD's fuzzy recall"
     )
-    train_rows: PositiveInt = Field(default=100_000, description="training documents")
-    valid_rows: PositiveInt = Field(default=500, description="validation documents")
-    test_rows: PositiveInt = Field(default=1000, description="test documents")
 
     @model_validator(mode="after")
     def check_pairs(self) -> "MQARConfig":
@@ -49,7 +54,7 @@ class MQARConfig(ConfigModel):
         return self
 
 
-class SelectiveCopyingConfig(ConfigModel):
+class SelectiveCopyingConfig(SplitSizes):
     """[data.copying]: selective copying: values among blanks, then one marker per value, which predicts that value."""
 
     num_copied: tuple[PositiveInt, ...] = Field(
@@ -59,9 +64,6 @@ class SelectiveCopyingConfig(ConfigModel):
     num_values: Annotated[int, Field(ge=2, le=64)] = Field(
         default=16, description="distinct values; chance accuracy is 1 / num_values"
     )
-    train_rows: PositiveInt = Field(default=100_000, description="training documents")
-    valid_rows: PositiveInt = Field(default=500, description="validation documents")
-    test_rows: PositiveInt = Field(default=1000, description="test documents")
 
     @model_validator(mode="after")
     def check_counts(self) -> "SelectiveCopyingConfig":
@@ -75,7 +77,7 @@ class SelectiveCopyingConfig(ConfigModel):
         return self
 
 
-class ContinualTranslationConfig(ConfigModel):
+class ContinualTranslationConfig(SplitSizes):
     """[data.continual_translation]: languages one after another, with pauses, then every word again."""
 
     num_languages: Annotated[int, Field(ge=1, le=8)] = Field(
@@ -91,9 +93,6 @@ class ContinualTranslationConfig(ConfigModel):
     num_values: Annotated[int, Field(ge=2, le=64)] = Field(
         default=16, description="distinct translations; chance accuracy is 1 / num_values"
     )
-    train_rows: PositiveInt = Field(default=100_000, description="training documents")
-    valid_rows: PositiveInt = Field(default=500, description="validation documents")
-    test_rows: PositiveInt = Field(default=1000, description="test documents")
 
     @property
     def row_tokens(self) -> int:
@@ -101,7 +100,7 @@ class ContinualTranslationConfig(ConfigModel):
         return 2 * self.num_languages * self.num_words * (self.num_repetitions + 1) + self.pause_tokens
 
 
-class FormalLanguagesConfig(ConfigModel):
+class FormalLanguagesConfig(SplitSizes):
     """[data.formal_languages]: strings of a formal language; the target is the set of symbols that may follow."""
 
     language: FormalLanguage = Field(
@@ -111,9 +110,6 @@ class FormalLanguagesConfig(ConfigModel):
     )
     min_length: PositiveInt = Field(default=2, description="shortest length of a string in symbols")
     max_length: PositiveInt = Field(default=50, description="longest length of a string in symbols")
-    train_rows: PositiveInt = Field(default=100_000, description="training strings")
-    valid_rows: PositiveInt = Field(default=500, description="validation strings")
-    test_rows: PositiveInt = Field(default=1000, description="test strings")
 
     @model_validator(mode="after")
     def check_lengths(self) -> "FormalLanguagesConfig":
@@ -123,6 +119,11 @@ class FormalLanguagesConfig(ConfigModel):
                 f"length is a multiple of {LENGTH_PERIODS[self.language]}; raise max_length"
             )
         return self
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of the longest row: <bos> and a string."""
+        return self.possible_lengths[-1] + 1
 
     @property
     def possible_lengths(self) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
 
 import numpy as np
 
@@ -158,11 +157,6 @@ def make_slot(index: int, match: re.Match[str], question: str) -> NumberSlot:
 def mask_numbers(question: str) -> str:
     """Return a question in lower case with each number as 0 and each run of other characters as a space."""
     return " ".join(re.sub(r"\W+", " ", NUMBER_PATTERN.sub("0", question).lower()).split())
-
-
-def generate_variants(template: QuestionTemplate, n: int, seed: int) -> list[ReasoningExample]:
-    """Return the first n different variants of a template, or fewer if it has no more."""
-    return list(islice(iter_variants(template, seed), n))
 
 
 def iter_variants(template: QuestionTemplate, seed: int, max_value: int | None = None) -> Iterator[ReasoningExample]:

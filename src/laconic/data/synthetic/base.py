@@ -6,9 +6,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import numpy as np
 import tokenizers
+import torch
 from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
+from laconic.batches import DocumentBatch
 from laconic.config.data import SplitName
 from laconic.data.tokenizer import Tokenizer, wrap_backend
 from laconic.rng import uniform
@@ -19,7 +21,7 @@ IntArray = NDArray[np.int64]
 
 
 class SyntheticConfig(Protocol):
-    """What the configurations of the tasks have in common: the number of rows of each split."""
+    """What the configurations of the tasks have in common: the rows of each split, and the tokens of the longest."""
 
     @property
     def train_rows(self) -> int: ...
@@ -27,6 +29,8 @@ class SyntheticConfig(Protocol):
     def valid_rows(self) -> int: ...
     @property
     def test_rows(self) -> int: ...
+    @property
+    def row_tokens(self) -> int: ...
     def model_dump(self) -> Mapping[str, Any]: ...
 
 
@@ -69,8 +73,28 @@ class SyntheticDataset(Generic[SyntheticConfigT]):
         source = {"task": self.config.model_dump(), "seed": self.seed, "words": self.vocabulary}
         return hashlib.sha256(to_canonical_json(source).encode()).hexdigest()
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest row."""
+        return self.config.row_tokens
+
     def __len__(self) -> int:
         return self.num_rows
+
+    def build_batch(
+        self, name: str, input_ids: IntArray, loss_mask: NDArray[np.bool_], index: IntArray, epoch: int, step: int
+    ) -> DocumentBatch:
+        """Return documents of one segment and equal length, whose ids begin with the name of the task."""
+        return DocumentBatch(
+            input_ids=torch.from_numpy(input_ids),
+            attention_mask=torch.ones(input_ids.shape, dtype=torch.bool),
+            loss_mask=torch.from_numpy(loss_mask),
+            segment_ends=(input_ids.shape[1],),
+            row_index=torch.from_numpy(index),
+            document_ids=tuple(f"{name}-{self.part}-{i:06d}" for i in index.tolist()),
+            epoch=epoch,
+            step=step,
+        )
 
     def uniform(self, index: IntArray, purpose: int, count: int) -> NDArray[np.float64]:
         """Return random numbers in [0, 1), [n, count]; different purposes give independent numbers."""

@@ -9,7 +9,6 @@ tokens of its own; translations are independent random tokens that all languages
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from laconic.batches import DocumentBatch
 from laconic.config.synthetic import WORDS_PER_LANGUAGE, ContinualTranslationConfig
@@ -23,11 +22,6 @@ class ContinualTranslationDataset(SyntheticDataset[ContinualTranslationConfig]):
     """Documents of one segment, whose recalled translations are scored (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of a document."""
-        return self.config.row_tokens
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return the batch of some rows."""
@@ -49,16 +43,7 @@ class ContinualTranslationDataset(SyntheticDataset[ContinualTranslationConfig]):
             input_ids[b, t:] = pairs[recall[b]].ravel()
         loss_mask = np.zeros(input_ids.shape, dtype=bool)
         loss_mask[:, -2 * N * n + 1 :: 2] = True
-        return DocumentBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=torch.ones(input_ids.shape, dtype=torch.bool),
-            loss_mask=torch.from_numpy(loss_mask),
-            segment_ends=(config.row_tokens,),
-            row_index=torch.from_numpy(index),
-            document_ids=tuple(f"continual-translation-{self.part}-{i:06d}" for i in rows),
-            epoch=epoch,
-            step=step,
-        )
+        return self.build_batch("continual-translation", input_ids, loss_mask, index, epoch, step)
 
 
 def language_of_word(token_id: int) -> int:

@@ -5,6 +5,7 @@ Q log(num_values) nats.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -36,11 +37,6 @@ class FactRecallDataset(SyntheticDataset[FactRecallConfig]):
 
     vocabulary = VOCABULARY
 
-    @property
-    def max_length(self) -> int:
-        """Tokens of a document."""
-        return self.config.segment_tokens * self.config.num_segments + 2 * self.config.num_queries
-
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return the batch of some rows; only the values of the queries are scored."""
         config, index = self.config, np.asarray(rows, dtype=np.int64)
@@ -54,15 +50,9 @@ class FactRecallDataset(SyntheticDataset[FactRecallConfig]):
         loss_mask = np.zeros(input_ids.shape, dtype=bool)
         loss_mask[:, -2 * config.num_queries + 1 :: 2] = True
         ends = tuple(config.segment_tokens * (i + 1) for i in range(config.num_segments))
-        return DocumentBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=torch.ones(input_ids.shape, dtype=torch.bool),
-            loss_mask=torch.from_numpy(loss_mask),
+        return replace(
+            self.build_batch("recall", input_ids, loss_mask, index, epoch, step),
             segment_ends=(*ends, input_ids.shape[1]),
-            row_index=torch.from_numpy(index),
-            document_ids=tuple(f"recall-{self.part}-{i:06d}" for i in rows),
-            epoch=epoch,
-            step=step,
             windows=config.window_and_overlap,
             num_facts=torch.from_numpy(counts),
         )

@@ -92,11 +92,6 @@ class FormalLanguageDataset(SyntheticDataset[FormalLanguagesConfig]):
 
     vocabulary = VOCABULARY
 
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest row."""
-        return self.config.possible_lengths[-1] + 1
-
     def generate_strings(self, rows: Sequence[int]) -> list[str]:
         """Return the strings of some rows."""
         index, lengths = np.asarray(rows, dtype=np.int64), self.config.possible_lengths

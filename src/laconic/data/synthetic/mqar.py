@@ -8,6 +8,7 @@ Symbols: N pairs of a document, w tokens of a key and of a value.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,11 +40,6 @@ class MQARDataset(SyntheticDataset[MQARConfig]):
 
     vocabulary = VOCABULARY
 
-    @property
-    def max_length(self) -> int:
-        """Tokens of a document."""
-        return self.config.row_tokens
-
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return the batch of some rows."""
         config, index = self.config, np.asarray(rows, dtype=np.int64)
@@ -62,17 +58,8 @@ class MQARDataset(SyntheticDataset[MQARConfig]):
             columns = 2 * w * (N + slot_order[b, : num_slots - N].argsort()[:N])[:, None] + np.arange(2 * w)
             input_ids[b, columns] = pairs[query_order[b, :N].argsort()]
             loss_mask[b, columns[:, w:]] = True
-        return DocumentBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=torch.ones(input_ids.shape, dtype=torch.bool),
-            loss_mask=torch.from_numpy(loss_mask),
-            segment_ends=(config.row_tokens,),
-            row_index=torch.from_numpy(index),
-            document_ids=tuple(f"mqar-{self.part}-{i:06d}" for i in rows),
-            epoch=epoch,
-            step=step,
-            num_facts=torch.from_numpy(counts),
-        )
+        batch = self.build_batch("mqar", input_ids, loss_mask, index, epoch, step)
+        return replace(batch, num_facts=torch.from_numpy(counts))
 
     def draw_keys(self, rows: IntArray, N: int) -> IntArray:
         """Return N different keys for each row, [n, N, w]."""

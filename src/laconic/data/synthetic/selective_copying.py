@@ -5,6 +5,7 @@ value; the values themselves are not in the input there. The vocabulary is that 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,11 +23,6 @@ class SelectiveCopyingDataset(SyntheticDataset[SelectiveCopyingConfig]):
 
     vocabulary = VOCABULARY
 
-    @property
-    def max_length(self) -> int:
-        """Tokens of a document."""
-        return self.config.row_tokens
-
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return the batch of some rows."""
         config, index = self.config, np.asarray(rows, dtype=np.int64)
@@ -39,16 +35,5 @@ class SelectiveCopyingDataset(SyntheticDataset[SelectiveCopyingConfig]):
         for b, N in enumerate(counts.tolist()):
             input_ids[b, np.sort(order[b, : T - N].argsort()[:N])] = values[b, :N]
             input_ids[b, -N:], labels[b, -N:] = TOKEN_IDS["k0"], values[b, :N]
-        mask = torch.ones(input_ids.shape, dtype=torch.bool)
-        return DocumentBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=mask,
-            loss_mask=mask.clone(),
-            segment_ends=(T,),
-            row_index=torch.from_numpy(index),
-            document_ids=tuple(f"copying-{self.part}-{i:06d}" for i in rows),
-            epoch=epoch,
-            step=step,
-            num_facts=torch.from_numpy(counts),
-            labels=torch.from_numpy(labels),
-        )
+        batch = self.build_batch("copying", input_ids, np.ones(input_ids.shape, dtype=bool), index, epoch, step)
+        return replace(batch, num_facts=torch.from_numpy(counts), labels=torch.from_numpy(labels))
