@@ -125,14 +125,7 @@ def scan_file(path: Path) -> ScannedFile:
 def audit_examples(
     scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressCallback
 ) -> AuditResult:
-    """Audit reasoning examples.
-
-    Args:
-        scanned: Rows, as `scan_file` returns them.
-        tokenizer: Tokenizer for the lengths; None leaves them out.
-        max_tokens: Token limit of a row.
-        progress: Called with a label, the rows done and their total.
-    """
+    """Audit reasoning examples; without a tokenizer, token lengths are left out."""
     rows = scanned.examples
     result = AuditResult(
         num_rows=len(rows),

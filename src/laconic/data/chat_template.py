@@ -133,11 +133,7 @@ def limit_execution() -> Generator[None]:
 
 
 def render_chat_template(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a chat template.
-
-    Args:
-        template: Jinja source.
-        variables: `messages`, special tokens and the other names that the template uses.
+    """Render a chat template from `messages`, special tokens and the other names that it uses.
 
     Raises:
         InputError: If the template is invalid or rejects the messages.

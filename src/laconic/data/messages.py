@@ -16,10 +16,6 @@ def check_messages(value: Any, name: str) -> list[Message]:
 
     Content in OpenAI's list form is joined into one text.
 
-    Args:
-        value: Parsed JSON.
-        name: Source of the messages, for the error.
-
     Raises:
         InputError: The value is not a non-empty list of messages with text.
     """

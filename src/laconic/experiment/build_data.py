@@ -53,13 +53,7 @@ class RowSet(NamedTuple):
 def load_training_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, progress: ProgressCallback | None = None
 ) -> RowSet:
-    """Load the training rows of a recipe.
-
-    Args:
-        recipe: The recipe.
-        tokenizer: Its tokenizer.
-        context: Positions of the decoder.
-        progress: Called with a label, rows done and rows in total.
+    """Load the training rows of a recipe for a decoder with `context` positions.
 
     Raises:
         InputError: If rows are invalid, or occur in validation or test.

@@ -206,13 +206,7 @@ def resolve_summary_init(config: CompressionConfig, model: ModelConfig) -> Compr
 
 @torch.no_grad()
 def describe_untrained_vectors(decoder: Decoder, config: CompressionConfig, input_ids: Int[Tensor, "B T"]) -> str:
-    """Return a note on what the decoder reads in place of a segment before training.
-
-    Args:
-        decoder: A pretrained decoder.
-        config: Compression settings.
-        input_ids: Text that hidden states are measured on.
-    """
+    """Return a note on what a decoder reads in place of a segment before training, measured on `input_ids`."""
     if config.summary_init == "last_tokens":
         return f"untrained summary vectors are the last {config.fixed_length} tokens of a segment, which do no harm"
     if config.resolved_summary_map != "none":

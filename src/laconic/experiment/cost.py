@@ -44,7 +44,7 @@ class CompressionCost:
         """Return the cost as lines of text."""
         ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens per vector"
         break_even = (
-            "never pays" if self.break_even_uses is None else f"pays after {format_times(self.break_even_uses)}"
+            "never pays" if self.break_even_uses is None else f"pays after {format_count(self.break_even_uses, 'use')}"
         )
         return [
             f"read       {self.num_tokens:,} tokens in {format_count(self.num_segments, 'segment')}"
@@ -88,11 +88,6 @@ def compute_cost(
 def format_count(n: int, noun: str) -> str:
     """Return a number with its noun."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def format_times(n: int) -> str:
-    """Return a number of uses."""
-    return "1 use" if n == 1 else f"{n:,} uses"
 
 
 def format_bytes(n: float) -> str:

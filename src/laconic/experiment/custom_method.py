@@ -39,10 +39,7 @@ def check_code_allowed(recipe: Recipe, folder: Path, allow_code: bool) -> None:
 
 
 def import_method_class(name: str) -> type[nn.Module]:
-    """Import the class of a method, from the current directory or an installed package.
-
-    Args:
-        name: "package.module:Class".
+    """Import the class "package.module:Class" of a method, from the current directory or an installed package.
 
     Raises:
         UsageError: If the module cannot be imported, or has no such subclass of `torch.nn.Module`.

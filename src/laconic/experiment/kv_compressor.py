@@ -47,10 +47,7 @@ def build_repeat_prompt(tokenizer: Tokenizer) -> RepeatPrompt:
 def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tuple[list[int], int]:
     """Return the ids of a document, and how many of them belong to the chat template.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        text: Document.
-        chat: Open a user message of the chat template with the document; a question continues the message.
+    With `chat`, the document opens a user message of the chat template; a question continues the message.
 
     Raises:
         InputError: If the text is empty, or the tokenizer has no chat template.
@@ -100,10 +97,7 @@ def is_chat_memory(memory: KVMemory) -> bool:
 def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], opening: str) -> str:
     """Return a chat from the end of a memory on, whose text comes before the first user message.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        messages: The whole conversation.
-        opening: The chat template up to the memory's text.
+    `opening` is the chat template up to the memory's text.
 
     Raises:
         UsageError: If the messages begin differently from those that the memory was written in.

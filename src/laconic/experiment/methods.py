@@ -111,13 +111,7 @@ def set_stage(method: nn.Module, epoch: int) -> None:
 def build_method(
     parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None = None
 ) -> nn.Module:
-    """Build the method of a recipe.
-
-    Args:
-        parts: Decoder, tokenizer and trainable extras.
-        recipe: The validated recipe.
-        steps_per_epoch: Updates in an epoch.
-        max_chain_tokens: Longest chain of the training rows.
+    """Build the method of a recipe; `max_chain_tokens` is the longest chain of the training rows.
 
     Raises:
         UsageError: If a trainable extra would receive no gradient, or a method outside laconic cannot be built.

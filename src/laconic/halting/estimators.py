@@ -178,13 +178,7 @@ def straight_through_slots(
 def exploration_mixture(
     a: Float[Tensor, "B K"], uniform_share: float, lengths: tuple[int, ...], stop_position: StopPosition = "after"
 ) -> Float[Tensor, "B n"]:
-    """Mix P with a uniform distribution: (1 - uniform_share) P + uniform_share U.
-
-    Args:
-        a: Stop logits.
-        uniform_share: Weight of the uniform distribution.
-        lengths: Support of the uniform distribution, `length_support` of the allowed lengths.
-        stop_position: Convention of the stop logits.
+    """Mix P with a uniform distribution over `lengths`: (1 - uniform_share) P + uniform_share U.
 
     Returns:
         Probabilities, with the columns of `length_probs`.
@@ -218,11 +212,8 @@ def reinforce_two_samples(
 ) -> Float[Tensor, ""]:
     """Eq. VL20: sum over k of sg((G_k - G'_k) / 2) (log P(N_k) - log P(N'_k)), for two samples of each row.
 
-    Args:
-        log_p: Log probability of the lengths of both samples.
-        G: Cost to go of both samples.
-        is_priced: Which compressions are counted.
-        importance_weights: P / mixture of each sample, if it was drawn from a mixture.
+    `log_p` and the costs to go are those of both samples; `importance_weights` are P / mixture of each, if it was drawn
+    from a mixture.
 
     Returns:
         A term whose gradient is the estimate; its value is meaningless.
@@ -241,12 +232,7 @@ def ponder_loss(
 ) -> Float[Tensor, " B"]:
     """Eq. VL22: sum over n of P(n) (CE_{k+1}(n) + beta n).
 
-    Args:
-        a: Stop logits.
-        trial_losses: CE_{k+1}(n), the next segment's loss after each of the `lengths`.
-        lengths: The lengths that were tried.
-        beta: Price of a vector in nats.
-        stop_position: Convention of the stop logits.
+    `trial_losses` are CE_{k+1}(n), the next segment's loss after each of the `lengths`.
     """
     p = length_probs(a, stop_position)
     n = torch.tensor(lengths, device=a.device)

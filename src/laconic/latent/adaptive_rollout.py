@@ -79,18 +79,13 @@ def run_adaptive_rollout(
     A row ends once its residual is below the tolerance, or when the latents that the stop head keeps are final. A row
     that has ended takes part in no further pass, so its latents do not depend on those of other rows.
 
+    The other arguments are those of `run_latent_rollout`.
+
     Args:
-        decoder: Called like `Decoder.forward`.
-        prefix: Vectors to read first; the last one is bot.
-        placeholder: Vector read in every latent's position in the first pass.
-        M: Number of latents.
         num_iterations: Largest number of iterations T.
-        project: Map from a hidden state to the next vector.
         tolerance: Residual below which a row ends; 0 ends none.
         count_latents: Map from the latents' hidden states to the number N of latents that each row keeps. Whether
             N <= n must depend on the first n only. The other slots of the cache are not valid.
-        cache: KV cache of what precedes the prefix.
-        attention_mask: True at real vectors of the prefix.
 
     Raises:
         UsageError: If the tolerance is negative, or there are no iterations to leave out.

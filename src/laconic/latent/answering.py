@@ -223,16 +223,7 @@ def answer_from_cache(
     passes: tuple[PassCounts, ...],
     decoding: AnswerDecoding,
 ) -> AnswerBatch:
-    """Generate what follows eot and the answer prompt.
-
-    Args:
-        decoder: The model.
-        questions: Batch of questions.
-        cache: KV cache of questions and latents.
-        end_vector: eot.
-        passes: Decoder calls that the cache of each row took.
-        decoding: How to decode.
-    """
+    """Generate what follows eot (`end_vector`) and the answer prompt; `passes` are the decoder calls of the cache."""
     prompt = prompt_with_cache(decoder, cache, end_vector, passes, decoding.answer_prompt)
     return decode_answers(decoder, questions, prompt, decoding)
 

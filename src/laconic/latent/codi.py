@@ -147,15 +147,9 @@ def run_teacher_and_student(
 ) -> TeacherStudentPasses:
     """Run the passes that the terms of the loss need.
 
-    Args:
-        decoder: The model.
-        latent_thoughts: Its control vectors and projection.
-        batch: Questions with chains and answers.
-        config: Weights; a pass that only enters terms of weight 0 is skipped.
-        cache: KV cache of what precedes the questions.
-        capture_teacher: Names of further activations to capture in the teacher's pass.
-        capture_latents: Names of activations to capture in every pass over the latents.
-        needs_teacher_cache: Run the teacher's pass whatever the weights.
+    A pass that only enters terms of weight 0 is skipped; with `needs_teacher_cache` not the teacher's. The KV cache is
+    that of what precedes the questions. `capture_teacher` names further activations to capture in the teacher's pass,
+    `capture_latents` those in every pass over the latents.
     """
     hidden_names = distilled_layer_names(decoder, config)
     question = encode_question(decoder, batch, cache)

@@ -45,8 +45,6 @@ def run_packed_rollout(
     Args:
         run_model: Runs the model on all rows, and overwrites their keys and values.
         inputs_embeds: Embeddings, with placeholders in the rows of latents.
-        latent_rows: Rows of latents.
-        project: Map from a hidden state to the next vector.
         num_updates: Jacobi iterations T; M for the sequential rollout.
 
     Returns:

@@ -48,15 +48,7 @@ class StopTraining(NamedTuple):
 def compute_trial_losses(
     decoder: Decoder, end_vector: Float[Tensor, " D"], batch: ReasoningBatch, cache: KVCache, M: int
 ) -> Float[Tensor, "B M"]:
-    """Return the nats of each row's answer after its first 1 to M latents.
-
-    Args:
-        decoder: The model.
-        end_vector: eot.
-        batch: Questions with answers.
-        cache: KV cache of questions and all latents.
-        M: Number of latents.
-    """
+    """Return the nats of each row's answer after its first 1 to M latents; `end_vector` is eot."""
     losses: list[Tensor] = []
     with eval_no_grad(decoder):
         answer = decoder.embed(batch.answer_ids)
@@ -86,12 +78,7 @@ def compute_stop_loss(
 ) -> StepOutput:
     """Return the loss of the head, and as metrics the means of the lengths it chooses and of the nats after them.
 
-    Args:
-        head: The stop head.
-        hidden_states: Hidden states of all latents.
-        trial_losses: Nats of the answer after each number of latents.
-        beta: Price of a latent in nats.
-        num_rows: Rows of the whole optimizer step.
+    `trial_losses` are those of `compute_trial_losses`; `num_rows` are the rows of the whole optimizer step.
     """
     loss = stop_loss(head.stop_logits(hidden_states), trial_losses, beta, num_rows)
     N = head.count_latents(hidden_states)

@@ -75,14 +75,6 @@ def reading_metrics(
     `_low` and `_high`, of the last tokens of the first row); `_capped`, the share of writes that the cap bounds;
     `_contracted`, the share of step sizes that are limited because an erasure would overshoot; `_norm`, ‖P‖ / √E; and
     `_guarded`, the share of states whose norm was clipped at their last boundary.
-
-    Args:
-        model: the model.
-        before: state before the batch.
-        after: state after the batch.
-        input_ids: ids that were read.
-        row_tokens: mean tokens of a row, a metric of its own.
-        step: optimizer step.
     """
     metrics = {"row_tokens": row_tokens, "state_bytes": torch.tensor(num_bytes(after) / len(after.position))}
     for i, chunk_size in enumerate(level_chunk_sizes(model)):

@@ -72,11 +72,8 @@ def check_metadata(metadata: Mapping[str, Any], path: object) -> None:
 def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, path: object) -> None:
     """Check that a state has the structure, shapes and kinds of numbers of a model's state.
 
-    Args:
-        state: State from a file.
-        initial: State of the model that has read nothing. Dimensions that are empty in it grow while reading.
-        vocab_size: Token ids of an open chunk are below it.
-        path: File of the state, for the message.
+    Dimensions that are empty in the initial state grow while reading; token ids of an open chunk are below
+    `vocab_size`.
 
     Raises:
         CorruptArtifactError: With the first part that differs.

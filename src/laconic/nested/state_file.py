@@ -194,13 +194,9 @@ def unpack_open_chunk(layers: Sequence[LayerState], chunk: StoredOpenChunk) -> O
 def share_equal_tensors(tree: Tree, other: object) -> Tree:
     """Replace the tensors of a tree by those of another tree that have the same name and bits."""
     theirs = dict(named_tensors(other))
-    shared = {id(x): theirs[name] for name, x in named_tensors(tree) if name in theirs and is_same(x, theirs[name])}
+    pairs = [(x, theirs[name]) for name, x in named_tensors(tree) if name in theirs]
+    shared = {id(x): y for x, y in pairs if x is y or bit_equal(x, y)}
     return map_tensors(tree, lambda x: shared.get(id(x), x))
-
-
-def is_same(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors are one, or have the same bits."""
-    return x is y or bit_equal(x, y)
 
 
 def is_prefix(before: KVCache, now: KVCache) -> bool:

@@ -9,14 +9,7 @@ from laconic.data.documents.tokenize import TokenArray
 
 
 def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Sequence[int]) -> TokenArray:
-    """Permute ids with a new permutation every `interval` tokens.
-
-    Args:
-        ids: Tokens of a document.
-        interval: Tokens between two permutations.
-        vocab_size: Ids from here on stay unchanged.
-        key: Key of the document's permutations.
-    """
+    """Permute the ids below `vocab_size` with a new permutation every `interval` tokens; `key` is the document's."""
     permuted, vocabulary, seed = ids.copy(), np.arange(vocab_size), int(rng.hash64(*key).view(np.int64))
     for start in range(0, len(ids), interval):
         new_ids = rng.permuted_index(seed, start // interval, vocabulary, vocab_size)

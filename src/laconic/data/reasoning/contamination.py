@@ -49,12 +49,7 @@ def check_dataset_names(config: DataConfig) -> None:
 
 
 def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:
-    """Raise `InputError` if a file is a held-out split, by its SHA-256.
-
-    Args:
-        config: Data table of the recipe.
-        files: `DATASET:SPLIT` by the name in the recipe.
-    """
+    """Raise `InputError` if a file is a held-out split; `files` has DATASET:SPLIT by the name in the recipe."""
     key, training = ("data.path", (config.path,)) if config.name is None else ("data.name", config.name)
     for name, split in files.items():
         part = split.rpartition(":")[2]

@@ -62,11 +62,7 @@ class FilterCounts:
         return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
 
     def describe_left_out(self, num_skipped: int = 0) -> tuple[str, ...]:
-        """Return a line with the rows that filters left out or truncated, if there are any.
-
-        Args:
-            num_skipped: Rows that were skipped before, as the file was read.
-        """
+        """Return a line with the rows that filters left out or truncated, if any; `num_skipped` before, on reading."""
         reasons = {
             'too long (on_too_long = "drop")': self.num_too_long,
             "without a leading digit (require_leading_digit)": self.num_without_leading_digit,
@@ -232,13 +228,7 @@ def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
 def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
     """Pad rows to a batch: questions on the left, chains and answers on the right.
 
-    Each target stands at the position that predicts it.
-
-    Args:
-        rows: Encoded rows.
-        index: Their numbers in the data set.
-        epoch: Epoch of the batch.
-        step: Optimizer step of the batch.
+    Each target stands at the position that predicts it. `index` are the numbers of the rows in the data set.
     """
     targets = [(*row.chain_ids, *row.answer_ids, IGNORE_INDEX) for row in rows]
     chain_ends = [len(row.chain_ids) + 1 for row in rows]

@@ -50,7 +50,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     split = split or part
     if find_dataset(name) is None and base.count("/") == 1:
         info = DatasetInfo(base, "", "", {}, base)
-        hub_split = DatasetSplit(hub_split=hub_split_name(split))
+        hub_split = DatasetSplit(hub_split="validation" if split == "valid" else split)
         return load_from_hub(f"{base}:{split}", info, hub_split, config, max_rows)
     info = get_dataset(name)
     entry = next((value for key, value in info.splits.items() if key == split), None)
@@ -240,11 +240,6 @@ def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
     """Return the configuration with the chain field and split of a catalog entry."""
     chain = {"chain_field": info.chain_field, "chain_split": info.chain_split} if info.splits else {}
     return config.model_copy(update={**chain, "forbid_unknown_fields": False})
-
-
-def hub_split_name(split: str) -> str:
-    """Return the Hub's name of a split."""
-    return "validation" if split == "valid" else split
 
 
 def add_mark(

@@ -13,18 +13,7 @@ from laconic.nested.cms.equations import check_chunk_sizes
 
 @dataclass(frozen=True)
 class CMSShape:
-    """Size and options of the levels of one layer. Raises `UsageError` if they do not fit together.
-
-    Attributes:
-        width: width of the vectors.
-        intermediate_size: inner width of the MLPs.
-        chunk_sizes: tokens between two updates of each level, fastest first.
-        options: options of the levels.
-        activation: activation of the MLPs.
-        projections: names of the linear maps: gate, up and down, or up and down.
-        has_bias: whether the maps have biases.
-        eps: epsilon of the norms between levels.
-    """
+    """Size and options of the levels of one layer, as `CMS` takes them. Raises `UsageError` if they do not fit."""
 
     width: int
     intermediate_size: int

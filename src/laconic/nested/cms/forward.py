@@ -175,18 +175,9 @@ def accumulate_tokens(
     valid: Bool[Tensor, "B T"] | None = None,
     gradient_mode: GradientMode | None = None,
 ) -> LevelStates:
-    """Add T tokens to the open chunks, and update the levels whose chunk is then complete.
+    """Add T tokens, of which the `valid` ones count, to the open chunks, and update the levels whose chunk is complete.
 
-    Args:
-        params: shape and weights of the levels.
-        levels: their states.
-        errors: delta and x of every token, by map, for each level.
-        inputs: what each level read.
-        valid: tokens that count.
-        gradient_mode: what of the outer gradient flows through updates, by default all of it.
-
-    Raises:
-        UsageError: if the tokens do not fit into the open chunk.
+    `errors` and `inputs` are by level. Raises `UsageError` if the open chunk has no room for the tokens.
     """
     gradient_mode = gradient_mode or GradientMode()
     step_sizes = [compute_step_sizes(params, l, z) for l, z in enumerate(inputs)]

@@ -154,12 +154,9 @@ def find_mlp_projections(module: nn.Module) -> tuple[str, ...]:
 
 
 def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float | None = None) -> dict[str, Tensor]:
-    """Return the initial weights by name.
+    """Return the initial weights by name; without a generator, matrices are left uninitialized.
 
-    Args:
-        shape: shape of the levels.
-        generator: source of random numbers; None leaves matrices uninitialized.
-        std: standard deviation of the linear maps, by default their inputs^-1/2.
+    `std` is the standard deviation of the linear maps, by default their inputs^-1/2.
     """
     o, D, w = shape.options, shape.width, dict[str, Tensor]()
     for l in range(len(shape.chunk_sizes)):

@@ -151,14 +151,7 @@ def compute_step_sizes(params: CMSParams, l: int, z: Float[Tensor, "B T D"]) -> 
 def linear_errors(
     loss: Tensor, records: LinearRecords, *, create_graph: bool = False, retain_graph: bool = False
 ) -> dict[str, LowRankChange]:
-    """Return delta and x of every recorded map, in one backward pass of the loss.
-
-    Args:
-        loss: a loss computed from the recorded pass.
-        records: inputs and outputs of the maps.
-        create_graph: whether the errors are differentiable.
-        retain_graph: whether the graph is needed again.
-    """
+    """Return delta and x of every recorded map, in one backward pass of a loss computed from the recorded pass."""
     gradients = torch.autograd.grad(
         loss,
         [record.y for record in records.values()],

@@ -25,13 +25,9 @@ def gate_logit(p: Vectors, row: Float[Tensor, "H E"], bias: Float[Tensor, " H"])
 
 
 def compute_gates(p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, max_step: float) -> Gates:
-    """Return the gates of a group; momentum, if there is any, is a static function of the input.
+    """Return the gates of a group from the inputs "x", "keep" and "step" of the gate memories.
 
-    Args:
-        p: inputs "x", "keep" and "step" of the gate memories.
-        w: weights by name.
-        group: name of the group.
-        max_step: largest step size.
+    Momentum, if there is any, is a static function of the input.
     """
     decay = decay_gate(gate_logit(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]))
     a = gate_logit(p["step"], w[f"step.{group}.weight"], w[f"step.{group}.bias"])

@@ -162,22 +162,10 @@ def forward_pass(
     records: tuple[LinearRecords, ...] | None = None,
     double_backward: bool = False,
 ) -> tuple[Vectors, LayerOutputs]:
-    """Run the layers of a Hope model once.
+    """Run the layers of a Hope model once; return the hidden states after the final norm, and the layers' outputs.
 
-    Args:
-        model: the model.
-        inputs_embeds: input vectors.
-        layers: states of the layers.
-        attention_mask: True for real tokens.
-        position_ids: positions for attention, by default counted from the cache.
-        attention_bias: added to attention scores.
-        update_weights: whether memories, and levels with the associative objective, learn.
-        gradient_mode: what of the outer gradient flows through writes and updates.
-        records: for each layer where the inputs and outputs of its linear maps are recorded.
-        double_backward: whether gradients of this pass are differentiated, which fused attention does not support.
-
-    Returns:
-        The hidden states after the final norm, and the outputs of the layers.
+    Arguments are those of `Hope.forward`, and of `ForwardOptions`. `double_backward` says that gradients of this pass
+    are differentiated, which fused attention does not support.
     """
     options = ForwardOptions(attention_mask, update_weights, gradient_mode or GradientMode(), records=records)
     cache = layers[0].cache

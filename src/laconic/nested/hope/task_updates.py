@@ -99,14 +99,7 @@ def read_and_learn(
     attention_mask: Bool[Tensor, "B T"] | None,
     gradient_mode: GradientMode,
 ) -> tuple[Vectors, FastWeightState]:
-    """Read every token in order while the levels learn.
-
-    Args:
-        model: the model.
-        state: state before the tokens.
-        ids: token ids, complemented where they are no targets.
-        attention_mask: True for real tokens.
-        gradient_mode: what of the outer gradient flows through updates.
+    """Read every token in order while the levels learn; ids that are no targets are complemented.
 
     Returns:
         The hidden states after the final norm, and the new state.

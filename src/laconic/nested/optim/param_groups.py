@@ -19,10 +19,7 @@ def split_groups_by_rule(
 ) -> list[ParamGroup]:
     """Split each group whose parameters have two rules; a group with a key `rule` is taken as it is.
 
-    Args:
-        params: parameters, named parameters or groups of either.
-        rule: rule of a parameter by its name.
-        adamw_defaults: further settings of AdamW groups, such as the learning rate.
+    `adamw_defaults` are further settings of AdamW groups, such as the learning rate.
     """
     entries = list(cast("list[Any]", params))
     if not entries:

@@ -116,14 +116,9 @@ def scan_chunks(
     lengths: tuple[int, ...] | None,
     options: ScanOptions,
 ) -> tuple[Tensor, MemoryStates]:
-    """Scan tokens through memories whose rows may be at different offsets in their chunks.
+    """Scan packed tokens, each input [B, H, T, ...], through memories whose rows may be at different offsets.
 
-    Args:
-        memory: the memories.
-        states: their states.
-        inputs: packed inputs, each [B, H, T, ...].
-        lengths: valid tokens of each row, None if all are valid.
-        options: gradients and checkpointing.
+    `lengths` are the valid tokens of each row, None if all are valid.
 
     Returns:
         What the memories answer, and their states after the last token.

@@ -237,13 +237,8 @@ def max_step_within_norm(decay: PerToken, write_norm: PerToken, max_norm: float)
 def cap_step(step_size: PerToken, decay: PerToken, write_norm: PerToken, max_norm: float) -> PerToken:
     """Bound the step size smoothly so that the state's spectral norm stays within `max_norm` (VisionHOPE's soft cap).
 
-    The step size is also at most twice the decay.
-
-    Args:
-        step_size: step sizes before the cap.
-        decay: decay gates. Where the decay is 1, the state never shrinks, so the bound is close to 0.
-        write_norm: norm of a write with step size 1.
-        max_norm: bound of the state's norm.
+    The step size is also at most twice the decay. Where the decay is 1, the state never shrinks, so the bound is close
+    to 0. `write_norm` is the norm of a write with step size 1.
     """
     bound = max_step_within_norm(decay, write_norm, max_norm)
     return torch.minimum(bound * -torch.expm1(-step_size / bound), 2 * decay)

@@ -76,21 +76,12 @@ def write_linear(
     erase: PerToken | None = None,
     valid: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
-    """Write tokens into one matrix and read the queries.
+    """Write the valid tokens into one matrix: values `u` along their keys.
 
-    Args:
-        start: trained start of the matrix.
-        m: its state before the tokens.
-        key: keys.
-        u: values.
-        q: queries; None reads nothing.
-        gates: decay, step size and momentum of each token.
-        rule: how the matrix decays, is read and is differentiated.
-        erase: step size of the erasure along the key, None to erase nothing.
-        valid: tokens that write.
+    `erase` is the step size of the erasure along the key, None to erase nothing.
 
     Returns:
-        What the queries read, and the state after the tokens.
+        What the queries read, None without queries, and the state after the tokens.
     """
     base = start
     if rule.outer_gradient == "none":

@@ -94,16 +94,7 @@ def chunk_update(
 ) -> tuple[Vectors, LinearMemoryState | MLPMemoryState]:
     """Eq. 16-18: M_t(q_t) of a chunk, and M and S at its end, with every gradient taken at M_c.
 
-    Args:
-        start: trained start of the memory.
-        state: its state before the chunk.
-        k: keys.
-        v: values.
-        q: queries.
-        gates: decay, step size and momentum of each token.
-        rule: how the memory decays, is read and is differentiated.
-        factor: 1 for half the squared error as the inner loss, 2 for all of it.
-        valid: tokens that write.
+    `factor` is 1 for half the squared error as the inner loss, 2 for all of it.
     """
     if isinstance(start, MLPStart) and isinstance(state, MLPMemoryState):
         inner = mlp_forward(start, state, k, rule)

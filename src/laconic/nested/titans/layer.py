@@ -78,20 +78,8 @@ def forward_with_state(
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """Read vectors through the memory, which learns from them.
 
-    Args:
-        params: shape and weights of the layer.
-        state: state before the vectors.
-        x: input vectors.
-        attention_mask: True for real tokens; the others give zeros and change nothing.
-        update_weights: if False, nothing is written and nothing decays; only the convolutions move on.
-        outer_gradient: what of the outer loss flows through writes. It changes no value.
-        truncate_after: chunks after which states are detached, for "truncated".
-
-    Returns:
-        The outputs without the residual, and the new state.
-
-    Raises:
-        UsageError: if the arguments do not fit the layer.
+    Arguments, results and errors are those of `cms.forward.forward_with_state`. If `update_weights` is False, nothing
+    is written and nothing decays; only the convolutions move on.
     """
     shape, w = params
     check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
