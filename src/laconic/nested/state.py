@@ -9,7 +9,7 @@ The functions of this module work on any tree of frozen dataclasses, tuples, map
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -291,6 +291,20 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     if isinstance(first, tuple):
         return cast(Tree, tuple(_concat_nodes(items, results) for items in zip(*nodes, strict=True)))
     return cast(Tree, first)
+
+
+def group_rows(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Return the rows of a batch that have equal keys, in order of first appearance."""
+    groups: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def join_groups(groups: Sequence[Sequence[int]], trees: Sequence[Tree]) -> Tree:
+    """Concatenate the trees of groups of rows, as `concat_rows` does, in the order of the batch."""
+    inverse = torch.tensor([row for rows in groups for row in rows]).argsort()
+    return trees[0] if len(trees) == 1 else select_rows(concat_rows(*trees), inverse)
 
 
 def states_equal(one: object, other: object) -> bool:

@@ -32,7 +32,7 @@ from laconic.nested.cms.low_rank_changes import where_rows
 from laconic.nested.cms.updates import accumulate_errors, apply_update, expand_rows, reset_to_start, store_inputs
 from laconic.nested.recurrence.chunked_scan import check_inputs
 from laconic.nested.recurrence.packing import build_valid_mask, pack_left, to_ints, unpack
-from laconic.nested.state import CMSLevelState, CMSState, LayerState, concat_rows, select_rows
+from laconic.nested.state import CMSLevelState, CMSState, LayerState, group_rows, join_groups, select_rows
 
 LevelStates = tuple[CMSLevelState, ...]
 Vectors = Float[Tensor, "B T D"]
@@ -111,28 +111,16 @@ def forward_with_state(
     if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
         return forward_levels(params, levels, x)[0], state
     tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
-    groups = group_rows_by_counts(levels)
+    groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
     if len(groups) == 1:
         y, levels = _scan_aligned(params, levels, tokens.x, tokens.lengths, gradient_mode)
         return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
-    outputs: list[Tensor] = []
-    new_levels: list[LevelStates] = []
+    results: list[tuple[Vectors, LevelStates]] = []
     for rows in groups:
         lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
-        y, new = _scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, gradient_mode)
-        outputs.append(y)
-        new_levels.append(new)
-    inverse = torch.tensor([row for rows in groups for row in rows]).argsort()
-    y, levels = torch.cat(outputs)[inverse.to(x.device)], select_rows(concat_rows(*new_levels), inverse)
+        results.append(_scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, gradient_mode))
+    y, levels = join_groups(groups, results)
     return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
-
-
-def group_rows_by_counts(levels: LevelStates) -> list[list[int]]:
-    """Group the rows that are at the same offset in the chunks of all levels."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for row, counts in enumerate(zip(*(to_ints(level.num_tokens) for level in levels), strict=True)):
-        groups.setdefault(counts, []).append(row)
-    return list(groups.values())
 
 
 def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None = None) -> int:

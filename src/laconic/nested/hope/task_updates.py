@@ -34,8 +34,9 @@ from laconic.nested.state import (
     LayerState,
     LowRankChange,
     OpenChunk,
-    concat_rows,
     detach,
+    group_rows,
+    join_groups,
     map_tensors,
     select_rows,
 )
@@ -85,11 +86,7 @@ def group_aligned_rows(state: FastWeightState, lengths: list[int]) -> list[list[
     """Group the rows with equal offsets in all chunks and equally many tokens to read."""
     assert state.open_chunk is not None
     counts = [level.num_tokens for layer in state.layers for level in require_levels(layer)]
-    keys = zip(*map(to_ints, counts), to_ints(state.open_chunk.num_tokens), lengths, strict=True)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for row, key in enumerate(keys):
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
+    return group_rows(zip(*map(to_ints, counts), to_ints(state.open_chunk.num_tokens), lengths, strict=True))
 
 
 def read_and_learn(
@@ -109,17 +106,13 @@ def read_and_learn(
     if attention_mask is not None:  # real tokens to the left
         order = torch.sort((~attention_mask).to(torch.uint8), stable=True, dim=1).indices
         ids = ids.gather(1, order)
-    groups, hidden, states = group_aligned_rows(state, lengths), list[Tensor](), list[FastWeightState]()
+    groups, results = group_aligned_rows(state, lengths), list[tuple[Vectors, FastWeightState]]()
     for rows in groups:
         n = lengths[rows[0]]
         group_state = select_rows(state, rows) if len(groups) > 1 else state
         y, new_state = _read_aligned(model, group_state, ids[rows, :n], gradient_mode)
-        hidden.append(F.pad(y, (0, 0, 0, ids.shape[1] - n)))
-        states.append(new_state)
-    x, state = hidden[0], states[0]
-    if len(groups) > 1:
-        inverse = torch.tensor([row for rows in groups for row in rows]).argsort()
-        x, state = torch.cat(hidden)[inverse.to(ids.device)], select_rows(concat_rows(*states), inverse)
+        results.append((F.pad(y, (0, 0, 0, ids.shape[1] - n)), new_state))
+    x, state = join_groups(groups, results)
     return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
 
 
@@ -272,7 +265,4 @@ def flush_open_chunk(
             rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], gradient_mode)
         open_chunk = empty_open_chunk(rows.layers, rows.chunk_ids)
         states.append(FastWeightState(rows.layers, group_state.position, open_chunk))
-    if len(groups) == 1:
-        return states[0]
-    inverse = torch.tensor([row for group in groups for row in group]).argsort()
-    return select_rows(concat_rows(*states), inverse)
+    return join_groups(groups, states)

@@ -15,13 +15,14 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from laconic.config.nested import OuterGradient
 from laconic.errors import UsageError
 from laconic.nested.recurrence.memory_cells import MemoryStates
-from laconic.nested.recurrence.packing import build_valid_mask, group_rows_by_offset, split_at_boundaries
+from laconic.nested.recurrence.packing import build_valid_mask, split_at_boundaries, to_ints
 from laconic.nested.state import (
     LayerState,
     LinearMemoryState,
     MLPMemoryState,
-    concat_rows,
     detach,
+    group_rows,
+    join_groups,
     num_rows,
     select_rows,
 )
@@ -123,21 +124,18 @@ def scan_chunks(
     Returns:
         What the memories answer, and their states after the last token.
     """
-    groups = group_rows_by_offset(token_counts(states), max(memory.chunk_sizes.values()))
+    offsets = [n % max(memory.chunk_sizes.values()) for n in to_ints(token_counts(states))]
+    groups = group_rows(offsets)
     if len(groups) == 1:
-        return _scan_aligned(memory, states, inputs, lengths, next(iter(groups)), options)
-    outputs: list[Tensor] = []
-    new_states: list[MemoryStates] = []
-    for offset, rows in groups.items():
+        return _scan_aligned(memory, states, inputs, lengths, offsets[0], options)
+    results: list[tuple[Tensor, MemoryStates]] = []
+    for rows in groups:
         index = torch.tensor(rows, device=inputs[0].device)
         group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
         group_inputs = tuple(x.index_select(0, index) for x in inputs)
-        y, new = _scan_aligned(memory, select_rows(states, rows), group_inputs, group_lengths, offset, options)
-        outputs.append(y)
-        new_states.append(new)
-    inverse = torch.tensor([row for rows in groups.values() for row in rows]).argsort()
-    y = torch.cat(outputs)
-    return y.index_select(0, inverse.to(y.device)), select_rows(concat_rows(*new_states), inverse)
+        group_states, offset = select_rows(states, rows), offsets[rows[0]]
+        results.append(_scan_aligned(memory, group_states, group_inputs, group_lengths, offset, options))
+    return join_groups(groups, results)
 
 
 def token_counts(states: MemoryStates) -> Tensor:

@@ -84,14 +84,6 @@ def causal_conv(
     return y, padded.gather(1, index[..., None].expand(-1, -1, D))
 
 
-def group_rows_by_offset(num_tokens: Int[Tensor, " B"], period: int) -> dict[int, list[int]]:
-    """Group row indices by the number of tokens since the start of the current period."""
-    groups: dict[int, list[int]] = {}
-    for row, n in enumerate(to_ints(num_tokens)):
-        groups.setdefault(n % period, []).append(row)
-    return groups
-
-
 def split_at_boundaries(offset: int, T: int, chunk_size: int) -> Iterator[tuple[int, int]]:
     """Yield the (start, end) ranges of T tokens that no chunk boundary crosses.
 
