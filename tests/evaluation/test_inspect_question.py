@@ -32,8 +32,8 @@ def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
     )
     assert calls == [True]
     assert len(result.lens.passes) == 3
-    assert result.selection is not None
-    assert result.selection.mask.sum(-1).tolist() == [[4, 4]] * 2
+    (selection,) = (selection for selection in result.selections if selection.policy == result.policy)
+    assert selection.mask.sum(-1).tolist() == [[4, 4]] * 2
     assert len(result.best_tokens) == 4
 
 

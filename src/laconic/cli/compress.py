@@ -21,6 +21,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
+from laconic.cli.files import check_parent
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from laconic.compression.kv_compress import KVCompressionConfig
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.compressor import TextCompressor
-    from laconic.experiment.cost import CompressionCost
     from laconic.experiment.read_into_state import StateReadingJob
     from laconic.experiment.resumable_stream import TokenStream
 
@@ -170,7 +170,8 @@ class CompressCommand:
         self.check_text_length(compressor, job)
         if self.resume:
             self.resume_from_partial(job, self.resume_key(compressor))
-        self.compress_texts(compressor, job)
+        tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
+        self.run_job(job, tokenize, self.resume_key(compressor))
         memory = compressor.with_metadata(job)
         dtype = parse_dtype(self.dtype)
         memory = memory if dtype is None else memory.to(dtype=dtype)
@@ -178,7 +179,7 @@ class CompressCommand:
         self.partial_path.unlink(missing_ok=True)
         width = compressor.decoder.token_embedding.weight.element_size()
         cost = compute_cost(memory, compressor.decoder.config, width, job.positions_spent)
-        self.print_cost(cost, time.perf_counter() - start)
+        self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
         return 0
 
     def kv_config(self) -> "KVCompressionConfig":
@@ -201,8 +202,7 @@ class CompressCommand:
                 raise UsageError(f"--{name} {value}: must be at least 1")
         if self.source != "-" and not Path(to_utf8(self.source)).is_file():
             raise InputError(f"no file {to_utf8(self.source)}; give a text, a .jsonl, or - for standard input")
-        if not self.out.resolve().parent.is_dir():
-            raise UsageError(f"--out {self.out}: folder {self.out.parent} does not exist; create it first")
+        check_parent("--out", self.out)
 
     @property
     def partial_path(self) -> Path:
@@ -245,11 +245,6 @@ class CompressCommand:
                         f"most {max_segments:,}. Compress a part of the text, use fewer --vectors, or a run whose "
                         "memory_policy is budgeted, fifo or replace"
                     )
-
-    def compress_texts(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
-        """Compress all texts, showing and saving progress."""
-        tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
-        self.run_job(job, tokenize, self.resume_key(compressor))
 
     def run_job(
         self,
@@ -298,16 +293,17 @@ class CompressCommand:
             if batch:
                 yield batch
 
-    def print_cost(self, cost: "CompressionCost", seconds: float) -> None:
-        """Print what was spent and what is saved."""
+    def print_result(self, lines: list[str], data: dict[str, Any], seconds: float, num_tokens: int = 0) -> None:
+        """Print what was spent and what is saved, as lines or as JSON; `num_tokens` of this command give its rate."""
         num_bytes = self.out.stat().st_size
         if self.format == "json":
             metadata = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
-            print(json.dumps(metadata | {"bytes": num_bytes, "seconds": round(seconds, 3), "cost": cost.to_json()}))
+            metadata |= {"bytes": num_bytes, "seconds": round(seconds, 3)}
+            print(json.dumps(metadata | data, ensure_ascii=False, allow_nan=False))
             return
-        print("\n".join(cost.to_lines()))
-        rate = f"{cost.num_tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        log_message(f"wrote {self.out}, {num_bytes:,} bytes, {seconds:.1f} s, {rate}")
+        print("\n".join(lines))
+        rate = f", {num_tokens / max(seconds, 1e-9):,.0f} tokens/s" if num_tokens else ""
+        log_message(f"wrote {self.out}, {num_bytes:,} bytes, {seconds:.1f} s{rate}")
 
 
 def is_plain_model(name: str) -> bool:

@@ -1,6 +1,5 @@
 """`laconic compress` with a plain checkpoint: keep the most important keys and values of a text."""
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
-from laconic.console import log_message, progress, status
+from laconic.console import progress, status
 from laconic.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,14 +58,8 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
     memory.save(command.out)
     measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
     cost = compute_kv_cost(memory, windows, positions)
-    seconds, num_bytes = time.perf_counter() - start, command.out.stat().st_size
-    if command.format == "json":
-        metadata = {"schema": 1, "model": command.model, "source": command.source, "out": str(command.out)}
-        result = metadata | {"bytes": num_bytes, "seconds": round(seconds, 3), "cost": vars(cost), "measured": measured}
-        print(json.dumps(result, ensure_ascii=False))
-        return 0
-    print("\n".join([*cost.to_lines(), *(line for losses in measured for line in loss_lines(losses))]))
-    log_message(f"wrote {command.out}, {num_bytes:,} bytes, {seconds:.1f} s")
+    lines = [*cost.to_lines(), *(line for losses in measured for line in loss_lines(losses))]
+    command.print_result(lines, {"cost": vars(cost), "measured": measured}, time.perf_counter() - start)
     return 0
 
 

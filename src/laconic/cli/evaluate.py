@@ -1,8 +1,8 @@
 """`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
 
 import json
-import math
 import os
+import sys
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -139,7 +139,7 @@ class EvaluateCommand:
                 tolerance=parse_tolerance(self.tolerance, self.protocol),
                 with_cot=self.with_cot,
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
-                jacobi_tolerance=parse_tolerances("--jacobi-tolerance", self.jacobi_tolerance),
+                jacobi_tolerance=parse_tolerances(self.jacobi_tolerance),
                 baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
                 latency=self.latency,
                 memories=self.memory_options(),
@@ -167,10 +167,9 @@ class EvaluateCommand:
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
-        parse_tolerances("--jacobi-tolerance", self.jacobi_tolerance)
+        parse_tolerances(self.jacobi_tolerance)
         parse_tolerance(self.tolerance, self.protocol)
-        if self.keep is not None:
-            parse_shares("--keep", self.keep)
+        parse_shares(self.keep)
 
     def memory_options(self) -> "MemoryOptions":
         """Return the options of the task memories."""
@@ -181,7 +180,7 @@ class EvaluateCommand:
             documents=self.documents,
             questions=self.questions,
             methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
-            keep=parse_shares("--keep", self.keep or "0.125"),
+            keep=parse_shares(self.keep) or (0.125,),
             tokens=self.tokens or 1024,
             fit=self.fit,
         )
@@ -200,26 +199,26 @@ class EvaluateCommand:
         return run
 
 
-def parse_shares(flag: str, text: str) -> tuple[float, ...]:
-    """Parse comma-separated shares. Raises `UsageError` (2) unless they are above 0 and at most 1."""
-    try:
-        shares = tuple(map(float, split_commas(text)))
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise UsageError(f"{flag} {text}: expected shares above 0 and at most 1, for example 0.125,0.25")
-    return tuple(sorted(set(shares)))
+def parse_shares(text: str | None) -> tuple[float, ...]:
+    """Parse --keep. Raises `UsageError` (2) unless all shares are above 0 and at most 1."""
+    return parse_positive(text, 1.0, f"--keep {text}: expected shares above 0 and at most 1, for example 0.125,0.25")
 
 
-def parse_tolerances(flag: str, text: str | None) -> tuple[float, ...]:
-    """Parse comma-separated tolerances. Raises `UsageError` (2) unless they are above 0."""
+def parse_tolerances(text: str | None) -> tuple[float, ...]:
+    """Parse --jacobi-tolerance. Raises `UsageError` (2) unless all numbers are above 0."""
+    message = f"--jacobi-tolerance {text}: expected numbers above 0, for example 0.02,0.1"
+    return parse_positive(text, sys.float_info.max, message)
+
+
+def parse_positive(text: str | None, maximum: float, message: str) -> tuple[float, ...]:
+    """Parse comma-separated numbers above 0; none for no text. Raises `UsageError` (2) for others, or larger ones."""
     try:
-        values = () if text is None else tuple(map(float, split_commas(text)))
+        values = None if text is None else tuple(sorted(set(map(float, split_commas(text)))))
     except ValueError:
-        values = (0.0,)
-    if (text is not None and not values) or not all(0 < value < math.inf for value in values):
-        raise UsageError(f"{flag} {text}: expected numbers above 0, for example 0.02,0.1")
-    return tuple(sorted(set(values)))
+        values = ()
+    if values is not None and not (values and all(0 < value <= maximum for value in values)):
+        raise UsageError(message)
+    return values or ()
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:

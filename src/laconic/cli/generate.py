@@ -21,6 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
+from laconic.cli.files import check_parent
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
@@ -118,9 +119,9 @@ class GenerateCommand(SamplingFlags):
             return generate_text(self)
         refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
         if is_compressor(self.model):
-            return self.generate_with_memory(self.read_plain_prompts("a run"))
+            return self.generate_with_memory(self.read_plain_prompts())
         if read_run_method(self.model) is not None and not self.is_language_model_run:
-            prompts = self.read_plain_prompts("a run")
+            prompts = self.read_plain_prompts()
             return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
@@ -143,8 +144,8 @@ class GenerateCommand(SamplingFlags):
             raise UsageError("--system: needs --chat or --messages")
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
-        if self.output is not None and not self.output.resolve().parent.is_dir():
-            raise UsageError(f"--output {self.output}: folder {self.output.parent} does not exist; create it first")
+        if self.output is not None:
+            check_parent("--output", self.output)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.batch_size)):
             if value is not None and value < 1 and not (name == "max-tokens" and only_reads):
@@ -161,10 +162,10 @@ class GenerateCommand(SamplingFlags):
         rows = read_texts(self.prompts, self.file)
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
-    def read_plain_prompts(self, kind: str) -> list[str]:
+    def read_plain_prompts(self) -> list[str]:
         """Return the prompts of a run as texts; raise `UsageError` (2) for flags of checkpoints."""
         names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt", "quantize")
-        refuse_flags({name: getattr(self, name) for name in names}, f"not available for {kind}")
+        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
         return [row.text or "" for row in read_texts(self.prompts, self.file)]
 
     def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
@@ -270,20 +271,13 @@ class GenerateCommand(SamplingFlags):
         refuse_flags(flags | fixed, "not available for a run; its recipe fixes it")
 
     def answer_questions(self, prompts: list[str]) -> int:
-        """Answer questions with a run's method or its chain of thought; a run of a language model continues them."""
+        """Answer questions with a run's method or its chain of thought."""
         import laconic
 
         self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens})
         with status(f"loading {self.model}"):
             model = laconic.load(self.model, device=self.device)
-        if isinstance(model, laconic.LanguageModel):
-            flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
-            refuse_flags(flags, f"{self.model} was not trained to answer questions")
-            printer = GenerationPrinter(prompts, is_silent=self.format == "json")
-            generations = model.generate(prompts, self.generation_config(printer))
-            self.print_generations([{"prompt": text} for text in prompts], generations, model.decoder, printer)
-            return 0
-        assert isinstance(model, laconic.Reasoner)
+        assert isinstance(model, laconic.Reasoner)  # other methods were handled before, and code of one's own refused
         refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
         start = time.perf_counter()
         model = replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
+from laconic.cli.files import check_parent
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
 from laconic.console import escape_controls, log_message, status
 from laconic.errors import UsageError
@@ -90,16 +91,10 @@ def compress_text(command: "CompressCommand") -> int:
     chunk_sizes = model.model.hope_config.chunk_sizes
     bytes_per_number = model.model.token_embedding.weight.element_size()
     cost = compute_state_cost(job.done, chunk_sizes, model.model.config, bytes_per_number, job.tokens)
-    seconds, num_bytes = time.perf_counter() - start, command.out.stat().st_size
-    if command.format == "json":
-        metadata = {"schema": 1, "model": command.model, "source": command.source, "out": str(command.out)}
-        metadata |= {"kind": "state", "bytes": num_bytes, "seconds": round(seconds, 3), "nats": job.loss.mean}
-        print(json.dumps(metadata | {"cost": cost.to_json()}, allow_nan=False))
-        return 0
     loss = [f"loss       {job.loss.mean:.3f} nats per token while reading"] if job.loss.num_scored else []
-    print("\n".join([*cost.to_lines(), *loss, *format_reports(job.done, chunk_sizes)]))
-    rate = f"{(job.tokens - job.previous_tokens) / max(seconds, 1e-9):,.0f} tokens/s"
-    log_message(f"wrote {command.out}, {num_bytes:,} bytes, {seconds:.1f} s, {rate}")
+    lines = [*cost.to_lines(), *loss, *format_reports(job.done, chunk_sizes)]
+    data = {"kind": "state", "nats": job.loss.mean, "cost": cost.to_json()}
+    command.print_result(lines, data, time.perf_counter() - start, job.tokens - job.previous_tokens)
     return 0
 
 
@@ -166,9 +161,7 @@ def validate_generate(command: "GenerateCommand") -> None:
         return
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
-    if not command.save_state.resolve().parent.is_dir():
-        folder = command.save_state.parent
-        raise UsageError(f"--save-state {command.save_state}: folder {folder} does not exist; create it first")
+    check_parent("--save-state", command.save_state)
 
 
 def state_row_titles(documents: "Sequence[Sequence[ReadDocument]]", rows: int) -> list[str]:

@@ -237,11 +237,6 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
     return items
 
 
-def format_record(record: EvalRecord) -> str:
-    """Return a record as one line of JSON."""
-    return to_canonical_json(asdict(record)) + "\n"
-
-
 def parse_record(line: str) -> EvalRecord:
     """Parse a line of `records.jsonl`."""
     return EvalRecord(**json.loads(line))
@@ -333,7 +328,7 @@ def _read_committed(folder: Path, metadata: EvalMetadata) -> list[str]:
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:
     """Write the folder of a finished evaluation and remove the partial results."""
-    text, metadata = "".join(map(format_record, records)), asdict(job.metadata)
+    text, metadata = "".join(f"{to_canonical_json(asdict(r))}\n" for r in records), asdict(job.metadata)
     figures = dict(job.summarize(group_items(records))) if job.summarize else {}
 
     def write(new: Path) -> None:

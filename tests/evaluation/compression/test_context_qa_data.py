@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from laconic.errors import InputError
-from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context, load_context_questions
+from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
 from tests.conftest import needs
 
 ROWS: list[dict[str, Any]] = [
@@ -34,7 +34,6 @@ def test_load_context_questions_from_jsonl_and_parquet(tmp_path: Path) -> None:
     assert result[0] == ContextQuestion("Lucy is ill.", "Who?", "It is", ("Lucy", "Miss Lucy"), 8, "qa_1")
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     assert load_context_questions(tmp_path / "a.parquet") == result
-    assert group_by_context(result) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
 
 
 def test_load_context_questions_with_one_answer_and_no_prefix(tmp_path: Path) -> None:

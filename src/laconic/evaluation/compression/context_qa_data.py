@@ -1,6 +1,5 @@
 """Questions about contexts, in the row format of kvpress: context, question, answer_prefix, answer, max_new_tokens."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,11 +77,3 @@ def parse_max_new_tokens(row: dict[str, Any], text: str) -> int:
 def load_context_questions(path: str | Path) -> list[ContextQuestion]:
     """Load the rows of a JSONL or Parquet file. Raises `InputError` for invalid rows."""
     return read_rows(path, parse_question)[0]
-
-
-def group_by_context(rows: Iterable[ContextQuestion]) -> dict[str, list[int]]:
-    """Return the indices of the questions about each context, which is then compressed once."""
-    groups: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        groups.setdefault(row.context, []).append(i)
-    return groups

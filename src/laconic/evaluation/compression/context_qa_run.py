@@ -16,7 +16,7 @@ from laconic.compression.segment import build_memory_prompt, read_segment
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.errors import InputError
-from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context, load_context_questions
+from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
 from laconic.evaluation.compression.context_qa_report import result_to_json
 from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob
@@ -95,11 +95,8 @@ class ContextQA:
     @cached_property
     def context_index(self) -> list[int]:
         """Index of each question's context."""
-        index = [0] * len(self.questions)
-        for n, same in enumerate(group_by_context(self.questions).values()):
-            for i in same:
-                index[i] = n
-        return index
+        contexts = {context: n for n, context in enumerate(dict.fromkeys(row.context for row in self.questions))}
+        return [contexts[row.context] for row in self.questions]
 
     @property
     def order(self) -> list[int]:
@@ -120,20 +117,10 @@ class ContextQA:
             ("truncated", self.generate_after_ids(context[-n:], prompt, max_tokens), min(n, len(context))),
             ("full", self.generate_after_ids(context, prompt, max_tokens), len(context)),
         ]
-        shared = {
-            "context": self.context_index[i],
-            "task": row.task,
-            "question": row.question,
-            "answers": list(row.answers),
-        }
-        return EvalItem(
-            str(i),
-            {
-                name: {**shared, "output": output, "context_size": size}
-                for name, output, size in outputs
-                if output is not None
-            },
-        )
+        question = {"task": row.task, "question": row.question, "answers": list(row.answers)}
+        shared = {"context": self.context_index[i], **question}
+        written = [(name, {"output": text, "context_size": n}) for name, text, n in outputs if text is not None]
+        return EvalItem(str(i), {name: shared | output for name, output in written})
 
     def compress_context(self, text: str) -> SummaryMemory:
         """Compress a text; the last result is cached."""

@@ -3,9 +3,9 @@
 Symbols: R seeds, N documents. Nats are per scored token of a document, and every document counts the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,20 +49,17 @@ class ContextGain(NamedTuple):
 
 def nll_per_document(seeds: ItemsBySeed, condition: str, first_bucket: int = 0) -> ScoreMatrix:
     """Return nats per scored token of each document, [R, N], from bucket `first_bucket` of the tail on."""
-
-    def nats_per_token(metrics: Mapping[str, Any]) -> float:
-        return sum(metrics["nll"][first_bucket:]) / sum(metrics["scored_tokens"][first_bucket:])
-
-    return np.array([[nats_per_token(item.conditions[condition]) for item in items] for items in seeds])
+    metrics = [[item.conditions[condition] for item in items] for items in seeds]
+    nll, counts = (
+        np.array([[sum(m[name][first_bucket:]) for m in row] for row in metrics]) for name in ("nll", "scored_tokens")
+    )
+    return nll / counts
 
 
 def accuracy_per_document(seeds: ItemsBySeed, condition: str) -> ScoreMatrix:
     """Return the share of scored tokens predicted correctly, [R, N]."""
-
-    def accuracy(metrics: Mapping[str, Any]) -> float:
-        return metrics["num_correct"] / sum(metrics["scored_tokens"])
-
-    return np.array([[accuracy(item.conditions[condition]) for item in items] for items in seeds])
+    metrics = [[item.conditions[condition] for item in items] for items in seeds]
+    return np.array([[m["num_correct"] / sum(m["scored_tokens"]) for m in row] for row in metrics])
 
 
 def mean_vectors(items: Sequence[EvalItem], condition: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from laconic.evaluation.compression.reading_demo import ReadingComparison, ReadingResult
+from laconic.evaluation.compression.reading_demo import ReadingComparison
 from laconic.evaluation.report.page import PageSection, render_details, render_facts, render_page, render_table
 from laconic.evaluation.tables import Column, Table, build_table
 from laconic.experiment.cost import format_bytes
@@ -32,14 +32,9 @@ def build_answers_table(comparison: ReadingComparison, index: int) -> Table:
     columns: list[Column] = [
         Column("chapter", lambda row: row.name, is_text=True),
         Column("right", lambda row: "yes" if row.correct[index] else "no", is_text=True),
-        Column("answer", lambda row: quote(row, index), is_text=True),
+        Column("answer", lambda row: row.answers[index] or "–", is_text=True),
     ]
     return build_table(columns, comparison.results, f"{question.text} ({question.answer})")
-
-
-def quote(result: ReadingResult, index: int) -> str:
-    """Return an answer, or a dash if the model wrote nothing."""
-    return result.answers[index] or "–"
 
 
 def list_notes(comparison: ReadingComparison) -> list[str]:

@@ -20,12 +20,10 @@ from laconic.evaluation.compression.perplexity import (
     MIN_TEXT_GROUPS,
     SIGNIFICANT_ERRORS,
     UNTRAINED,
-    ContextGain,
 )
 from laconic.evaluation.compression.plots import condition_title, plot_pareto, plot_positions
 from laconic.evaluation.compression.table import (
     FIGURE_COLUMNS,
-    GainRow,
     document_keys,
     gain_rows,
     is_recall,
@@ -55,6 +53,7 @@ COMPARISON_NOTE = (
     f"length. Above or below the line means by more than {SIGNIFICANT_ERRORS} standard errors over documents and "
     "seeds. Several rules of one head are compared, without correction for their number."
 )
+FOLDED_CONDITIONS = ("n = ", "end", "quantile")  # individual lengths
 CAVEATS = (
     "Whether a learned length is better than a fixed one of the same mean is an open question: no run of the original "
     "design was published, and the nearest published work reports that continuous ratios fail (arXiv:2603.25926) and "
@@ -111,9 +110,10 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
     measurements = measure_paper_columns(results, file_results)
     papers = render_papers(["tails", "retrieval", "ablations", *([] if labels else ["labels"])], measurements)
     recalls = [(recall_title(row), group) for row in recall_rows(results) for group in row.groups]
+    compressed = [result for result in results if "compressed" in result.conditions]
     gaps = [(r, gap) for r in results if (gap := fact_recall.soft_hard_gap(r.pooled_items)) is not None]
     return [
-        PageSection("Context compression", [LEAD, *summary_sentences(results)]),
+        PageSection("Context compression", [LEAD, *map(summarize_run, compressed)]),
         *(document_section(same) for same in by_documents.values()),
         PageSection("Recall by the number of facts", render_rows(RECALL_COLUMNS, recalls)),
         PageSection("Soft reading against hard", [SOFT_NOTE, *render_rows(SOFT_COLUMNS, gaps)] if gaps else []),
@@ -156,14 +156,9 @@ def measure_paper_columns(results: Sequence[RunResult], file_results: Sequence[R
     return measurements
 
 
-def summary_sentences(results: Sequence[RunResult]) -> list[str]:
-    """Return the sentences at the top of the page."""
-    gains = [(result, {gain.condition: gain for _, gain in gain_rows(result)}) for result in results]
-    return [summarize_run(result, by_condition) for result, by_condition in gains if "compressed" in by_condition]
-
-
-def summarize_run(result: RunResult, gains: dict[str, ContextGain]) -> str:
-    """Summarize a run on a data set in one sentence."""
+def summarize_run(result: RunResult) -> str:
+    """Summarize a compressor on a data set in one sentence."""
+    gains = {gain.condition: gain for _, gain in gain_rows(result)}
     gain = gains["compressed"]
     ratio = gain.gain.mean / gain.se if gain.se > 0 else float("nan")
     text = (
@@ -185,7 +180,10 @@ def document_section(results: Sequence[RunResult]) -> PageSection:
     """Build the section of results on the same documents."""
     first = results[0]
     rows = [row for result in results for row in gain_rows(result)]
-    main, details = ([row for row in rows if is_main_row(row) is is_main] for is_main in (True, False))
+    main, details = (
+        [row for row in rows if row.gain.condition.startswith(FOLDED_CONDITIONS) is is_folded]
+        for is_folded in (False, True)
+    )
     plots = page.render_plots(document_plots(results)) if has_matplotlib() else page.NO_PLOTS
     blocks: list[str | Markup] = [*render_rows(GAIN_COLUMNS, main), GAIN_NOTE, plots]
     if details:
@@ -193,11 +191,6 @@ def document_section(results: Sequence[RunResult]) -> PageSection:
     if comparisons := pareto.compare_learned_lengths(results):
         blocks += [comparison_table(comparisons, is_recall(first)), COMPARISON_NOTE]
     return PageSection(f"{first.task}: {len(first.items_by_seed[0]):,} documents", blocks)
-
-
-def is_main_row(row: GainRow) -> bool:
-    """Return whether a condition belongs to the main table; individual lengths are in a folded one."""
-    return not row.gain.condition.startswith(("n = ", "end", "quantile"))
 
 
 def document_plots(results: Sequence[RunResult]) -> list[PagePlot]:

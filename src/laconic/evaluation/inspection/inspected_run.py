@@ -153,18 +153,14 @@ def load_inspected_run(
         teacher_chain=teacher_chain_function(run, selection_recipe or recipe) if has_teacher else None,
         num_iterations=latents.num_iterations,
         device=device,
-        read_questions=question_cache_function(run.method) if isinstance(run.method, Codi) else None,
+        read_questions=partial(read_questions, run.method.decoder) if isinstance(run.method, Codi) else None,
     )
 
 
-def question_cache_function(method: Codi) -> Callable[[ReasoningBatch], KVCache]:
-    """Return the function that reads questions."""
-
-    def read_questions(questions: ReasoningBatch) -> KVCache:
-        with eval_no_grad(method.decoder), flush_denormals(questions.question_ids.device):
-            return encode_question(method.decoder, questions).cache
-
-    return read_questions
+def read_questions(decoder: Decoder, questions: ReasoningBatch) -> KVCache:
+    """Return the cache of questions."""
+    with eval_no_grad(decoder), flush_denormals(questions.question_ids.device):
+        return encode_question(decoder, questions).cache
 
 
 def latent_function(run: LoadedRun) -> ThinkFunction:

@@ -125,11 +125,6 @@ def slots_of_pass(rollout: LatentRollout, t: int) -> slice:
     return slice(t - 1, t) if is_sequential(rollout) else slice(None)
 
 
-def latents_read(rollout: LatentRollout, t: int) -> Float[Tensor, "B m D"]:
-    """Return the vectors that a rollout read where `intervention(z, t)` would have been called."""
-    return rollout.records[0 if is_sequential(rollout) else t].latents[:, slots_of_pass(rollout, t)]
-
-
 def make_intervention(spec: InterventionSpec, inputs: InterventionInputs) -> Intervention:
     """Return a function that replaces vectors just before they are read."""
     rollout, M = inputs.rollout, inputs.rollout.latents.shape[1]
@@ -150,10 +145,11 @@ def replacement_vectors(
 ) -> Float[Tensor, "B m D"]:
     """Return what is read in place of z. A shuffle of sequential latents takes those without intervention."""
     rollout, slots = inputs.rollout, slots_of_pass(inputs.rollout, t)
+    record = 0 if is_sequential(rollout) else t
     if kind == "mean" and inputs.means is not None:
-        return inputs.means.vectors[0 if is_sequential(rollout) else t][slots].expand_as(z)
+        return inputs.means.vectors[record][slots].expand_as(z)
     if kind == "swap" and inputs.donor_rollout is not None:
-        return latents_read(inputs.donor_rollout, t)
+        return inputs.donor_rollout.records[record].latents[:, slots]
     if kind == "shuffle" and order is not None:
         source = rollout.records[0].latents if is_sequential(rollout) else z
         return source.gather(1, order[..., None].expand_as(source))[:, slots]

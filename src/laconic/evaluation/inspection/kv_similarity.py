@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from laconic.evaluation.inspection.inspected_run import LatentKeysValues, TeacherChain
@@ -62,38 +62,30 @@ def look_ahead_share(map: Float[Tensor, "M N"]) -> float:
     return float((map[:n].argmax(1) > torch.arange(n, device=map.device)).float().mean())
 
 
-def gather_columns(x: Float[Tensor, "G Nc E"], index: Int[Tensor, "G n"]) -> Float[Tensor, "G n E"]:
-    """Gather the columns that each head selected."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
-
-
 def iter_cosines(
     slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int
 ) -> Iterator[tuple[str, str, Float[Tensor, "L M N"]]]:
     """Yield space, baseline and cosines of one row of a batch, whose chain has `n` tokens."""
     tokens = teacher.choices[teacher.policy].tokens
-    index = [columns.index[row][:, columns.valid[row, 0]] for columns in tokens]
+    indices = [columns.index[row][:, columns.valid[row, 0], None] for columns in tokens]
     spaces = (teacher.keys, teacher.keys_before_rope, teacher.values)
     for baseline in (CHAIN, SELECTED):
         for space, latents, teachers in zip(KV_SPACES, slots, spaces, strict=True):
             columns = [x[row][:, :n] for x in teachers]
             if baseline == SELECTED:
-                columns = [gather_columns(x, at) for x, at in zip(columns, index, strict=True)]
+                pairs = zip(columns, indices, strict=True)
+                columns = [x.gather(1, index.expand(-1, -1, x.shape[2])) for x, index in pairs]
             yield space, baseline, cosine_maps([x[row] for x in latents], columns)
 
 
 def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int) -> tuple[SimilarityMap, ...]:
     """Return all maps of one row of a batch, whose chain has `n` tokens."""
-    return tuple(build_map(*cosines, teacher.matched_layers) for cosines in iter_cosines(slots, teacher, row, n))
-
-
-def build_map(
-    space: str, baseline: str, layers: Float[Tensor, "L M N"], matched_layers: Sequence[int]
-) -> SimilarityMap:
-    """Return a map as plain numbers."""
-    mean = layers[list(matched_layers)].mean(0)
-    rows = tuple(to_rows(layer) for layer in layers)
-    return SimilarityMap(space, baseline, to_rows(mean), rows, diagonal_contrast(mean), look_ahead_share(mean))
+    maps: list[SimilarityMap] = []
+    for space, baseline, layers in iter_cosines(slots, teacher, row, n):
+        mean, rows = layers[list(teacher.matched_layers)].mean(0), tuple(map(to_rows, layers))
+        statistics = diagonal_contrast(mean), look_ahead_share(mean)
+        maps.append(SimilarityMap(space, baseline, to_rows(mean), rows, *statistics))
+    return tuple(maps)
 
 
 def to_rows(map: Float[Tensor, "M N"]) -> MapRows:

@@ -94,11 +94,6 @@ class QuestionInspection:
     effects: tuple[ChangedAnswer, ...] = ()
     slot_effects: tuple[ChangedAnswer, ...] = ()
 
-    @property
-    def selection(self) -> ChainSelection | None:
-        """What the run's own policy selects."""
-        return next((selection for selection in self.selections if selection.policy == self.policy), None)
-
     def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
         """Return the map of a space against the chain or against its selected tokens."""
         return next((map for map in self.maps if (map.space, map.baseline) == (space, baseline)), None)

@@ -1,6 +1,7 @@
 """Score the probes of a document after a context, and build the evaluations of a run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -89,36 +90,20 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     documents, num_left_out = load_probed_documents(
         run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
     )
-    notes = (
-        (f"{num_left_out} questions are left out: their answer is not in the first {options.tokens:,} tokens",)
-        if num_left_out else ()
-    )  # fmt: skip
-    content = to_canonical_json([[d.name, d.ids, d.probes] for d in documents])
-    builders = list_builders(request, run)
-    for method, builder in builders.items():
+    note = f"{num_left_out} questions are left out: their answer is not in the first {options.tokens:,} tokens"
+    key = {"data": sha256(to_canonical_json([[d.name, d.ids, d.probes] for d in documents]).encode()).hexdigest()}
+    files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
+    for method, builder in list_builders(request, run).items():
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
-        variant = {"method": method, "data": name_data(request), "tokens": f"{options.tokens}", **sizes}
-        if method == FIT:
-            variant["fit"] = f"{options.fit}"
-        metadata = describe_evaluation(
-            run,
-            "memories",
-            TASK,
-            limit=request.limit,
-            variant=variant,
-            key={"data": sha256(content.encode()).hexdigest()},
-        )
+        sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
+        variant = {"method": method, "data": files, "tokens": f"{options.tokens}", **sizes}
+        metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key)
 
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        yield EvalJob(metadata, len(documents), evaluate, notes=notes if method == BASELINES else ())
-
-
-def name_data(request: EvalRequest) -> str:
-    """Return the names of the files of documents and questions."""
-    options = request.memories
-    return " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
+        notes = (note,) if num_left_out and method == BASELINES else ()
+        yield EvalJob(metadata, len(documents), evaluate, notes=notes)
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
@@ -128,23 +113,15 @@ def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuil
     if isinstance(run.method, AutoCompressor):
         compressor = run.method
         segment_tokens = run.recipe.data.text.mean_segment_tokens
-
-        def build_text(name: str, ids: Sequence[int]) -> ProbeContext:
-            return read_text_with_compressor(compressor, name, ids)
-
-        def build_vectors(document: ProbedDocument) -> Iterable[ProbeContext]:
-            yield compress_to_vectors(compressor, document.ids, segment_tokens)
-
-        methods: dict[str, ContextBuilder] = {SUMMARY: build_vectors}
+        build_text = partial(read_text_with_compressor, compressor)
+        methods: dict[str, ContextBuilder] = {
+            SUMMARY: lambda document: [compress_to_vectors(compressor, document.ids, segment_tokens)]
+        }
     else:
-
-        def build_text(name: str, ids: Sequence[int]) -> ProbeContext:
-            return read_text(decoder, name, ids)
+        build_text = partial(read_text, decoder)
 
         def build_memories(method: str) -> ContextBuilder:
-            return lambda document: iter_kv_contexts(
-                decoder, tokenizer, document.ids, method, options.keep, options.fit
-            )
+            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, options.fit)
 
         names = [*options.methods, *([FIT] if options.fit is not None else [])]
         methods = {name: build_memories(name) for name in names}

@@ -287,15 +287,11 @@ def format_footnotes(table: ReasoningTable) -> str:
     ]
     if compared := compare_to_baseline(table):
         lines += ["", "differences, with Holm's correction over all"]
-        lines += [f"  {format_comparison(comparison)}" for comparison in compared]
+        for c in compared:
+            p = "" if c.mcnemar_p is None else f"; McNemar p {c.mcnemar_p:.3g}"
+            lines.append(f"  {c.dataset}: {c.run} against {c.baseline}: {c.text}{p}")
     lines += ["", *format_examples(table.examples)]
     return "\n".join([*lines, "", *list_caveats(table), *table.notes, *(f"{k}: {v}" for k, v in table.facts)])
-
-
-def format_comparison(comparison: RunComparison) -> str:
-    """Return a comparison as one line."""
-    p = "" if comparison.mcnemar_p is None else f"; McNemar p {comparison.mcnemar_p:.3g}"
-    return f"{comparison.dataset}: {comparison.run} against {comparison.baseline}: {comparison.text}{p}"
 
 
 def list_caveats(table: ReasoningTable) -> list[str]:

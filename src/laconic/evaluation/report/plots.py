@@ -29,10 +29,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class PlotSeries:
-    """One line of a plot: (x, y) points; `color` is its place in the colour cycle.
-
-    `lower` and `upper`, if given, are the ends of an interval around each point.
-    """
+    """One line of a plot: (x, y) points; `color` is its place in the colour cycle."""
 
     label: str
     points: Points
@@ -90,8 +87,7 @@ def plot_lines(
         for line in visible:
             x, y = np.array(sorted(line.points)).T
             marker = line.marker or ("o" if len(x) < 12 else "")
-            style = "none" if line.linestyle == "none" else line.linestyle
-            axes.plot(x, y, color=f"C{line.color}", linestyle=style, marker=marker, label=line.label)
+            axes.plot(x, y, color=f"C{line.color}", linestyle=line.linestyle, marker=marker, label=line.label)
         if floor is not None:
             axes.axhline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
         if is_log and all(y > 0 for line in visible for _, y in line.points):
@@ -107,16 +103,10 @@ def plot_lines(
     return render_plot(draw, f"{alt_text}: {ends}.", (5.6, height))
 
 
-def plot_bars(
-    bars: Sequence[tuple[str, float, float, float, int]], *, x_label: str, alt_text: str, floor: float | None = None
-) -> Markup:
-    """Draw horizontal bars with intervals.
+def plot_accuracies(bars: Sequence[tuple[str, float, float, float, int]], floor: float) -> Markup:
+    """Draw accuracies in percent as horizontal bars with intervals, and a dashed reference line at `floor`.
 
-    Args:
-        bars: Label, value, lower and upper end of the interval, and place in the colour cycle of each bar.
-        x_label: Label of the x axis.
-        alt_text: Title for readers who cannot see the plot; the values are appended.
-        floor: Value of a dashed reference line.
+    A bar has a label, its value, the lower and upper end of the interval, and its place in the colour cycle.
     """
 
     def draw(figure: Any) -> None:
@@ -127,12 +117,11 @@ def plot_bars(
         axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
         axes.invert_yaxis()
         axes.grid(visible=False)
-        axes.set_xlabel(x_label)
-        if floor is not None:
-            axes.axvline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.set_xlabel("accuracy, %")
+        axes.axvline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
 
     values = ", ".join(f"{label} {value:.4g}" for label, value, *_ in bars)
-    return render_plot(draw, f"{alt_text}: {values}.", (5.6, 0.7 + 0.3 * len(bars)))
+    return render_plot(draw, f"Accuracy: {values}.", (5.6, 0.7 + 0.3 * len(bars)))
 
 
 def plot_heat_maps(

@@ -24,7 +24,7 @@ from laconic.evaluation.report.page import (
     render_plots,
     render_table,
 )
-from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_bars, plot_lines
+from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_accuracies, plot_lines
 from laconic.evaluation.statistics import Difference
 from laconic.evaluation.tables import (
     MIN_SEEDS,
@@ -302,8 +302,7 @@ def plot_results(report: ComparisonReport, floor: float) -> list[PagePlot]:
     """Return plots of accuracy, learning curves and Jacobi iterations; `floor` is the majority baseline in percent."""
     accuracies = [(r, r.row.accuracy, 2 if r.is_control else r.color_index) for r in report.results]
     bars = [(r.title, 100 * x.mean, 100 * x.low, 100 * x.high, color) for r, x, color in accuracies]
-    image = plot_bars(bars, x_label="accuracy, %", alt_text="Accuracy", floor=floor)
-    plots = [PagePlot("Accuracy", "Dark line: 95 % interval. Dashed: majority baseline.", image)]
+    plots = [PagePlot("Accuracy", "Dark line: 95 % interval. Dashed: majority baseline.", plot_accuracies(bars, floor))]
     methods = [result for result in report.results if not result.is_control]
     curves = [
         PlotSeries(r.title, mean_curve(r.learning_curves), r.color_index) for r in methods if any(r.learning_curves)
