@@ -14,7 +14,6 @@ from laconic.config.recipe import Recipe
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection.inspected_run import load_inspected_run
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
-from laconic.evaluation.reasoning.evaluate import AnswerFunction
 from laconic.evaluation.reasoning.latency import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import EvalCondition, answer_function, decoding_for
@@ -24,7 +23,6 @@ from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.suite import load_seed_results
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.load_run import LoadedRun, load_run
-from laconic.interfaces import TrainingData
 from laconic.storage.run_dir import RunDirectory
 
 if TYPE_CHECKING:
@@ -41,7 +39,8 @@ def build_demo_report(
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
     runs = {name: load_run(seed_folders[0], CPU) for name, seed_folders in folders.items()}
-    timed = [load_timed_method(run) for run in runs.values()]
+    sets = [(run, load_question_set(run, "test", DIGIT)) for run in runs.values()]
+    timed = [(answer_function(run, decoding_for(run, questions)), questions.source) for run, questions in sets]
     latencies = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
     focus = FOCUS_ENTRY if FOCUS_ENTRY in runs else entries[0].name
     run = runs[focus]
@@ -77,17 +76,21 @@ def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], la
     M, T = (latents.num_latents, latents.jacobi_iterations) if latents else (0, 0)
     sweep = {n: rows.get(EvalCondition(iterations=n).name) for n in range(T + EXTRA_ITERATIONS + 1 if T else 0)}
     cot = rows.get(EvalCondition(with_cot=True).name)
+    metrics = [load_metrics(folder) for folder in folders]
     return MethodResult(
         rows[""],
         entry.title,
         entry.description.format(M=M, T=T),
         is_control=entry.is_control,
         color_index=entry.color_index,
-        learning_curves=[validation_curve(folder) for folder in folders],
+        learning_curves=[
+            [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
+            for lines in metrics
+        ],
         iteration_sweep={n: seed_accuracies(row) for n, row in sweep.items() if row and len(row.seeds) == len(folders)},
         trained_iterations=T or None,
         cot_accuracy=seed_accuracies(cot) if cot else [],
-        training_seconds=[sum(line.get("seconds", 0.0) for line in load_metrics(folder)) for folder in folders],
+        training_seconds=[sum(line.get("seconds", 0.0) for line in lines) for lines in metrics],
     )
 
 
@@ -96,20 +99,9 @@ def seed_accuracies(row: ReasoningRow) -> list[float]:
     return row.correct.mean(1).tolist()
 
 
-def load_timed_method(run: LoadedRun) -> tuple[AnswerFunction, TrainingData]:
-    """Return the function that answers questions with a run, and the questions."""
-    questions = load_question_set(run, "test", DIGIT)
-    return answer_function(run, decoding_for(run, questions)), questions.source
-
-
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def validation_curve(folder: Path) -> list[tuple[int, float]]:
-    """Return (step, validation accuracy) pairs."""
-    return [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
 
 
 def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:

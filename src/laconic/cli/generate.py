@@ -182,8 +182,7 @@ class GenerateCommand(SamplingFlags):
         with status(f"loading {self.model}"):
             decoder, tokenizer = self.load_decoder()
             memory = load_kv_memories(self.memory, decoder, tokenizer) if self.memory else None
-        if memory is not None:
-            rows, memory = match_rows(rows, memory)
+        rows = rows if memory is None else match_rows(rows, memory)
         ids = [row.encode(tokenizer) if memory is None else encode_after_memory(row, tokenizer, memory) for row in rows]
         room = self.check_context(decoder, rows, ids, 0 if memory is None else int(memory.num_tokens.max()))
         max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))

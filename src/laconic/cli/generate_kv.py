@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from laconic.models.cache import KVCache
 
 
-def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> tuple[list[PromptRow], "KVMemory"]:
+def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> list[PromptRow]:
     """Return as many prompts as texts: one text serves all prompts, and one prompt all texts.
 
     A prompt after a memory of a chat is a user message.
@@ -28,7 +28,7 @@ def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> tuple[list[Prom
         raise UsageError(f"{len(rows)} prompts for a memory of {memory.B} texts; give one prompt, or one per text")
     if is_chat_memory(memory):
         rows = [to_chat(row, None) for row in rows]
-    return list(rows) * (memory.B if len(rows) == 1 else 1), memory
+    return list(rows) * (memory.B if len(rows) == 1 else 1)
 
 
 def encode_after_memory(row: PromptRow, tokenizer: "Tokenizer", memory: "KVMemory") -> list[int]:

@@ -83,8 +83,6 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
         UsageError: No prompt, or an argument that is not UTF-8.
         InputError: A file is missing or not UTF-8.
     """
-    if file is not None and prompts:
-        raise UsageError("PROMPT and --file given; give one of them")
     if file is not None:
         return [PromptRow(str(file), read_text(file))]
     if not prompts:

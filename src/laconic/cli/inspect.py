@@ -20,7 +20,7 @@ from laconic.cli.arguments import (
     to_utf8,
 )
 from laconic.cli.files import write_file
-from laconic.console import progress, status
+from laconic.console import escape_controls, progress, status
 from laconic.errors import InputError, LaconicError, UsageError
 from laconic.evaluation.run_names import short_run_names
 
@@ -116,16 +116,19 @@ class InspectCommand:
 
     def inspect_file(self) -> int:
         """Describe a memory or state file. Raises `UsageError` (2) for flags of runs, `CorruptArtifactError` (76)."""
-        from laconic.cli.inspect_file import describe_memory_file
+        from laconic.cli.inspect_file import describe_kv_memory_file, describe_memory_file
         from laconic.cli.nested import describe_state_file
+        from laconic.compression.kv_memory_file import FILE_KIND
         from laconic.nested.state_file import ARTIFACT_KIND
         from laconic.storage.atomic import read_artifact_kind
 
         if self.question is not None or self.task is not None or self.baseline:
             raise UsageError(f"{self.model} is a file; give the directory of a run, or the file alone")
-        is_state = read_artifact_kind(Path(self.model)) == ARTIFACT_KIND
-        describe = describe_state_file if is_state else describe_memory_file
-        return describe(Path(self.model), self.format)
+        describe = {ARTIFACT_KIND: describe_state_file, FILE_KIND: describe_kv_memory_file}
+        data, lines = describe.get(read_artifact_kind(Path(self.model)), describe_memory_file)(Path(self.model))
+        is_json = self.format == "json"
+        print(json.dumps(data, ensure_ascii=False, allow_nan=False) if is_json else escape_controls("\n".join(lines)))
+        return 0
 
     @property
     def page_path(self) -> Path | None:

@@ -1,10 +1,8 @@
 """Describe a memory file for `laconic inspect`: its origin, vectors per segment, and size."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from laconic.console import escape_controls
 
 if TYPE_CHECKING:
     from laconic.compression.kv_memory import KVMemory
@@ -13,20 +11,12 @@ if TYPE_CHECKING:
 MAX_SEGMENTS_LISTED = 24
 
 
-def describe_memory_file(path: Path, format: str) -> int:
-    """Print the metadata of a memory file without loading a model. Raises `CorruptArtifactError` (76)."""
-    from laconic.compression.kv_memory_file import FILE_KIND
+def describe_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata of a memory file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     from laconic.compression.memory import SummaryMemory
-    from laconic.storage.atomic import read_artifact_kind
 
-    if read_artifact_kind(path) == FILE_KIND:
-        return describe_kv_memory_file(path, format)
     memory = SummaryMemory.load(path)
-    if format == "json":
-        print(json.dumps(memory_to_json(path, memory), ensure_ascii=False, allow_nan=False))
-    else:
-        print(escape_controls("\n".join(memory_lines(path, memory))))
-    return 0
+    return memory_to_json(path, memory), memory_lines(path, memory)
 
 
 def document_rows(memory: "SummaryMemory") -> list[dict[str, Any]]:
@@ -84,22 +74,16 @@ def document_lines(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def describe_kv_memory_file(path: Path, format: str) -> int:
-    """Print the metadata and sizes of a KV memory. Raises `CorruptArtifactError` (76)."""
-    from dataclasses import asdict
-
+def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata and sizes of a KV memory as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     from laconic.compression.kv_memory import KVMemory
 
     memory = KVMemory.load(path)
     assert memory.metadata is not None
-    if format == "json":
-        heads = [[list(map(int, layer)) for layer in row] for row in memory.slots.transpose(0, 1)]
-        counts = {"texts": memory.B, "tokens": list(map(int, memory.num_tokens)), "slots_per_head": heads}
-        data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, **counts}
-        print(json.dumps(data | {"metadata": asdict(memory.metadata)}, ensure_ascii=False, allow_nan=False))
-    else:
-        print(escape_controls("\n".join(kv_memory_lines(path, memory))))
-    return 0
+    heads = [[list(map(int, layer)) for layer in row] for row in memory.slots.transpose(0, 1)]
+    counts = {"texts": memory.B, "tokens": list(map(int, memory.num_tokens)), "slots_per_head": heads}
+    data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, **counts}
+    return data | {"metadata": asdict(memory.metadata)}, kv_memory_lines(path, memory)
 
 
 def kv_memory_lines(path: Path, memory: "KVMemory") -> list[str]:

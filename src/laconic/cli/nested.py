@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.files import check_parent
 from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
-from laconic.console import escape_controls, log_message, status
+from laconic.console import log_message, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ def save_generated_state(
     log_message(f"wrote {path}, {path.stat().st_size:,} bytes: {tokens:,} tokens read so far")
 
 
-def describe_state_file(path: Path, format: str) -> int:
-    """Print the metadata of a state file without loading a model. Raises `CorruptArtifactError` (76)."""
+def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
     from laconic.experiment.state_report import state_file_to_json
     from laconic.nested.hope.model import STATE_KIND
     from laconic.nested.state_check import translate_structure_errors
@@ -206,14 +206,9 @@ def describe_state_file(path: Path, format: str) -> int:
 
     state, metadata = read_state_file(path, STATE_KIND)
     with translate_structure_errors(path):
-        summary, num_bytes = state_file_to_json(state, metadata), path.stat().st_size
-        if format == "json":
-            report = {"schema": 1, "file": str(path), "bytes": num_bytes, "state": summary}
-            text = json.dumps(report, ensure_ascii=False, allow_nan=False)
-        else:
-            text = escape_controls("\n".join(state_lines(path, state, metadata, summary)))
-    print(text)
-    return 0
+        summary = state_file_to_json(state, metadata)
+        data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, "state": summary}
+        return data, state_lines(path, state, metadata, summary)
 
 
 def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
