@@ -23,15 +23,9 @@ SWAPS = ("swap vectors", "swap cache")
 class ConditionEffect(NamedTuple):
     """The effect of a condition on a run.
 
-    Attributes:
-        name: Name of the condition.
-        accuracy: Accuracy under it.
-        change: Change of the accuracy, paired by question.
-        adjusted_p: p-value after Holm's correction over all tests of the audit.
-        is_significant: Whether the change is significant.
-        changed_share: Share of the answers that differ from those as trained.
-        donor_share: With a swap, the share of questions that get the donor's answer, among those whose donor has
-            another one.
+    The change of the accuracy is paired by question; its p-value is adjusted by Holm's correction over all tests of the
+    audit. `changed_share` is the share of the answers that differ from those as trained. With a swap, `donor_share` is
+    the share of questions that get the donor's answer, among those whose donor has another one.
     """
 
     name: str

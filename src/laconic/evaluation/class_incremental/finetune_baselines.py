@@ -27,15 +27,10 @@ REPLAY_KEY, LABEL_KEY, BATCH_KEY = 1, 2, 100  # purposes of random numbers; BATC
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """How the baselines are fine-tuned.
+    """How the baselines are fine-tuned, with AdamW; a batch has this many lines.
 
-    Attributes:
-        learning_rate: Learning rate of AdamW.
-        batch_size: Lines per update.
-        ewc_weight: Weight of EWC's penalty.
-        fisher_per_class: Examples of a class from which EWC estimates its Fisher information.
-        replay_per_class: Examples of a class in the reservoir; half of each batch comes from it.
-        max_grad_norm: Gradient clipping.
+    EWC estimates its Fisher information from `fisher_per_class` examples of a class. The reservoir of replay has
+    `replay_per_class`, and half of each batch comes from it.
     """
 
     learning_rate: float = 1e-3

@@ -29,14 +29,8 @@ CLASS_ORDER_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 3, 100  # LINE_ORDER_KEY + task 
 class IntentDatasetInfo:
     """A data set of labelled utterances.
 
-    Attributes:
-        name: Name.
-        file: File below the folder of data sets.
-        classes_per_task: Classes of a task.
-        hub_repo: Repository on the Hub.
-        hub_config: Its configuration.
-        splits: Our split and the Hub's name of it.
-        out_of_scope_label: Label of utterances that belong to no class; they are left out.
+    The file lies below the folder of data sets. `splits` are our splits and the Hub's names of them. Utterances with
+    the out-of-scope label belong to no class; they are left out.
     """
 
     name: str

@@ -45,12 +45,7 @@ NUM_ORDERS = 5
 class ClassIncrementalPlan:
     """Methods to run on class orders; each pair is a unit of work, numbered order by order.
 
-    Attributes:
-        learner: Model.
-        methods: Names of the methods.
-        streams: A stream for each class order.
-        config: Settings of the fine-tuned methods.
-        description: What the summary says about the data.
+    There is a stream for each class order; `description` is what the summary says about the data.
     """
 
     learner: StatefulLM

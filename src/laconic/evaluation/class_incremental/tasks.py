@@ -17,17 +17,8 @@ class LabelledUtterance(NamedTuple):
 class ClassIncrementalStream:
     """A stream in the class order of one seed.
 
-    Attributes:
-        name: Name of the data set.
-        seed: Seed of the order.
-        label_texts: Label of each class.
-        label_ids: Ids of each label, as they follow the arrow.
-        task_classes: Classes of each task.
-        train: Training examples of each task, in the order of reading.
-        test: Test examples of each task.
-        start_ids: Beginning of a document.
-        arrow_ids: The arrow alone, a prompt without an utterance.
-        line_end_ids: End of a line.
+    Labels are encoded as they follow the arrow; `arrow_ids` are the arrow alone, a prompt without an utterance.
+    Training and test examples are given by task, the former in the order of reading.
     """
 
     name: str

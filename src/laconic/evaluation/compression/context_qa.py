@@ -72,14 +72,9 @@ class ConditionScores(NamedTuple):
 class ICLScore(NamedTuple):
     """Accuracy of one condition of demonstrations.
 
-    Attributes:
-        condition: Name of the condition.
-        context_size: Mean number of vectors or tokens of demonstrations.
-        accuracy: Mean accuracy on test texts.
-        std: Standard deviation over orders of demonstrations of all runs; None for a single order.
-        accuracies: Accuracy of each order of each run.
-        variants: The variant chosen on validation texts, for each run.
-        validation_accuracy: Its mean accuracy there.
+    The context size is the mean number of vectors or tokens of demonstrations. The standard deviation is over orders of
+    demonstrations of all runs, None for a single order. `variants` are those chosen on validation texts for each run,
+    with their mean accuracy there.
     """
 
     condition: str

@@ -59,15 +59,9 @@ def num_vectors(items: Sequence[EvalItem], condition: str) -> NDArray[np.float64
 
 
 class SoftHardGap(NamedTuple):
-    """Soft reading minus hard reading, and the calibration of the stop distribution.
+    """Soft reading minus hard reading, per scored token, and the calibration of the stop distribution.
 
-    Attributes:
-        nll: Difference in nats per scored token.
-        accuracy: Difference in accuracy.
-        num_vectors: E[N] minus the mean of hard N.
-        expected_length: E[N]; it should match `sampled_length`.
-        sampled_length: Mean of lengths sampled from the stop distribution.
-        sampled_se: Its standard error.
+    `num_vectors` is E[N] minus the mean of hard N. E[N] should match the mean of lengths sampled from the distribution.
     """
 
     nll: float

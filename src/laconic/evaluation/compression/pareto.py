@@ -33,14 +33,9 @@ ORACLE_PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))
 
 
 class ParetoPoint(NamedTuple):
-    """One condition of a run.
+    """One condition of a run on a data set, and the series it belongs to, such as `FIXED_LENGTH`.
 
-    Attributes:
-        result: The run on a data set.
-        condition: Name of the condition.
-        kind: The series it belongs to, such as `FIXED_LENGTH`.
-        x: Mean vectors per segment of each seed.
-        scores: Quality, [R, N].
+    `x` is the mean number of vectors per segment of each seed; scores are the quality, [R, N].
     """
 
     result: RunResult
@@ -63,12 +58,8 @@ class ParetoPoint(NamedTuple):
 class LengthComparison(NamedTuple):
     """A learned length against fixed lengths of the same mean.
 
-    Attributes:
-        point: The learned length.
-        baseline: Whose fixed lengths it is compared with.
-        fixed_quality: Quality on the line through the fixed lengths at the same x.
-        difference: The quality of the learned length minus the fixed one.
-        se: Standard error of the difference over documents and seeds.
+    `baseline` says whose fixed lengths these are. `fixed_quality` is that on the line through them at the same x; the
+    difference is the learned length's quality minus it, with its standard error over documents and seeds.
     """
 
     point: ParetoPoint

@@ -66,15 +66,10 @@ QUESTIONS = (
 class ReadingResult:
     """Answers and cost of one condition.
 
-    Attributes:
-        name: Condition.
-        answers: A reply per question.
-        correct: Whether each reply is right.
-        positions: Positions of the chapter that the model attends to, per KV head.
-        num_bytes: Size of their keys and values; of a memory, the size of its file.
-        first_token_seconds: Time to the first token of each reply: the text is read or the memory loaded, then the
-            question is read.
-        loss: Nats per token on passages that the model is asked to repeat.
+    `positions` are those of the chapter that the model attends to, per KV head; `num_bytes` is the size of their keys
+    and values, and of a memory that of its file. The time to the first token of a reply includes reading the text, or
+    loading the memory, and reading the question. The loss is in nats per token, on passages that the model is asked to
+    repeat.
     """
 
     name: str
@@ -93,14 +88,10 @@ class ReadingResult:
 
 @dataclass(frozen=True)
 class ReadingComparison:
-    """All conditions, and what is common to them.
+    """All conditions: no text, full text, memory, last part of the text; and what is common to them.
 
-    Attributes:
-        questions: The questions.
-        results: No text, full text, memory, last part of the text.
-        num_tokens: Tokens of the chapter with the opening of the user message.
-        compression_seconds: Time to write the memory.
-        largest_head: Slots of the KV head that keeps most, which a cache in use is padded to.
+    Tokens are those of the chapter with the opening of the user message. `largest_head` is the number of slots of the
+    KV head that keeps most, which a cache in use is padded to.
     """
 
     questions: tuple[ChapterQuestion, ...]

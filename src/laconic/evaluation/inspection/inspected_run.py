@@ -96,17 +96,9 @@ class ThinkFunction(Protocol):
 class InspectedRun:
     """A run as inspection uses it.
 
-    Attributes:
-        name: Title of the run.
-        method: Name of its method.
-        decoder: Its decoder.
-        decode_token: Map from a token id to its text.
-        think: Computes latents.
-        answer: Decodes answers from the cache that latents left.
-        teacher_chain: What the teacher's cache holds of chains; None for a method without a teacher.
-        num_iterations: Jacobi iterations of training; None for sequential latents.
-        device: Device of the model.
-        read_questions: Returns the cache of questions for `think`; None for a method that reads them itself.
+    `teacher_chain` returns what the teacher's cache holds of chains; it is None for a method without a teacher.
+    `num_iterations` is that of training, None for sequential latents. `read_questions` returns the cache of questions
+    for `think`; it is None for a method that reads them itself.
     """
 
     name: str

@@ -60,22 +60,8 @@ class SelectionScores(NamedTuple):
 class QuestionInspection:
     """A run on one question. Without a teacher or a chain there are no maps, selections and scores.
 
-    Attributes:
-        name: Title of the run.
-        method: Its method.
-        num_iterations: Jacobi iterations of training; None for sequential latents.
-        answer: The generated text.
-        lens: The logit lens.
-        maps: Similarity of latents with the chain.
-        selections: What each policy selects of the chain.
-        token_classes: Class of each chain token.
-        scores: Scores of the run's own policy.
-        policy: That policy.
-        matched_layers: Layers that are distilled, or would be.
-        is_distilled: Whether the run was trained to match the selection.
-        best_tokens: The chain token that most heads assign to each latent.
-        effects: Answers under interventions.
-        slot_effects: Answers under interventions on single latents.
+    `num_iterations` is that of training, None for sequential latents. The scores are those of the run's own policy;
+    matched layers are distilled, or would be; `best_tokens` are the chain tokens that most heads assign to each latent.
     """
 
     name: str

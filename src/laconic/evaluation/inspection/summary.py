@@ -22,16 +22,7 @@ BASELINE_LABELS = {CHAIN: "with the chain", SELECTED: "with the selected tokens"
 class QuestionSummary:
     """One question as each run answers it; the first run is the inspected one, the others are baselines.
 
-    Attributes:
-        text: The question.
-        chain_source: Where the chain comes from.
-        chain: Its tokens.
-        gold: The gold answer, if known.
-        teacher_output: What the run's teacher generated, if the chain is its own.
-        runs: One inspection per run.
-        protocol: How answers are matched.
-        notes: What the results leave open.
-        facts: Names and values about the runs.
+    `gold` is the gold answer, if known; `teacher_output` is what the run's teacher generated, if the chain is its own.
     """
 
     text: str
@@ -68,13 +59,9 @@ class DatasetSummary:
 class InterventionEffect(NamedTuple):
     """The effect of an intervention on one run.
 
-    Attributes:
-        spec: The intervention.
-        accuracy: Accuracy under it.
-        change: Paired difference to the accuracy without it.
-        is_significant: Whether the change holds after Holm's correction.
-        donor_share: Share of answers that become the donor's; for kinds other than "swap" that is chance.
-        difference_to_first: The change minus that of the first run.
+    The change is paired with the accuracy without it, and significant after Holm's correction. `donor_share` is the
+    share of answers that become the donor's; for kinds other than "swap" that is chance. `difference_to_first` is the
+    change minus that of the first run.
     """
 
     spec: InterventionSpec

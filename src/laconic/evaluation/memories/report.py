@@ -41,14 +41,9 @@ class Share(NamedTuple):
 
 
 class MemoryPoint(NamedTuple):
-    """A context on the documents that it was evaluated on.
+    """A context on the documents that it was evaluated on; `method` is its name without the size.
 
-    Attributes:
-        run: Title of the run.
-        name: Name of the context.
-        method: The name without the size.
-        metrics: Metrics of each document.
-        shares: By task, where the full text gains something.
+    Shares are given by task, where the full text gains something.
     """
 
     run: str

@@ -27,17 +27,9 @@ PLACEHOLDER_ANSWER = "0"  # encoded where the gold answer is not needed
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions as a run encodes them.
+    """Questions as a run encodes them; row i of `source` is `examples[i]`.
 
-    Attributes:
-        name: Title of the set.
-        source: The questions as batches.
-        examples: The questions with their gold answers; row i of `source` is `examples[i]`.
-        protocol: How answers are matched.
-        order: Order in which to ask them, the longest first.
-        max_question_tokens: Tokens of the longest question.
-        has_text_answers: Whether the gold answers are texts and not numbers.
-        notes: What has to be said about the set beside figures on it.
+    `order` is that in which to ask them, the longest first. Notes have to be said beside figures on the set.
     """
 
     name: str

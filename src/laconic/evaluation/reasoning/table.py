@@ -38,16 +38,8 @@ UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that 
 class ReasoningRow:
     """A run on one question set under one condition, over its seeds.
 
-    Attributes:
-        dataset: Title of the question set.
-        run: Title of the run.
-        condition: Empty as trained, else as `format_condition` names it.
-        seeds: Training seeds.
-        results: One result per seed.
-        is_subset: Whether it is a part of another set, which no average counts.
-        paper_figures: What papers report; None for a recipe of no paper.
-        latency: Time per question, if measured.
-        throughput: Questions per second, if measured.
+    The condition is empty as trained. A subset is a part of another set, which no average counts. `paper_figures` are
+    None for a recipe of no paper.
     """
 
     dataset: str

@@ -44,17 +44,9 @@ INSPECTED_SPACES = ("keys", "values")
 class MethodResult:
     """One method over its seeds.
 
-    Attributes:
-        row: Its answers to the questions; `row.run` is the key of the method.
-        title: Its title in tables.
-        description: How it answers.
-        is_control: Whether it is an ablation of another method.
-        color_index: Place in the colour cycle of plots.
-        learning_curves: (step, accuracy) points for each seed.
-        iteration_sweep: Accuracy of each seed by the number of Jacobi iterations.
-        trained_iterations: Jacobi iterations of training.
-        cot_accuracy: Accuracy of each seed with the chain written out by the same weights.
-        training_seconds: Training time of each seed.
+    `row` has its answers to the questions; `row.run` is the key of the method. A control is an ablation of another
+    method. Learning curves are (step, accuracy) points for each seed; `iteration_sweep` has the accuracy of each seed
+    by the number of Jacobi iterations, and `cot_accuracy` with the chain written out by the same weights.
     """
 
     row: ReasoningRow
@@ -81,20 +73,10 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """Methods on one task.
+    """Methods on one task: what a page shows of them.
 
-    Attributes:
-        title: Title of the page.
-        lead: What was done.
-        results: The methods.
-        focus: Name of the method that the others are compared with.
-        cot_baseline: Name of the method that writes the chain.
-        caveats: What the results leave open.
-        recipe_differences: Key, value and reason where recipes differ from the papers.
-        facts: Names and values about data, device and versions.
-        runs: Names and values about each run.
-        command: The command that repeats it.
-        inspection: The first question inspected.
+    `focus` names the method that the others are compared with, `cot_baseline` the one that writes the chain. Recipe
+    differences are keys, values and reasons where recipes differ from the papers; facts and runs are names and values.
     """
 
     title: str

@@ -64,14 +64,9 @@ NEEDLES_PER_CELL = 5
 
 
 class StreamRequest(NamedTuple):
-    """One evaluation of a run.
+    """One evaluation of a run: a task's name, its stream and items, and how many items are read at once.
 
-    Attributes:
-        name: Name of the task.
-        stream: Which stream it is.
-        source: Its items.
-        batch_size: Items read at once.
-        bytes_per_token: Bytes of each token id, for the NLL per byte of text.
+    `bytes_per_token` are the bytes of each token id, for the NLL per byte of text.
     """
 
     name: str
