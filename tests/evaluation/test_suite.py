@@ -1,6 +1,6 @@
 """A task with a few lines of code runs through the runner and the results store that all tasks share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class NormSuite:
     """Evaluates the norm of each weight."""
 
     kinds: Sequence[EvalKind] = ("streams",)
-    options = ()
+    options: Collection[str] = ()
 
     def accepts(self, recipes: object, tasks: object) -> bool:
         return True

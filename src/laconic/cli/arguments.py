@@ -54,6 +54,13 @@ def parse_ints(flag: str, text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, items)))
 
 
+def check_minimum(minimum: int, **flags: int | None) -> None:
+    """Raise `UsageError` (2) if one of `flags` (field name to value) is below a minimum."""
+    for name, value in flags.items():
+        if value is not None and value < minimum:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {minimum}")
+
+
 def refuse_flags(flags: Mapping[str, object], reason: str) -> None:
     """Raise `UsageError` (2) with `reason` if one of `flags` (field name to value) is set."""
     name = next((name for name, value in flags.items() if value), None)

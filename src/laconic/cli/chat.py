@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalDtype, OptionalQuantization, OptionalStr, parse_dtype, to_utf8
+from laconic.cli.arguments import OptionalDtype, OptionalQuantization, OptionalStr, check_minimum, parse_dtype, to_utf8
 from laconic.cli.files import write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.sampling_flags import SamplingFlags
@@ -66,8 +66,7 @@ class ChatCommand(SamplingFlags):
 
     def run(self) -> int:
         """Load the model and answer turns until the input ends."""
-        if self.max_tokens < 1:
-            raise UsageError(f"--max-tokens {self.max_tokens}: must be at least 1")
+        check_minimum(1, max_tokens=self.max_tokens)
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)

@@ -17,6 +17,7 @@ from laconic.cli.arguments import (
     OptionalInt,
     OptionalPath,
     OutputFormat,
+    check_minimum,
     parse_dtype,
     refuse_flags,
     to_utf8,
@@ -26,7 +27,6 @@ from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
-    from laconic.compression.kv_compress import KVCompressionConfig
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.compressor import TextCompressor
     from laconic.experiment.read_into_state import StateReadingJob
@@ -182,24 +182,9 @@ class CompressCommand:
         self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
         return 0
 
-    def kv_config(self) -> "KVCompressionConfig":
-        """Return the options of KV selection that the flags set. Raises `UsageError` (2)."""
-        from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
-
-        return KVCompressionConfig(
-            self.method or DEFAULT_CONFIG.method,
-            self.keep,
-            self.slots,
-            self.max_loss,
-            equal_heads=self.equal_heads,
-            seed=self.seed,
-        )
-
     def validate(self) -> None:
         """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
-        for name, value in (("batch-size", self.batch_size), ("save-every", self.save_every)):
-            if value is not None and value < 1:
-                raise UsageError(f"--{name} {value}: must be at least 1")
+        check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
         if self.source != "-" and not Path(to_utf8(self.source)).is_file():
             raise InputError(f"no file {to_utf8(self.source)}; give a text, a .jsonl, or - for standard input")
         check_parent("--out", self.out)

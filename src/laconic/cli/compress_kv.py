@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +30,21 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
     import laconic
     from laconic.compression.cartridge import CartridgeConfig
+    from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
     from laconic.compression.kv_memory import KVMemory
     from laconic.experiment.cartridge import fit_text
     from laconic.experiment.kv_compressor import compress_text
 
     reason = f"{command.model} is a plain model, which is not trained to compress"
     refuse_flags({name: getattr(command, name) for name in RUN_FLAGS}, reason)
-    config = command.kv_config()
-    if command.fit is not None:
-        config = replace(config, equal_heads=True)  # every slot of a cartridge is a position
+    config = KVCompressionConfig(
+        command.method or DEFAULT_CONFIG.method,
+        command.keep,
+        command.slots,
+        command.max_loss,
+        equal_heads=command.equal_heads or command.fit is not None,  # every slot of a cartridge is a position
+        seed=command.seed,
+    )
     texts = read_documents(to_utf8(command.source))
     with status(f"loading {command.model}"):
         decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)
@@ -82,14 +88,9 @@ def read_documents(source: str) -> list[tuple[str, str]]:
 class KVCompressionCost:
     """What all texts of a memory took and save.
 
-    Attributes:
-        num_slots: Slots per KV head that are kept, on average.
-        smallest_head: Slots of the head that keeps least.
-        largest_head: Slots of the head that keeps most.
-        kept_bytes: Bytes of the kept keys and values.
-        text_cache_bytes: Bytes of the KV cache of the texts.
-        used_cache_bytes: Bytes of the KV cache of all texts in use; each head of a batch is padded to its longest row.
-        positions_spent: Positions that the decoder read to compress.
+    Slots are those kept per KV head, on average, and of the heads that keep least and most. `used_cache_bytes` is the
+    KV cache of all texts in use, where each head of a batch is padded to its longest row; `positions_spent` are those
+    that the decoder read to compress.
     """
 
     method: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat
+from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError
 
@@ -88,13 +88,9 @@ class DataMakeCommand:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
             raise UsageError(f"unknown generator {self.generator}; {hint}")
-        if self.rows < 1:
-            raise UsageError(f"--rows {self.rows}: must be at least 1")
+        check_minimum(1, rows=self.rows, max_steps=self.max_steps, max_value=self.max_value)
         if not 0 <= self.held_out_fraction < 1:
             raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: must be at least 0 and below 1")
-        for flag, bound in (("--max-steps", self.max_steps), ("--max-value", self.max_value)):
-            if bound is not None and bound < 1:
-                raise UsageError(f"{flag} {bound}: must be at least 1")
         if not self.out.absolute().parent.is_dir():
             raise InputError(f"--out {self.out}: folder {self.out.parent} does not exist; create it first")
 

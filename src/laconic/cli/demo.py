@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.arguments import OptionalPath, OutputFormat
+from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum
 from laconic.cli.demo_run import TEACHER_ENTRY
 from laconic.cli.files import write_file
 from laconic.console import log_message, progress
@@ -112,8 +112,7 @@ class DemoCommand:
 
     def run(self) -> int:
         """Return 0 when every run is trained and evaluated, 1 if no chain was learned well enough to distil from."""
-        if self.num_seeds < 1:
-            raise UsageError(f"--num-seeds {self.num_seeds}: must be at least 1")
+        check_minimum(1, num_seeds=self.num_seeds)
         entries = [fast_entry(entry) for entry in ENTRIES if entry.fast_overrides is not None] if self.fast else ENTRIES
         out = self.out or Path("runs") / ("demo-fast" if self.fast else "demo")
         return run_demo(entries, out, range(self.num_seeds), FAST_OVERRIDES if self.fast else (), self.format)
@@ -313,11 +312,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def run_demo(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
 ) -> int:
-    """Train and evaluate every entry with every seed, print the table and write the page.
-
-    Returns:
-        0, or 1 if no seed has a chain that is accurate enough to distil from.
-    """
+    """Train, evaluate and report every entry with every seed; return 1 if no seed has a chain to distil from, else 0."""
     start = time.monotonic()
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
     scheduler = DemoScheduler(runs)

@@ -14,6 +14,7 @@ from laconic.cli.arguments import (
     OptionalQuantization,
     OptionalStr,
     OutputFormat,
+    check_minimum,
     parse_ints,
     refuse_flags,
     split_commas,
@@ -156,13 +157,10 @@ class EvaluateCommand:
         """Raise `UsageError` (2) for invalid flags."""
         if not self.runs:
             raise UsageError("no run given; laconic evaluate RUN")
-        minima = {"limit": 1, "shots": 1, "batch_size": 1, "latency": 0, "tokens": 1, "fit": 1}
-        for name, minimum in minima.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {minimum}")
-        tasks = split_commas(self.tasks)
-        if not tasks:
+        counts = ("limit", "shots", "batch_size", "tokens", "fit")
+        check_minimum(1, **{name: getattr(self, name) for name in counts})
+        check_minimum(0, latency=self.latency)
+        if not split_commas(self.tasks):
             raise UsageError("--tasks: empty; give at least one task")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")

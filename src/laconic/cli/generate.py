@@ -18,6 +18,7 @@ from laconic.cli.arguments import (
     OptionalQuantization,
     OptionalStr,
     OutputFormat,
+    check_minimum,
     parse_dtype,
     refuse_flags,
 )
@@ -147,9 +148,8 @@ class GenerateCommand(SamplingFlags):
         if self.output is not None:
             check_parent("--output", self.output)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
-        for name, value in (("max-tokens", self.max_tokens), ("batch-size", self.batch_size)):
-            if value is not None and value < 1 and not (name == "max-tokens" and only_reads):
-                raise UsageError(f"--{name} {value}: must be at least 1")
+        check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
+        check_minimum(1, batch_size=self.batch_size)
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")
 

@@ -1,7 +1,7 @@
 """`laconic generate --memory` with a plain checkpoint: prompts and messages that follow KV memories."""
 
 from collections.abc import Sequence
-from hashlib import file_digest
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +48,4 @@ def build_row_caches(memory: "KVMemory", rows: Sequence[int]) -> "KVCache":
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file of the memories, of which a peft cartridge is a folder."""
     files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    hashes: list[str] = []
-    for file in files:
-        with file.open("rb") as stream:
-            hashes.append(file_digest(stream, "sha256").hexdigest())
-    return hashes
+    return [sha256(file.read_bytes()).hexdigest() for file in files]

@@ -92,9 +92,7 @@ class GenerationTimer:
 class GenerationPrinter:
     """Print a single text as it is generated, and several in their order as they end.
 
-    Args:
-        labels: Text to print before each continuation, one per row.
-        is_silent: Print nothing, and show the progress of decoding instead.
+    Before each continuation stands its row's label. A silent printer shows the progress of decoding instead.
     """
 
     def __init__(self, labels: Sequence[str], *, is_silent: bool = False) -> None:

@@ -19,13 +19,8 @@ STANDARD_INPUT = "-"
 class PromptRow:
     """A prompt: a text to continue, or chat messages to reply to.
 
-    Attributes:
-        name: Name for error messages.
-        text: Text to continue; None for messages.
-        messages: Messages to reply to; empty for a text.
-        should_echo: Whether the text is printed before its continuation.
-        source: Object of the JSONL row that it came from.
-        title: Name of the memory's row that it follows, printed before it if there are several.
+    The name is for error messages. A text may be echoed before its continuation. `source` is the object of the JSONL
+    row that it came from, `title` the name of the memory's row that it follows, printed before it if there are several.
     """
 
     name: str

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OptionalTracker, OutputFormat, to_utf8
+from laconic.cli.arguments import (
+    OptionalInt,
+    OptionalPath,
+    OptionalStr,
+    OptionalTracker,
+    OutputFormat,
+    check_minimum,
+    to_utf8,
+)
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
 from laconic.training.signals import StopSignal, handle_signals
@@ -25,7 +33,6 @@ from laconic.training.trackers import import_tracker, start_tracker
 if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.training.loop import TrainingResult
-    from laconic.training.trackers import Tracker
 
 VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
 VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
@@ -103,8 +110,7 @@ class TrainCommand:
         if self.num_seeds is None:
             yield recipe, out
             return
-        if self.num_seeds < 1:
-            raise UsageError(f"--num-seeds {self.num_seeds}: must be at least 1")
+        check_minimum(1, num_seeds=self.num_seeds)
         for seed in range(self.num_seeds):
             yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
 
@@ -138,7 +144,10 @@ class TrainCommand:
             for text in (*built.notes, *(validate.notes if validate else ())) if is_main else ():
                 log_note(text)
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
-                tracker = self.start_tracker(out, recipe) if is_main else None
+                tracker = None
+                if is_main and self.track is not None:
+                    settings = recipe.model_dump(mode="json", exclude_none=True)
+                    tracker = start_tracker(self.track, out, self.track_project, settings)
                 outcome = train(
                     built.method,
                     built.training_data,
@@ -159,12 +168,6 @@ class TrainCommand:
         if is_main:
             self.print_outcome(out, outcome)
         return {"out": str(out), **outcome_to_json(outcome)}
-
-    def start_tracker(self, run: Path, recipe: "Recipe") -> "Tracker | None":
-        """Start the tracker of --track."""
-        if self.track is None:
-            return None
-        return start_tracker(self.track, run, self.track_project, recipe.model_dump(mode="json", exclude_none=True))
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
         """Log the last step, its first metrics, and the validation."""

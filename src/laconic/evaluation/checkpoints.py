@@ -61,17 +61,11 @@ def prepare_checkpoint(
     shots_from: str | None = None,
     quantize: Quantization | None = None,
 ) -> Path:
-    """Create the folder in which the results of a checkpoint are stored.
+    """Create the folder in which the results of a checkpoint are stored, as those of a run are.
 
-    Args:
-        path_or_name: Folder, `.gguf` file or name of a model.
-        style: How it is asked; by default with its chat template if it has one.
-        shots: Number of solved examples before each question.
-        shots_from: Data set or file of the examples; by default the training split of the task's data set.
-        quantize: "int8" evaluates it with 8-bit weights.
-
-    Returns:
-        The folder, which the functions of `laconic.evaluation.runs` accept as a run.
+    `style` says how it is asked, by default with its chat template if it has one. `shots` solved examples precede each
+    question, from `shots_from`, by default the training split of the task's data set. With `quantize`, its weights are
+    rounded.
 
     Raises:
         InputError: There is no such model, or it has no chat template.

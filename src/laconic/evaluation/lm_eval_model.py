@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lm_eval import utils
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 8
 EncodedRequest = tuple[tuple[str, str], list[int], list[int]]
-
-
-class ScoredContinuation(NamedTuple):
-    """Log probability of a continuation in nats, and whether greedy decoding would write it."""
-
-    logprob: float
-    is_greedy: bool
 
 
 @register_model("laconic")
@@ -152,7 +145,7 @@ class LaconicLM(TemplateLM):
                 f"{self.pretrained} is a {kind}; lm-eval's loglikelihood tasks need one that continues texts"
             )
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
-        results: dict[int, ScoredContinuation] = {}
+        results: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
             for start in range(0, len(order), self.batch_size):
                 rows = order[start : start + self.batch_size]
@@ -160,12 +153,15 @@ class LaconicLM(TemplateLM):
                 for i, score in zip(rows, scores, strict=True):
                     results[i] = score
                     if requests[i][0] != ("", ""):
-                        self.cache_hook.add_partial("loglikelihood", requests[i][0], tuple(score))
+                        self.cache_hook.add_partial("loglikelihood", requests[i][0], score)
                 bar.update(len(rows))
-        return [tuple(results[i]) for i in range(len(requests))]
+        return [results[i] for i in range(len(requests))]
 
-    def score_batch(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[ScoredContinuation]:
-        """Score the continuation of each pair of context and continuation; long contexts lose their beginning."""
+    def score_batch(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """Return the log probability of each continuation in nats, and whether greedy decoding would write it.
+
+        Pairs are context and continuation; long contexts lose their beginning.
+        """
         decoder, device = self.model.decoder, self._device
         inputs = [(context + continuation)[-(self.max_length + 1) :][:-1] for context, continuation in pairs]
         T = max(map(len, inputs))
@@ -180,12 +176,12 @@ class LaconicLM(TemplateLM):
             hidden = decoder(
                 decoder.embed(ids), cache, attention_mask=padding_mask, position_ids=positions
             ).hidden_states
-        scores: list[ScoredContinuation] = []
+        scores: list[tuple[float, bool]] = []
         for row, (_, continuation) in zip(hidden, pairs, strict=True):
             logprobs = decoder.logits(row[-len(continuation) :]).float().log_softmax(-1)
             targets = torch.tensor(continuation, device=device)
             total = float(logprobs.gather(1, targets[:, None]).sum())
-            scores.append(ScoredContinuation(total, bool((logprobs.argmax(-1) == targets).all())))
+            scores.append((total, bool((logprobs.argmax(-1) == targets).all())))
         return scores
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:

@@ -96,17 +96,13 @@ def describe_results(run: str | Path) -> list[str]:
 
 
 def to_markdown(table: Table) -> str:
-    """Return a table in Markdown; numbers are aligned right."""
+    """Return a table in Markdown; numbers are aligned right, and bars in cells escaped."""
     width = max(len(table.header), *(len(row) for row in table.rows))
     aligned = ["---" if i < table.num_text_columns else "--:" for i in range(width)]
     rows = [list(table.header), aligned, *(list(row) for row in table.rows)]
-    lines = ["| " + " | ".join(escape_cell(cell) for cell in [*row, *[""] * (width - len(row))]) + " |" for row in rows]
+    padded = [[str(cell).strip().replace("|", "\\|") for cell in [*row, *[""] * (width - len(row))]] for row in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in padded]
     return "\n".join(([f"*{table.caption}*", ""] if table.caption else []) + lines)
-
-
-def escape_cell(cell: object) -> str:
-    """Return a cell whose bars do not end it."""
-    return str(cell).strip().replace("|", "\\|")
 
 
 def quote_lines(text: str) -> str:

@@ -19,15 +19,10 @@ BISECTIONS = 40
 
 
 def compare_answers(changed: ArrayLike, original: ArrayLike) -> Difference:
-    """Return the change of the accuracy, paired by seed and question.
+    """Return the change of the accuracy, paired by seed and question, from scores [N] or [seeds, N] of 0 and 1.
 
-    Args:
-        changed: 1 for each correct answer after the change, [N] or [seeds, N].
-        original: The same before the change.
-
-    Returns:
-        The change with its 95 % interval and two-sided p-value: of one seed by McNemar's binomial test, which is about
-        this run; of several by `statistics.paired_difference`, which is about other seeds too.
+    The interval and the two-sided p-value of one seed are by McNemar's binomial test, which is about this run; those of
+    several by `statistics.paired_difference`, which is about other seeds too.
 
     Raises:
         ValueError: The shapes differ.
@@ -57,10 +52,8 @@ def power_quantiles(num_tests: int) -> tuple[float, float]:
 def detectable_loss(num_questions: int, num_tests: int, gain_share: float = 0.0) -> float:
     """Return a loss of accuracy that is significant in at least four of five audits, at Holm's strictest level.
 
-    Args:
-        num_questions: Number of questions n.
-        num_tests: Number of tests in the family.
-        gain_share: Share of questions that the change turns right by chance; as many are lost by chance.
+    The audit has `num_tests` tests of n questions. `gain_share` is the share of questions that the change turns right
+    by chance; as many are lost by chance.
     """
     z_level, z_power = power_quantiles(num_tests)
     low, high = 0.0, 1.0

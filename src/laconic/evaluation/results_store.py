@@ -35,16 +35,10 @@ ProgressCallback = Callable[[str, int, int], None]  # name, done, total
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The metrics of one item under one condition: a line of `records.jsonl`.
+    """The metrics of one item of a task under one condition: a line of `records.jsonl`.
 
-    Attributes:
-        task: Name of the data set or stream.
-        run: Name of the run that was evaluated.
-        seed: Training seed of the run.
-        step: Training step of the checkpoint.
-        item: Identifier of the item within the task.
-        condition: How the item was evaluated, for example "cot" or "learn, carry".
-        metrics: Values that JSON can hold.
+    Run, training seed and step say which checkpoint was evaluated. The condition says how, for example "cot" or "learn,
+    carry". Metrics are values that JSON can hold.
     """
 
     task: str
@@ -70,18 +64,12 @@ class EvalItem(NamedTuple):
 
 @dataclass(frozen=True)
 class EvalMetadata:
-    """What an evaluation measured; stored in `result.json`.
+    """What an evaluation measured of a run at a step; stored in `result.json`.
 
-    Attributes:
-        kind: Which evaluation pipeline wrote it.
-        task: Name of the data set or stream.
-        run: Name of the run.
-        seed: Training seed of the run.
-        step: Training step of the checkpoint.
-        limit: Number of items, where the task was cut to its first ones.
-        shots: Number of training examples per class, where it was limited.
-        variant: Options that make this a different evaluation of the same task, for example the protocol.
-        key: Everything else that the results depend on, such as hashes of the checkpoint and of the data.
+    `limit` is the number of items, where the task was cut to its first ones; `shots` the number of training examples
+    per class, where it was limited. `variant` has the options that make this a different evaluation of the same task,
+    for example the protocol; `key` everything else that the results depend on, such as hashes of the checkpoint and of
+    the data.
     """
 
     kind: EvalKind
@@ -116,15 +104,10 @@ class EvalMetadata:
 class EvalJob:
     """One evaluation of one checkpoint: the contents of one results folder.
 
-    Attributes:
-        metadata: What is evaluated. A stored evaluation with other metadata under the same name is refused.
-        num_units: Number of units of work, usually items.
-        evaluate: Returns the items of each of the given units.
-        batch_size: Number of units per call, on each rank.
-        order: Order of evaluation; records are stored in order of the units all the same.
-        summarize: Returns the figures that are stored in `result.json`.
-        notes: Remarks beside the figures.
-        source: Data that a report on the results needs besides them.
+    A stored evaluation with other metadata under the same name is refused. `evaluate` returns the items of each of the
+    given units of work, usually items, `batch_size` per call on each rank, in this `order`; records are stored in order
+    of the units all the same. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks
+    beside them, and `source` is data that a report on the results needs besides.
     """
 
     metadata: EvalMetadata
@@ -159,15 +142,11 @@ def run_resumable(
     before_batch: Callable[[], None] | None = None,
     ranks: Ranks | None = None,
 ) -> list[EvalItem]:
-    """Evaluate every unit, or load what an earlier call with the same metadata stored.
+    """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
 
-    Args:
-        job: What to evaluate.
-        folder: The run's `evaluations` folder; None keeps nothing on disk.
-        extra_files: Further text files to store, by name.
-        progress: Called with an empty name, the number of finished units and their total.
-        before_batch: Called before each batch; may raise to interrupt.
-        ranks: Processes that share each batch; the first one writes.
+    Without a folder, nothing is stored; `extra_files` are further text files to store, by name. `progress` is called
+    with an empty name, the number of finished units and their total. `before_batch` may raise to interrupt. The first
+    rank writes.
 
     Returns:
         The items of all units, in order of the units.

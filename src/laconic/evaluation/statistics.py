@@ -71,11 +71,8 @@ def resample_weights(n: int, draws: int, stream: int) -> NDArray[np.float32]:
 def bootstrap_means(scores: ScoreMatrix, draws: int = NUM_RESAMPLES, set_index: int = 0) -> ScoreMatrix:
     """Return the mean of each resample of seeds and items, the part of the seeds stretched for their number.
 
-    Args:
-        scores: Scores [R, N].
-        draws: Number of resamples.
-        set_index: Number of the set, where several are averaged: each has its own resamples of items, and all have the
-            same resamples of seeds.
+    Where several sets are averaged, each has its own resamples of items, by the number of the set, and all have the
+    same resamples of seeds.
     """
     R, N = scores.shape
     deviations = (resample_weights(N, draws, 2 * set_index) @ scores.T.astype(np.float32)).astype(

@@ -56,13 +56,9 @@ RESUME_HINT = "finished items are stored; run the same command again to resume"
 class MemoryOptions:
     """Options of the task `memories`.
 
-    Attributes:
-        documents: File of texts; None for the contexts of the questions.
-        questions: File of questions about the documents.
-        methods: Names of `laconic.evaluation.memories.contexts.KV_METHODS`.
-        keep: Shares of the documents' tokens to keep.
-        tokens: Length to which documents are cut.
-        fit: Optimizer steps of a cartridge; None for no cartridge.
+    Without a file of documents, they are the contexts of the questions; they are cut to `tokens`. `methods` are names
+    of `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
+    optimizer steps of a cartridge; None for no cartridge.
     """
 
     documents: str | None = None
@@ -77,25 +73,8 @@ class MemoryOptions:
 class EvalRequest:
     """What `laconic evaluate` asks for; each suite uses the options that concern it.
 
-    Attributes:
-        runs: Run directories, or directories of runs seed-0, seed-1, …
-        tasks: Names of data sets or streams, or files.
-        device: Where models are loaded.
-        stop: Signal that interrupts.
-        ranks: Processes that share each batch.
-        limit: Number of items per task, from the first; None for all.
-        checkpoint: "latest", "best" or a step number.
-        batch_size: Questions per batch, on each rank.
-        data_dir: Folder of the data sets' files; None for the recipe's.
-        shots: Training examples per class; None for all.
-        query_aware: Whether a question precedes its context in the compression.
-        protocol: Name of the answer protocol; None for the default of each recipe's format.
-        tolerance: Tolerance of protocol "decimal".
-        with_cot: Also evaluate with the chain written out, where the method was trained for it.
-        jacobi_iterations, jacobi_tolerance: Also evaluate with these numbers of iterations, and ends of them.
-        baseline: A run that the others are compared with.
-        latency: Number of questions to time; 0 for none.
-        memories: Options of the task `memories`.
+    `stop` interrupts, and `ranks` are the processes that share each batch. The other fields are flags of the command,
+    as `laconic.cli.evaluate.EvaluateCommand` explains them, or the default of a flag.
     """
 
     runs: Sequence[str]
@@ -130,18 +109,9 @@ class EvalRequest:
 class RunResult:
     """The items of a run, of one seed or several, on one task.
 
-    Attributes:
-        run: Title of the run.
-        task: Name of the task.
-        seeds: Training seeds.
-        items_by_seed: The items of each seed.
-        info: Properties of the run, as the suite describes its recipe.
-        variant: Options of the evaluation.
-        limit: Number of items, where the task was cut to its first ones.
-        steps: Training step of each seed's checkpoint.
-        figures: Summary figures of each seed, as stored.
-        notes: Remarks of the jobs; empty for results that were loaded.
-        source: The first job's data; None for results that were loaded.
+    `info` has properties of the run, as the suite describes its recipe; `variant` the options of the evaluation;
+    `limit` the number of items, where the task was cut to its first ones; `figures` the stored summary figures of each
+    seed. Notes of the jobs and the first job's data, `source`, are empty for results that were loaded.
     """
 
     run: str
@@ -191,15 +161,10 @@ class EvalReport:
 class EvalSuite(Protocol):
     """Tasks for one kind of run."""
 
-    @property
-    def kinds(self) -> Sequence[EvalKind]:
-        """The kinds of evaluations that it stores."""
-        ...
-
-    @property
-    def options(self) -> Collection[str]:
-        """Names of the fields of `EvalRequest` that this suite has, of those that not every suite has."""
-        ...
+    kinds: Sequence[EvalKind]
+    """The kinds of evaluations that it stores."""
+    options: Collection[str]
+    """Names of the fields of `EvalRequest` that this suite has, of those that not every suite has."""
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether the suite evaluates these runs on these tasks."""
@@ -269,19 +234,14 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
             with lock_evaluations(folder, request.ranks):
                 jobs = [job for task in request.tasks for job in suite.build_jobs(request, run, task)]
                 for group, job in {job.metadata.group: job for job in jobs}.items():
-                    items = run_job(request, run, job, seed_run_name(title, path, folder))
+                    label = (seed_run_name(title, path, folder), job.metadata.task, *job.metadata.variant.values())
+                    with progress(" ".join(label)) if request.ranks.rank == 0 else nullcontext() as show:
+                        items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
                     per_group.setdefault(group, []).append(SeedResult(stored, items, job.notes, job.source))
         for group, seeds in per_group.items():
             results[group[0]].append(merge_seeds(title, info, seeds))
     return results
-
-
-def run_job(request: EvalRequest, run: LoadedRun, job: EvalJob, title: str) -> list[EvalItem]:
-    """Evaluate one job with progress on the first rank; a signal ends it with `PreemptedError`."""
-    label = f"{title} {' '.join((job.metadata.task, *job.metadata.variant.values()))}"
-    with progress(label) if request.ranks.rank == 0 else nullcontext() as report:
-        return evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=report)
 
 
 def evaluate_job(

@@ -52,7 +52,7 @@ class TextLossSuite:
     """Loss of checkpoints on windows of text."""
 
     kinds: Sequence[EvalKind] = ("loss",)
-    options = ("documents", "tokens", "baseline")
+    options: Collection[str] = ("documents", "tokens", "baseline")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether the task is `loss`."""

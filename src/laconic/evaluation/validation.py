@@ -1,8 +1,7 @@
 """Validation during training: answer held-out problems as the method does, and with the chain written out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -17,14 +16,8 @@ from laconic.experiment.methods import answer_decoding, answer_questions, set_st
 from laconic.training.ranks import Ranks, SingleProcess, map_over_ranks
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The validation of a run: called with the epoch, it returns metrics.
-
-    Attributes:
-        function: Computes the metrics.
-        notes: Messages about the held-out rows.
-    """
+class Validation(NamedTuple):
+    """The validation of a run: called with the epoch, it returns metrics; the notes are about the held-out rows."""
 
     function: Callable[[int], Mapping[str, float]]
     notes: tuple[str, ...] = ()

@@ -48,11 +48,9 @@ def limit_iterations(n: int) -> AuditCondition:
 
 
 def list_conditions(num_latents: int, num_iterations: int | None) -> list[AuditCondition]:
-    """Return the conditions of an audit.
+    """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training.
 
-    Args:
-        num_latents: Number of thoughts M. A single one cannot be shuffled.
-        num_iterations: Jacobi iterations T of training; None or 0 leaves fewer ones out.
+    A single thought cannot be shuffled; without iterations there are no fewer ones.
     """
     replaced = [
         replace_thoughts(kind, target)

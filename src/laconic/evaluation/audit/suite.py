@@ -38,7 +38,7 @@ class AuditSuite:
     """The audit of the first run, with the others as controls; `laconic audit` uses it, no task of evaluate does."""
 
     kinds: Sequence[EvalKind] = ("audit", "reasoning")
-    options = ("data_dir", "protocol")
+    options: Collection[str] = ("data_dir", "protocol")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return False, since audits have a command of their own."""
@@ -59,10 +59,8 @@ class AuditSuite:
         """Yield the audit of a seed of the first run, or the answers of a control as `laconic evaluate` stores them."""
         protocol = request_protocol(request, run.recipe)
         questions = load_question_set(run, task, protocol, root=request.data_dir, limit=request.limit)
-        if run.folder not in seed_runs(request.runs[0]):
-            yield build_question_job(run, questions, limit=request.limit, batch_size=request.batch_size)
-            return
-        yield build_audit_job(run, questions, limit=request.limit, batch_size=request.batch_size)
+        build_job = build_audit_job if run.folder in seed_runs(request.runs[0]) else build_question_job
+        yield build_job(run, questions, limit=request.limit, batch_size=request.batch_size)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return the table of the audit, its verdict and notes; nothing for a run without an audit."""

@@ -56,12 +56,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class ThoughtAudit:
-    """The answers of a run to the questions of an audit, and those of its controls.
-
-    Attributes:
-        row: The answers as trained.
-        items_by_seed: The answers under all conditions.
-        controls: The answers of other runs as trained.
+    """The answers of a run as trained and under all conditions, and those of its controls as trained.
 
     Raises:
         InputError: A control answered other questions.

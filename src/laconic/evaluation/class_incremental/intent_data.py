@@ -71,11 +71,8 @@ class IntentRows(NamedTuple):
 
 
 def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
-    """Load a data set of `INTENT_DATASETS`.
-
-    Args:
-        name: Name of the data set.
-        path: File of rows, or the folder that contains the data sets; None loads from the Hub.
+    """Load a data set of `INTENT_DATASETS`: from a file, the folder that contains the data sets, or without a path the
+    Hub.
 
     Raises:
         InputError: If the data set is missing, or has fewer than two classes.

@@ -7,6 +7,8 @@ and Ranzato 2017 (arXiv:1706.08840), forgetting that of Chaudhry et al. 2018 (ar
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from laconic.evaluation import statistics
 from laconic.evaluation.statistics import Estimate
 
@@ -24,36 +26,22 @@ class ForgettingMetrics(NamedTuple):
 
 
 def compute_metrics(A: AccuracyRows) -> ForgettingMetrics:
-    """Return the metrics of an accuracy matrix. Raises `ValueError` if its last row is incomplete."""
-    n = len(A)
-    last = [x for x in A[-1] if x is not None] if n else []
-    if not n or len(last) != n:
-        raise ValueError(f"the last row of A has {len(last)} of {n} tasks; evaluate all tasks at the end")
+    """Return the metrics of an accuracy matrix. Raises `ValueError` if its last row is incomplete.
+
+    AA = (1/n) sum over j of A[n-1, j]. BWT = 1/(n-1) sum over j < n-1 of A[n-1, j] - A[j, j]. Forgetting = 1/(n-1) sum
+    over j < n-1 of the best A[i, j], j <= i < n-1, less A[n-1, j]; below 0 if tasks improved. Plasticity = (1/n) sum
+    over j of A[j, j], the accuracy on each task right after it was learned.
+    """
+    n, matrix = len(A), np.array(A, dtype=np.float64)  # NaN for None
+    num_last = int(np.isfinite(matrix[-1:]).sum())
+    if not n or num_last < n:
+        raise ValueError(f"the last row of A has {num_last} of {n} tasks; evaluate all tasks at the end")
+    last, learned = matrix[-1], matrix.diagonal()
     if n == 1 or A[0][0] is None:
-        return ForgettingMetrics(sum(last) / n, None, None, None)
-    return ForgettingMetrics(average_accuracy(A), backward_transfer(A), forgetting(A), plasticity(A))
-
-
-def average_accuracy(A: AccuracyRows) -> float:
-    """AA = (1/n) sum over j of A[n-1, j]."""
-    return sum(A[-1][j] or 0.0 for j in range(len(A))) / len(A)
-
-
-def backward_transfer(A: AccuracyRows) -> float:
-    """BWT = 1/(n-1) sum over j < n-1 of A[n-1, j] - A[j, j]."""
-    return sum((A[-1][j] or 0.0) - (A[j][j] or 0.0) for j in range(len(A) - 1)) / (len(A) - 1)
-
-
-def forgetting(A: AccuracyRows) -> float:
-    """F = 1/(n-1) sum over j < n-1 of the best A[i, j], j <= i < n-1, less A[n-1, j]; below 0 if tasks improved."""
-    n = len(A)
-    best = [max(A[i][j] or 0.0 for i in range(j, n - 1)) for j in range(n - 1)]
-    return sum(best[j] - (A[-1][j] or 0.0) for j in range(n - 1)) / (n - 1)
-
-
-def plasticity(A: AccuracyRows) -> float:
-    """(1/n) sum over j of A[j, j]: the accuracy on each task right after it was learned."""
-    return sum(A[j][j] or 0.0 for j in range(len(A))) / len(A)
+        return ForgettingMetrics(float(last.mean()), None, None, None)
+    best = np.nanmax(matrix[:-1, :-1], axis=0)
+    values = last.mean(), (last - learned)[:-1].mean(), (best - last[:-1]).mean(), learned.mean()
+    return ForgettingMetrics(*map(float, values))
 
 
 def estimate_metrics(matrices: Sequence[AccuracyRows]) -> dict[str, Estimate]:

@@ -1,6 +1,6 @@
 """Class-incremental evaluation of a model: build the streams, run every method on them, and summarise."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,7 @@ def plan_class_incremental(
     max_train_per_class: int | None = None,
     orders: Sequence[int] = range(NUM_ORDERS),
 ) -> ClassIncrementalPlan:
-    """Prepare the evaluation of a model on a data set, which `load_intents` loads.
-
-    Raises:
-        InputError: If the data set is missing or invalid.
-    """
+    """Prepare the evaluation of a model on a data set; raises `InputError` as `load_intents` and `build_stream` do."""
     learner: StatefulLM = model if isinstance(model, Hope) else CacheAsState(model)
     intents, config = load_intents(name, path), FinetuneConfig()
     streams = [
@@ -139,9 +135,7 @@ def run_method(
     method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig, log: LogFunction | None
 ) -> StreamResult:
     """Run one method on one order."""
-    prefixed: Callable[[str], None] | None = None
-    if log is not None:
-        prefixed = lambda text: log(f"{stream.name}, {method}, {text}")  # noqa: E731
+    prefixed = None if log is None else (lambda text: log(f"{stream.name}, {method}, {text}"))
     if method == "joint":
         return run_joint(FinetunedLearner(model, stream, config), stream, prefixed)
     return run_stream(build_learner(method, model, stream, config), stream, prefixed)

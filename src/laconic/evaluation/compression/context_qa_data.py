@@ -9,15 +9,10 @@ ROW_FORMAT = "a row has context, question, answer_prefix, answer, max_new_tokens
 
 
 class ContextQuestion(NamedTuple):
-    """A question about a context.
+    """A question about a context, which is compressed.
 
-    Attributes:
-        context: The text to compress.
-        question: The question about it.
-        answer_prefix: The beginning of the answer; may be empty.
-        answers: Accepted answers; some tasks ask for all of them.
-        max_new_tokens: Longest answer in tokens.
-        task: Name of the task, if the row has one.
+    The answer begins with `answer_prefix`, which may be empty. Some tasks ask for all of the `answers`, others accept
+    each.
     """
 
     context: str

@@ -24,14 +24,7 @@ from laconic.evaluation.example_answers import (
 )
 from laconic.evaluation.report.page import PageSection, render_table
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import (
-    Column,
-    build_table,
-    figures_to_json,
-    format_count,
-    format_percent,
-    format_signed,
-)
+from laconic.evaluation.tables import Column, build_table, figures_to_json, format_count, format_percent, format_signed
 
 
 def is_query_aware(result: RunResult) -> bool:

@@ -79,13 +79,7 @@ def detect_kind(file: Path) -> str:
 
 @dataclass
 class ContextQA:
-    """Answers questions about contexts.
-
-    Attributes:
-        compressor: Compresses contexts and answers questions.
-        questions: The questions.
-        query_aware: Whether the question precedes its context in the compression.
-    """
+    """Answers questions about contexts; if it is query-aware, a question precedes its context in the compression."""
 
     compressor: TextCompressor
     questions: Sequence[ContextQuestion]
@@ -173,13 +167,7 @@ class DemonstrationContext(NamedTuple):
 
 @dataclass(frozen=True)
 class ICLClassification:
-    """Scores the labels of texts after demonstrations.
-
-    Attributes:
-        compressor: Compresses demonstrations and scores labels.
-        demonstrations: Labelled texts to demonstrate with.
-        test_rows: Texts to label, by split.
-    """
+    """Scores the labels of texts, which are given by split, after demonstrations."""
 
     compressor: TextCompressor
     demonstrations: Sequence[LabelledText]

@@ -26,15 +26,9 @@ ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context
 class ContextTail:
     """Documents split into a context and the tail that is scored after it.
 
-    Attributes:
-        context: Token ids of the contexts.
-        segment_ends: Exclusive ends of the context's segments; the last is C.
-        tail: Token ids of the tails.
-        loss_mask: Scored tokens of the tail. The first token is never scored, so that every scored token is predicted
-            from inside the tail.
-        row_index: Index of each document in its data set.
-        names: Ids of the documents.
-        num_facts: Number of facts in each document of fact recall.
+    `segment_ends` are the exclusive ends of the context's segments; the last is C. The first token of a tail is never
+    scored, so that every scored token is predicted from inside the tail. `num_facts` are those of each document of fact
+    recall.
     """
 
     context: Int[Tensor, "B C"]

@@ -141,15 +141,10 @@ def oracle_points(result: RunResult) -> list[ParetoPoint]:
 
 
 def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> ScoreMatrix | None:
-    """Interpolate the quality [N] of fixed lengths at x, document by document.
+    """Interpolate the quality [N] of fixed lengths at x mean vectors per segment, document by document.
 
-    Args:
-        fixed: Points of fixed lengths.
-        x: Mean vectors per segment; beyond the longest length, that length's quality is returned.
-        seed: Index of the seed; runs with fewer seeds repeat theirs.
-
-    Returns:
-        The quality, or None if x is below the shortest length.
+    Beyond the longest length, that length's quality is returned, and None below the shortest one. Runs with fewer seeds
+    repeat theirs.
     """
     order = sorted(fixed, key=lambda point: point.x[seed % len(point.x)])
     lengths = [point.x[seed % len(point.x)] for point in order]

@@ -4,7 +4,6 @@ Symbols: R seeds, N documents. Nats are per scored token of a document, and ever
 """
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -22,18 +21,11 @@ UNTRAINED = "untrained"  # prefix of the conditions of the method before its fir
 
 
 class ContextGain(NamedTuple):
-    """What a condition gains over no context.
+    """What a condition gains over no context: nats saved per scored token, paired by document, with a standard error.
 
-    Attributes:
-        condition: Name of the condition.
-        nll: Nats per scored token.
-        accuracy: Share of scored tokens predicted correctly.
-        gain: Nats saved per token against no context, paired by document.
-        se: Standard error of the gain.
-        share_of_full: The gain as a share of the whole text's gain; None if that is not significant.
-        late_gain: The gain without the first `BUCKET_TOKENS` of each tail; None if nothing else is scored.
-        mean_vectors: Mean number of vectors per segment; None if the context is text.
-        context_size: Mean number of vectors or tokens before the tail.
+    `share_of_full` is the gain as a share of the whole text's; None if that is not significant. `late_gain` is the gain
+    without the first `BUCKET_TOKENS` of each tail; None if nothing else is scored. `mean_vectors` is the mean number of
+    vectors per segment, None if the context is text; `context_size` that of vectors or tokens before the tail.
     """
 
     condition: str
@@ -114,20 +106,6 @@ def context_gain(seeds: ItemsBySeed, condition: str, full_condition: str | None)
         float(np.mean(counts)) if counts else None,
         float(np.mean(sizes)),
     )
-
-
-def add_control(seeds: ItemsBySeed, control: ItemsBySeed) -> list[list[EvalItem]]:
-    """Add the condition in which a language-model baseline reads the whole text of the same documents.
-
-    If the control has fewer seeds, they are repeated.
-    """
-    return [
-        [
-            EvalItem(item.id, {**item.conditions, FULL_TUNED: other.conditions["full"]})
-            for item, other in zip(items, others, strict=True)
-        ]
-        for items, others in zip(seeds, cycle(control), strict=False)
-    ]
 
 
 def nll_by_position(seeds: ItemsBySeed, condition: str) -> list[float]:

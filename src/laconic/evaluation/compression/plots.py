@@ -6,12 +6,7 @@ from markupsafe import Markup
 
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH, TEXT_END, ParetoPoint
-from laconic.evaluation.compression.perplexity import (
-    FULL_TUNED,
-    UNTRAINED,
-    nll_by_position,
-    nll_per_document,
-)
+from laconic.evaluation.compression.perplexity import FULL_TUNED, UNTRAINED, nll_by_position, nll_per_document
 from laconic.evaluation.compression.table import is_recall
 from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, plot_lines
 from laconic.evaluation.suite import RunResult

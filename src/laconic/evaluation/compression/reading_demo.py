@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -79,11 +78,6 @@ class ReadingResult:
     num_bytes: int
     first_token_seconds: tuple[float, ...]
     loss: float
-
-    @property
-    def median_seconds(self) -> float:
-        """Median time to the first token."""
-        return median(self.first_token_seconds)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Tables and page of the chapter demo (`laconic demo read`)."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from laconic.evaluation.compression.reading_demo import ReadingComparison
 from laconic.evaluation.report.page import PageSection, render_details, render_facts, render_page, render_table
@@ -21,7 +22,7 @@ def build_costs_table(comparison: ReadingComparison) -> Table:
         Column("nats per token", lambda row: f"{row.loss:.2f}"),
         Column("positions", lambda row: f"{row.positions:,.0f}"),
         Column("bytes", lambda row: format_bytes(row.num_bytes)),
-        Column("first token", lambda row: f"{row.median_seconds:.2f} s"),
+        Column("first token", lambda row: f"{median(row.first_token_seconds):.2f} s"),
     ]
     return build_table(columns, comparison.results)
 

@@ -15,20 +15,9 @@ from laconic.evaluation.compression.context_qa_report import (
 )
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.compression.pareto import LengthComparison
-from laconic.evaluation.compression.perplexity import (
-    FULL_TUNED,
-    MIN_TEXT_GROUPS,
-    SIGNIFICANT_ERRORS,
-    UNTRAINED,
-)
+from laconic.evaluation.compression.perplexity import FULL_TUNED, MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, UNTRAINED
 from laconic.evaluation.compression.plots import condition_title, plot_pareto, plot_positions
-from laconic.evaluation.compression.table import (
-    FIGURE_COLUMNS,
-    document_keys,
-    gain_rows,
-    is_recall,
-    recall_rows,
-)
+from laconic.evaluation.compression.table import FIGURE_COLUMNS, document_keys, gain_rows, is_recall, recall_rows
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.paper_tables import Measurement, render_papers

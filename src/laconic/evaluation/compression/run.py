@@ -167,13 +167,8 @@ def build_conditions(
 ) -> list[ContextCondition]:
     """Return the conditions under which a run reads a tail of T tokens after a context of C.
 
-    Args:
-        run: A compressor, or a language-model baseline.
-        source: The documents.
-        C: Tokens of the context.
-        T: Tokens of the tail.
-        all_lengths: Whether to include every length and every stop rule of the run.
-        untrained: The method before training, for comparison.
+    With `all_lengths`, every length and every stop rule of the run is included; `untrained` is the method before
+    training, for comparison.
     """
     method = run.method
     if isinstance(method, LanguageModelBaseline):
@@ -301,12 +296,7 @@ def describe_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[CompressionEvalSet]:
-    """Build the data sets of a split that a run's recipe holds out.
-
-    Args:
-        run: The run.
-        split: "test", "valid", or "excerpt" (tails copied from contexts of the test split).
-        limit: Number of documents; None for the default.
+    """Build the data sets of a split that a run's recipe holds out: "test", "valid", or "excerpt" of the test split.
 
     Raises:
         InputError: If there are no such documents.

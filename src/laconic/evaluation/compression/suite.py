@@ -24,7 +24,7 @@ class CompressionSuite:
     """Runs that read documents, on documents that their recipes hold out and on files."""
 
     kinds: Sequence[EvalKind] = ("compression", "context_qa")
-    options = ("query_aware",)
+    options: Collection[str] = ("query_aware",)
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether all runs read documents."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
@@ -15,12 +16,13 @@ from laconic.evaluation.compression.fact_recall import (
     soft_hard_gap,
 )
 from laconic.evaluation.compression.perplexity import (
+    FULL_TUNED,
     NO_CONTEXT,
     ContextGain,
-    add_control,
     context_gains,
     nll_by_position,
 )
+from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
 
@@ -85,7 +87,10 @@ def add_controls(results: Sequence[RunResult]) -> list[RunResult]:
         key = (result.task, document_keys(result))
         control = next((other for other in baselines if (other.task, document_keys(other)) == key), None)
         if control is not None and result.info.get("method") != "lm":
-            result = replace(result, items_by_seed=add_control(result.items_by_seed, control.items_by_seed))
+            seeds = zip(result.items_by_seed, cycle(control.items_by_seed), strict=False)  # a control may have fewer
+            pairs = [zip(items, others, strict=True) for items, others in seeds]
+            new = [[EvalItem(a.id, {**a.conditions, FULL_TUNED: b.conditions["full"]}) for a, b in x] for x in pairs]
+            result = replace(result, items_by_seed=new)
         with_controls.append(result)
     return with_controls
 

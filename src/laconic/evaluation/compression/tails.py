@@ -27,13 +27,7 @@ def segment_ends(context_tokens: int, segment_tokens: int, tail_tokens: int) -> 
 
 @dataclass(frozen=True)
 class DocumentTails:
-    """Stretches of documents.
-
-    Attributes:
-        token_ids: Token ids, [rows, context + tail].
-        names: Document and start of each stretch.
-        tail_tokens: Length of the tail.
-    """
+    """Stretches of documents: their token ids [rows, context + tail], and document and start of each as its name."""
 
     token_ids: TokenArray
     names: tuple[str, ...]

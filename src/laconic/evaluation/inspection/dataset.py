@@ -47,23 +47,13 @@ class AnswerLog:
 
 @dataclass
 class DatasetInspection:
-    """A run over a set.
+    """A run over a set: answers without intervention, under each, and with other numbers of Jacobi iterations.
 
-    Attributes:
-        name: Title of the run.
-        method: Its method.
-        baseline: Answers without intervention.
-        by_intervention: Answers under each intervention.
-        by_iterations: Answers with other numbers of Jacobi iterations.
-        donors: Index of the question that donates to each, for "swap".
-        trained_iterations: Jacobi iterations of training.
-        chain_word_rates: For each question, the share of latents whose top token is in the chain, the same for the
-            chain of another question, and the LCS ratio; NaN without a chain.
-        map_statistics: Diagonal contrast and look-ahead of each similarity map, for each chain.
-        mean_maps: Mean similarity map with the selected tokens, over chains that fill all latents.
-        selector_statistics: What the policies select.
-        num_unreduced_chains: Chains that are selected whole.
-        num_full_chains: Chains that `mean_maps` is a mean over.
+    `donors` are the indices of the questions that donate to each, for "swap". `chain_word_rates` has for each question
+    the share of latents whose top token is in the chain, the same for the chain of another question, and the LCS ratio;
+    NaN without a chain. `map_statistics` are diagonal contrast and look-ahead of each similarity map, for each chain;
+    `mean_maps` are means with the selected tokens, over `num_full_chains` chains that fill all latents. Unreduced
+    chains are those that are selected whole.
     """
 
     name: str

@@ -6,7 +6,7 @@ Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples hav
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -45,16 +45,8 @@ class SelectorChoice(NamedTuple):
 class TeacherChain(NamedTuple):
     """The teacher's cache at chains, and what each policy selects of it.
 
-    Attributes:
-        keys: Keys as the cache holds them.
-        keys_before_rope: Keys before rotation.
-        values: Values.
-        I: Importance [B, G, Nc].
-        R: Redundancy [B, G, Nc].
-        choices: What each policy selects.
-        policy: The run's own policy.
-        matched_layers: Layers that are distilled.
-        is_distilled: Whether the run was trained to match the selection.
+    Keys are as the cache holds them, and before rotation; importance I and redundancy R are [B, G, Nc]. `policy` is the
+    run's own; matched layers are distilled; `is_distilled` says whether the run was trained to match the selection.
     """
 
     keys: LayerTensors
@@ -76,22 +68,6 @@ class LatentKeysValues(NamedTuple):
     values: LayerTensors
 
 
-class ThinkFunction(Protocol):
-    """Computes the latents of questions.
-
-    `iterations` replaces the number of Jacobi iterations of training, and `question_cache` saves reading the questions.
-    """
-
-    def __call__(
-        self,
-        questions: ReasoningBatch,
-        intervention: Intervention | None = None,
-        record_passes: bool = False,
-        iterations: int | None = None,
-        question_cache: KVCache | None = None,
-    ) -> LatentRollout: ...
-
-
 @dataclass(frozen=True)
 class InspectedRun:
     """A run as inspection uses it.
@@ -105,7 +81,7 @@ class InspectedRun:
     method: str
     decoder: Decoder
     decode_token: DecodeToken
-    think: ThinkFunction
+    think: Callable[..., LatentRollout]  # with the arguments of `latent_function`'s result
     answer: Callable[[ReasoningBatch, LatentRollout], AnswerBatch]
     teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
     num_iterations: int | None
@@ -155,8 +131,11 @@ def read_questions(decoder: Decoder, questions: ReasoningBatch) -> KVCache:
         return encode_question(decoder, questions).cache
 
 
-def latent_function(run: LoadedRun) -> ThinkFunction:
-    """Return the function that computes a run's latents."""
+def latent_function(run: LoadedRun) -> Callable[..., LatentRollout]:
+    """Return the function that computes a run's latents.
+
+    `iterations` replaces the number of Jacobi iterations of training, and `question_cache` saves reading the questions.
+    """
     method = cast(Any, run.method)
 
     def think(

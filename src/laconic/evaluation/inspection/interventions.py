@@ -19,12 +19,7 @@ from torch import Tensor
 
 from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
-from laconic.evaluation.inspection.inspected_run import (
-    InspectedRun,
-    LatentKeysValues,
-    LayerTensors,
-    latent_keys_values,
-)
+from laconic.evaluation.inspection.inspected_run import InspectedRun, LatentKeysValues, LayerTensors, latent_keys_values
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
@@ -56,14 +51,10 @@ class ReferenceMeans(NamedTuple):
 
 @dataclass(frozen=True)
 class InterventionInputs:
-    """What interventions on a batch draw on.
+    """What interventions on a batch draw on: its rollout without intervention, with recorded passes, and others'.
 
-    Attributes:
-        rollout: The batch's rollout without intervention, with recorded passes.
-        row_index: Index of each row in its set; with `seed` the key of all random numbers.
-        seed: Seed.
-        donor_rollout: Rollout of the donors' questions, for "swap".
-        means: Reference means, for "mean".
+    `row_index`, the index of each row in its set, is with `seed` the key of all random numbers. The rollout of the
+    donors' questions is for "swap", means are for "mean".
     """
 
     rollout: LatentRollout

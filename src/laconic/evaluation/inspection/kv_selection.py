@@ -36,14 +36,9 @@ class ChainSelection(NamedTuple):
 class SelectorStatistics(NamedTuple):
     """What a policy selects over many chains; chains selected whole do not count.
 
-    Attributes:
-        policy: Name of the policy.
-        class_shares: Share of the tokens of each class that are selected.
-        part_shares: Share of the tokens of each part of the chain that are selected.
-        head_overlap: Share of selected tokens that two heads have in common.
-        random_overlap: Share of selected tokens that a head has in common with policy "random".
-        chance_overlap: Both overlaps for independent random choices.
-        num_chains: Number of chains.
+    Shares are of the tokens of each class, and of each part of the chain, that are selected. `head_overlap` is the
+    share of selected tokens that two heads have in common, `random_overlap` that a head has in common with policy
+    "random", and `chance_overlap` both for independent random choices.
     """
 
     policy: str
@@ -128,30 +123,23 @@ def compute_selector_statistics(
     ]
     if not reduced:
         return ()
-    policies = [selection.policy for selection in reduced[0][1]]
-    random = policies.index("random")
-    return tuple(
-        selector_statistics_of(
-            policy, [(classes, selections[i].mask, selections[random].mask) for classes, selections in reduced]
+    classes = np.concatenate([classes for classes, _ in reduced])
+    part = np.concatenate([np.arange(len(x)) * NUM_CHAIN_PARTS // len(x) for x, _ in reduced])
+    masks = {s.policy: [selections[i].mask for _, selections in reduced] for i, s in enumerate(reduced[0][1])}
+    statistics: list[SelectorStatistics] = []
+    for policy, chosen in masks.items():
+        share = np.concatenate([mask.mean((0, 1)) for mask in chosen])
+        by_part = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
+        both = zip(chosen, masks["random"], strict=True)
+        statistics.append(
+            SelectorStatistics(
+                policy,
+                {name: float(share[classes == name].mean()) for name in TOKEN_CLASSES if (classes == name).any()},
+                tuple(float(x.mean()) if x.size else 0.0 for x in by_part),
+                float(np.mean([selection_overlap(mask) for mask in chosen])),
+                float(np.mean([selection_overlap(mask, random) for mask, random in both])),
+                float(np.mean([mask[0, 0].mean() for mask in chosen])),
+                len(chosen),
+            )
         )
-        for i, policy in enumerate(policies)
-    )
-
-
-def selector_statistics_of(
-    policy: str, chains: Sequence[tuple[NDArray[np.str_], SelectionMask, SelectionMask]]
-) -> SelectorStatistics:
-    """Return the statistics of one policy from token classes, its masks and those of policy "random"."""
-    share = np.concatenate([mask.mean((0, 1)) for _, mask, _ in chains])
-    classes = np.concatenate([classes for classes, _, _ in chains])
-    part = np.concatenate([np.arange(len(x)) * NUM_CHAIN_PARTS // len(x) for x, _, _ in chains])
-    by_part = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
-    return SelectorStatistics(
-        policy,
-        {name: float(share[classes == name].mean()) for name in TOKEN_CLASSES if (classes == name).any()},
-        tuple(float(x.mean()) if x.size else 0.0 for x in by_part),
-        float(np.mean([selection_overlap(mask) for _, mask, _ in chains])),
-        float(np.mean([selection_overlap(mask, random) for _, mask, random in chains])),
-        float(np.mean([mask[0, 0].mean() for _, mask, _ in chains])),
-        len(chains),
-    )
+    return tuple(statistics)

@@ -20,15 +20,11 @@ MapRows = tuple[tuple[float, ...], ...]
 
 
 class SimilarityMap(NamedTuple):
-    """Cosines of latents (rows) with columns, mean over heads.
+    """Cosines of latents (rows) with columns, mean over heads; `mean` over the matched layers, and each layer.
 
-    Attributes:
-        space: One of `KV_SPACES`.
-        baseline: `CHAIN`, or `SELECTED` for the tokens that the run's own policy selects.
-        mean: Mean over the matched layers.
-        layers: Each layer.
-        diagonal_contrast: Mean of the diagonal minus mean of the rest, of `mean`.
-        look_ahead: Share of latents whose most similar column is later than their own, of `mean`.
+    The space is one of `KV_SPACES`; the baseline is `CHAIN`, or `SELECTED` for the tokens that the run's own policy
+    selects. The contrast is the mean of the diagonal minus the mean of the rest, look-ahead the share of latents whose
+    most similar column is later than their own, both of `mean`.
     """
 
     space: str

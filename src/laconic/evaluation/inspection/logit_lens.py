@@ -29,11 +29,7 @@ class TokenGuess(NamedTuple):
 class LogitLens:
     """The output head applied to the latents of one question.
 
-    Attributes:
-        question: Tokens of the question.
-        chain: Tokens of the chain.
-        answer: The answer's number as text.
-        passes: `passes[t][i]` are the most likely tokens at bot (i = 0) or latent i after pass t.
+    `passes[t][i]` are the most likely tokens at bot (i = 0) or latent i after pass t.
     """
 
     question: tuple[str, ...]

@@ -24,11 +24,7 @@ NUM_MEAN_QUESTIONS = 16  # for "mean"; a page on one question must not read hund
 
 
 class PartCounter:
-    """Reports the parts of an inspection as they begin, so that a progress bar can show them.
-
-    Args:
-        callback: Called with the part's name, the number of finished parts, and their total; 0 if unknown.
-    """
+    """Reports the parts of an inspection as they begin, for a progress bar; a total of 0 is unknown."""
 
     def __init__(self, callback: ProgressCallback | None) -> None:
         self.callback, self.total, self.num_begun = callback, 0, 0

@@ -19,13 +19,7 @@ STEP_ENDINGS = (">>", ";", "\n")  # a token with one of these ends a step of a g
 
 
 class QuestionWithChain(NamedTuple):
-    """One question with a chain.
-
-    Attributes:
-        batch: Question, chain and answer as a batch of one row.
-        chain_source: Where the chain comes from.
-        teacher_output: What the teacher generated, if the chain is its own.
-    """
+    """A batch of one question with a chain and answer, and what the teacher generated if the chain is its own."""
 
     batch: ReasoningBatch
     chain_source: str

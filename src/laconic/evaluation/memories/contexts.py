@@ -32,14 +32,10 @@ HiddenStates = Callable[[Int[Tensor, "R T"], Bool[Tensor, "R T"]], Float[Tensor,
 
 
 class ProbeContext(NamedTuple):
-    """What precedes the probes.
+    """What precedes the probes: `hidden_states` reads their ids, with a mask, after it.
 
-    Attributes:
-        name: Method, and the share of the document's tokens that is kept, where it is chosen.
-        hidden_states: Reads ids, with their mask, after the context.
-        positions: Positions per layer and KV head, on average.
-        file_bytes: Bytes of the tensors in a file.
-        used_bytes: Bytes of the KV cache that attention reads.
+    The name has the share of the document's tokens that is kept, where it is chosen. Positions are per layer and KV
+    head, on average; bytes are those of the tensors in a file, and of the KV cache that attention reads.
     """
 
     name: str

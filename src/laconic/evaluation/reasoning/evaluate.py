@@ -17,18 +17,10 @@ AnswerFunction = Callable[[Any], AnswerBatch]
 
 
 class AnswerRecord(NamedTuple):
-    """The answer to one question.
+    """The answer to one question: the generated text, and the prediction found in it, if any.
 
-    Attributes:
-        id: Identifier of the question.
-        question_hash: SHA-256 of the question's text.
-        gold: The gold answer.
-        output: The generated text.
-        prediction: The answer found in it, or None.
-        is_correct: Whether the prediction matches the gold answer.
-        passes: Forward passes of the decoder, by part.
-        cache_positions: Positions in the cache when the answer began and at its end.
-        question: The question's text; empty in results of older versions.
+    `question` is empty in results of older versions; `question_hash` is its SHA-256. Passes are forward passes of the
+    decoder by part; cache positions those when the answer began and at its end.
     """
 
     id: str
@@ -57,13 +49,7 @@ class AnswerRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class ReasoningResult:
-    """The answers of one run to one question set; the figures are means over them.
-
-    Attributes:
-        records: One record per question.
-        protocol: Name of the protocol that matched the answers.
-        bytes_per_position: Bytes of one cache position.
-    """
+    """The answers of one run to one question set, matched by a protocol; the figures are means over them."""
 
     records: tuple[AnswerRecord, ...]
     protocol: str

@@ -30,10 +30,8 @@ COT_CONDITION = "with CoT"
 class EvalCondition:
     """One way to answer: as trained, with the same weights writing out the chain, or with other Jacobi iterations.
 
-    Attributes:
-        with_cot: Write out the chain.
-        iterations: Number of Jacobi iterations; None for that of training.
-        tolerance: End the iterations of a question when their residual is below this; 0 runs all of them.
+    The number of iterations is that of training by default; with a tolerance, the iterations of a question end when
+    their residual is below it.
     """
 
     with_cot: bool = False

@@ -47,7 +47,7 @@ class ReasoningSuite:
     """Question sets for runs that answer questions."""
 
     kinds: Sequence[EvalKind] = ("reasoning",)
-    options = (
+    options: Collection[str] = (
         "data_dir",
         "protocol",
         "tolerance",

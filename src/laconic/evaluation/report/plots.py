@@ -44,15 +44,9 @@ def has_matplotlib() -> bool:
 
 
 def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4)) -> Markup:
-    """Draw a figure for light and for dark pages.
+    """Draw a figure for light and for dark pages, as a `<picture>` element with both images embedded.
 
-    Args:
-        draw: Called with an empty matplotlib `Figure`, once for each colour scheme.
-        alt_text: What the plot shows, for readers who cannot see it.
-        size: Width and height in inches.
-
-    Returns:
-        A `<picture>` element with both images embedded.
+    `draw` is called with an empty matplotlib `Figure`, once for each colour scheme. The size is in inches.
     """
     light, dark = (_to_data_uri(draw, size, "constrained", colors) for colors in ({}, _dark_colors()))
     image = _image_tag(light, alt_text, size)
@@ -69,16 +63,10 @@ def plot_lines(
     is_percent: bool = False,
     floor: float | None = None,
 ) -> Markup:
-    """Draw lines with a legend.
+    """Draw lines with a legend; those without points are left out.
 
-    Args:
-        series: The lines; those without points are left out.
-        x_label: Label of the x axis.
-        y_label: Label of the y axis.
-        alt_text: Title for readers who cannot see the plot; the last value of each line is appended.
-        is_log: Use a logarithmic y axis if all values are positive.
-        is_percent: The y axis goes from 0 to 100.
-        floor: Height of a dashed reference line.
+    The last value of each line is appended to the alternative text. `is_log` makes the y axis logarithmic if all values
+    are positive, `is_percent` lets it go from 0 to 100. `floor` is the height of a dashed reference line.
     """
     visible = [line for line in series if line.points]
 
@@ -133,18 +121,11 @@ def plot_heat_maps(
     value_range: tuple[float, float] | None = None,
     mark_max: bool = False,
 ) -> Markup:
-    """Draw heat maps with common labels, one under the other.
+    """Draw heat maps with common labels, one under the other, for light and dark pages.
 
-    Args:
-        panels: Title and values [rows, columns] of each map.
-        row_labels: Labels of the rows.
-        column_labels: Labels of the columns, shown over the first map.
-        alt_text: What the maps show, for readers who cannot see them.
-        value_range: Values of the lightest and the darkest cell; None scales each map by itself.
-        mark_max: Put a dot on the largest cell of each row.
-
-    Returns:
-        An `<img>` element for light and dark pages.
+    A panel has a title and values [rows, columns]; column labels stand over the first map. `value_range` has the values
+    of the lightest and the darkest cell; None scales each map by itself. `mark_max` puts a dot on the largest cell of
+    each row.
     """
     columns = [show_whitespace(label) for label in column_labels]
     left, top = (0.25 + 0.085 * max(map(len, labels), default=0) for labels in (row_labels, columns))

@@ -55,11 +55,9 @@ def evaluate_book(
     device: torch.device,
     bytes_per_token: Tensor | None = None,
 ) -> list[EvalItem]:
-    """Evaluate the held-out sections of a book, given by its rows.
+    """Return an item per held-out section of a book, given by its rows.
 
-    Returns:
-        One item per held-out section: from a fresh state, after the book's other sections, and after as many sections
-        of the other book, if there is one.
+    Sections are read from a fresh state, after the book's other sections, and after as many of another book, if any.
     """
     sections, held_out = split_sections(text, text_name(source, text[0]))
     fresh = model.initial_state(1)

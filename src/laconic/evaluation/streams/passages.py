@@ -10,12 +10,7 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.streams.evaluate import (
-    StreamCondition,
-    build_metrics,
-    count_level_updates,
-    score_tokens,
-)
+from laconic.evaluation.streams.evaluate import StreamCondition, build_metrics, count_level_updates, score_tokens
 from laconic.evaluation.streams.metrics import MetricSums, merge_sums, score_passage
 from laconic.interfaces import TrainingData
 from laconic.nested import state as fast_weights

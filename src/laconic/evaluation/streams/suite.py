@@ -26,7 +26,7 @@ class StreamSuite:
     """Runs of method hope on any task, and language models on the tasks that have a name of their own."""
 
     kinds: Sequence[EvalKind] = ("streams", "class_incremental")
-    options = ("data_dir", "shots")
+    options: Collection[str] = ("data_dir", "shots")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether a run has method hope, or all are language models and a task has a stream's name."""
@@ -65,11 +65,7 @@ class StreamSuite:
         """Return one table of all streams and one for each run on a set of classes."""
         titles = list(map(stream_title, results["streams"]))
         streams = sorted(results["streams"], key=lambda result: titles.index(stream_title(result)))
-        classes = [
-            (result.run, seed, figures)
-            for result in results["class_incremental"]
-            for seed, figures in zip(result.seeds, result.figures, strict=True)
-        ]
+        classes = list(iter_class_results(results))
         blocks: list[Table | str] = [build_stream_table(streams), *describe_gains(streams), LEGEND] if streams else []
         blocks += [class_report.build_method_table(figures, f"{run}, {figures['set']}") for run, _, figures in classes]
         blocks += [class_report.LEGEND] if classes else []
@@ -82,9 +78,12 @@ class StreamSuite:
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         """Return the sections about streams, training metrics of levels, and classes."""
-        classes = [
-            class_report.build_section(result.run, seed, figures)
-            for result in results["class_incremental"]
-            for seed, figures in zip(result.seeds, result.figures, strict=True)
-        ]
+        classes = [class_report.build_section(*result) for result in iter_class_results(results)]
         return [*stream_report.build_sections(results["streams"], paths), *classes]
+
+
+def iter_class_results(results: Results) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yield run, seed and figures of each run on a set of classes."""
+    for result in results["class_incremental"]:
+        for seed, figures in zip(result.seeds, result.figures, strict=True):
+            yield result.run, seed, figures
