@@ -50,6 +50,19 @@ def test_chunk_sizer_notices_that_rows_have_left() -> None:
     assert seconds == pytest.approx(STEP_SECONDS, abs=0.01)
 
 
+@pytest.mark.parametrize("seconds", [0.031, 0.1])
+def test_chunk_sizer_does_not_learn_from_the_end_of_a_prompt(seconds: float) -> None:
+    """The next prompt would begin with tiny chunks, however fast or slow the few positions seem."""
+    sizer = ChunkSizer(512)
+    sizer.record(0.03, 4, 0)
+    for _ in range(30):
+        size = sizer.choose(4)
+        sizer.record(0.03 + 0.001 * size, 4, size)
+    for _ in range(5):
+        assert sizer.choose(4) == size
+        sizer.record(seconds, 4, 2)
+
+
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 60))
 def test_share_positions_uses_all_of_them(remaining: list[int], size: int) -> None:
     shares = share_positions(remaining, size)

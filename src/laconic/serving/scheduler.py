@@ -24,17 +24,19 @@ class ChunkSizer:
 
     def __init__(self, max_size: int) -> None:
         self.max_size, self.last_size = max_size, FIRST_CHUNK
+        self.chosen_size = 0
         self.decode_seconds = 0.0  # of a step without prompts
         self.position_seconds = 0.0  # of a prompt position; 0: not measured yet
 
     def choose(self, num_decoding: int) -> int:
         """Return the number of prompt positions to read beside as many decoding rows."""
-        if not self.position_seconds:
-            return min(self.max_size, FIRST_CHUNK)
-        shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SHARE * self.decode_seconds)
-        seconds = shared if num_decoding else PREFILL_SECONDS
-        size = min(int(seconds / self.position_seconds), MAX_GROWTH * self.last_size, self.max_size)
-        return max(size, min(MIN_CHUNK, self.max_size))
+        size = FIRST_CHUNK
+        if self.position_seconds:
+            shared = max(STEP_SECONDS - self.decode_seconds, MIN_PROMPT_SHARE * self.decode_seconds)
+            seconds = shared if num_decoding else PREFILL_SECONDS
+            size = max(MIN_CHUNK, min(int(seconds / self.position_seconds), MAX_GROWTH * self.last_size))
+        self.chosen_size = min(size, self.max_size)
+        return self.chosen_size
 
     def record(self, seconds: float, num_decoding: int, num_positions: int) -> None:
         """Take account of the time of a step."""
@@ -43,6 +45,8 @@ class ChunkSizer:
             return
         if num_decoding:
             self.decode_seconds = min(self.decode_seconds, seconds)  # rows may have left since it was measured
+        if self.position_seconds and 2 * num_positions < self.chosen_size:
+            return  # the end of a prompt or a few latents, which do not tell what a long chunk costs
         prompt_seconds = seconds - (self.decode_seconds if num_decoding else 0)
         per_position = max(prompt_seconds, LEAST_SECONDS) / num_positions
         before = self.position_seconds or per_position
