@@ -40,7 +40,6 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
     ),
     PAPER: (
         "distillation.student_ce_weight", "distillation.teacher_ce_weight",  # CODI, eq. 5
-        "compression.adapter_scope",  # ICAE: only the writer is adapted
         "stop_head.stop_quantile", "stop_head.stop_threshold", "stop_head.head_only_after",
         "stop_head.initial_mean_fraction", "stop_head.joint_training", "stop_head.exploration",
         "stop_head.prior_kl_weight", "stop_head.prior_stop_prob",  # VL10
