@@ -201,7 +201,7 @@ def meta_gradient(
     shape, stored, create_graph = params.shape, level.meta_accumulated[STORED_INPUTS], torch.is_grad_enabled()
     assert isinstance(stored, LowRankChange)
     C, N = shape.chunk_sizes[l], shape.chunk_sizes[l + 1]
-    keep = (lambda x: x) if gradient_mode.is_differentiable else detach_for_grad
+    keep = identity if gradient_mode.is_differentiable else detach_for_grad
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(stored.left.device.type, enabled=False):
         order = torch.sort(stored.right[..., 2] == 0, dim=1, stable=True).indices[:, :N, None]  # the N valid tokens
         z = keep(stored.left).gather(1, order.expand(-1, -1, shape.width))
@@ -224,6 +224,11 @@ def meta_gradient(
                 now = apply_update(inner_params, l, now, mode)
         gradients = torch.autograd.grad(total, list(start.values()), create_graph=create_graph)
     return dict(zip(start, gradients, strict=True))
+
+
+def identity(x: Tensor) -> Tensor:
+    """Return the tensor with its graph."""
+    return x
 
 
 def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
