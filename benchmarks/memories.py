@@ -15,13 +15,13 @@ from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
 from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.titans import equations as definition
-from laconic.nested.titans.layer import Titans, build_memory, compute_gates, initial_state, memory_start
+from laconic.nested.titans.layer import Titans, compute_gates, initial_state, memory_start, scan_all_memories
 from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
 from tests.reference.self_titans import recurrent_self_titans as self_modifying
 from tests.reference.titans import recurrent_titans
 
 CHUNK, HEADS = 64, 4
-FULL = ScanOptions("full", None, False)
+FULL = ScanOptions("full", None, {}, False)
 
 
 def width(scale: Scale) -> int:
@@ -77,9 +77,8 @@ def titans_workloads(x: torch.Tensor, depth: Any, num_recurrent: int) -> tuple[W
     projected = definition.project_qkv(x, w, state.conv_tails, HEADS, None)
     gates = compute_gates(params, pack_left(x, None))
     k, v, q, *gates_ = (part[:, :, :num_recurrent] for part in (projected.k, projected.v, projected.q, *gates))
-    memory = build_memory(params, "full", params.shape.options.max_memory_norm)
     return (
-        lambda: scan_chunks(memory, state.memory, (*projected[:3], *gates), None, FULL),
+        lambda: scan_all_memories(params, state.memory, (*projected[:3], *gates), None, FULL),
         lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*gates_), CHUNK),
     )
 

@@ -48,6 +48,7 @@ UNUSED_KEYS: dict[str, tuple[str, ...]] = {
         "mixer.self_modifying.max_memory_norm", "mixer.self_modifying.mlp_width", "mixer.self_modifying.loss_factor",
         "mixer.titans.decay_half_life", "mixer.titans.mlp_width", "mixer.titans.max_lr", "mixer.titans.lr_init",
         "mixer.titans.num_persistent_tokens",  # Titans, eq. 19
+        "mixer.titans.reset_every", "mixer.titans.global_chunk_size",  # TNT
         "cms.residual", "cms.lr_granularity", "cms.associative_target", "cms.max_error_norm", "cms.donor_map",
         "cms.new_level_init",
     ),

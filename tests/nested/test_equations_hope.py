@@ -19,7 +19,7 @@ from tests.oracles.compare import agree
 from tests.oracles.hope import MISREAD, ORACLE
 
 B, H, T, E = 2, 2, 7, 3
-FULL = ScanOptions("full", None, False)
+FULL = ScanOptions("full", None, {}, False)
 PLAIN: dict[str, Any] = {
     "gate_groups": 1,
     "max_projection_norm": 0.0,

@@ -135,7 +135,7 @@ def test_self_titans_with_static_projections_equals_titans_with_a_matrix() -> No
     heads, q, _ = mix_inputs(layer.params, start, x, None)
     y, state = memories.step_chunk(start.memory, (heads, q), None)
     k, v, gates = memories.generate(start.memory, heads)
-    titans = TitansMemory(64, memories.w["memory.M"], UpdateRule(), 1, None)
+    titans = TitansMemory("memory", 64, memories.w["memory.M"], UpdateRule(), 1, None)
     inputs = (q, k, v, *(g for g in gates["memory"] if g is not None))
     expected, expected_state = titans.step_chunk(start.memory, inputs, None)
     assert_close([y], [expected])

@@ -208,7 +208,7 @@ def test_metrics_count_limited_steps(half_life: float, share: float) -> None:
 def test_metrics_count_guarded_titans() -> None:
     for depth in (1, 2):
         for max_norm, share in ((1e-3, 1.0), (1e3, 0.0)):
-            options = TitansOptions(memory_depth=depth, mlp_width=3, max_memory_norm=max_norm)
+            options = TitansOptions(memory_depth=depth, mlp_width=3, max_memory_norm=max_norm, global_chunk_size=6)
             assert metrics_of(options)["memory_guarded"] == share
 
 

@@ -312,7 +312,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def run_demo(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
 ) -> int:
-    """Train, evaluate and report every entry with every seed; return 1 if no seed has a chain to distil from, else 0."""
+    """Train, evaluate and report every entry with every seed; return 1 if no seed has a chain to distil from, or 0."""
     start = time.monotonic()
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
     scheduler = DemoScheduler(runs)

@@ -1,6 +1,6 @@
 """Recipe tables of the nested learning models: mixers, CMS levels, inner loop. This module does not import torch.
 
-Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663. The layers in `laconic.nested`
+Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers in `laconic.nested`
 take these option objects too.
 """
 
@@ -143,12 +143,17 @@ class TitansOptions(ConfigModel):
     max_memory_norm: NonNegative = Field(
         default=4.0, description="norm limit of the memory at chunk ends, times sqrt(head_dim); 0: no limit"
     )
+    reset_every: int | None = Field(default=None, description="tokens after which the memory is reset; unset: never")
+    global_chunk_size: int | None = Field(default=None, description="chunk size of a second memory; unset: only one")
     activation_checkpointing: bool = Field(default=False, description="recompute each chunk in the backward pass")
 
     def find_error(self, chunk_size: int) -> str | None:
         """Return a message about the first option that is invalid with `chunk_size`, or None."""
         if chunk_size < 1:
             return f"chunk_size {chunk_size}: give at least 1 token"
+        for name, n in (("reset_every", self.reset_every), ("global_chunk_size", self.global_chunk_size)):
+            if n is not None and (n < 1 or n % chunk_size):
+                return f"{name} {n}: must be a multiple of chunk_size {chunk_size}"
         first = self.initial_lr(chunk_size)
         if first >= self.max_lr:
             return f"lr_init {first}: must be below max_lr {self.max_lr}, which a sigmoid never reaches"
@@ -164,7 +169,7 @@ class TitansOptions(ConfigModel):
         """
         default = 0.5
         if self.memory_depth == 2:
-            default = 1 / (self.loss_factor * max(16, chunk_size))
+            default = 1 / (self.loss_factor * max(16, chunk_size, self.global_chunk_size or 0))
         return self.lr_init or default
 
 

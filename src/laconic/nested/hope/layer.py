@@ -80,7 +80,7 @@ def forward_with_state(
     memories = build_memories(params, outer_gradient)
     with torch.autocast(x.device.type, enabled=False):
         if update_weights:
-            options = ScanOptions(outer_gradient, truncate_after, params.shape.options.activation_checkpointing)
+            options = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
             y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, options)
         else:
             y, memory = memories.read(state.memory, heads, q), state.memory

@@ -23,6 +23,7 @@ from laconic.nested.state import (
     detach,
     group_rows,
     join_groups,
+    map_tensors,
     num_rows,
     select_rows,
 )
@@ -37,11 +38,13 @@ class ScanOptions(NamedTuple):
     Attributes:
         outer_gradient: what of the outer gradient flows through writes.
         truncate_after: chunks after which a state is detached, for "truncated".
+        reset_periods: tokens after which a memory starts again, by name.
         activation_checkpointing: whether each chunk is recomputed in the backward pass.
     """
 
     outer_gradient: OuterGradient
     truncate_after: int | None
+    reset_periods: Mapping[str, int]
     activation_checkpointing: bool
 
 
@@ -124,7 +127,8 @@ def scan_chunks(
     Returns:
         What the memories answer, and their states after the last token.
     """
-    offsets = [n % max(memory.chunk_sizes.values()) for n in to_ints(token_counts(states))]
+    period = max([*memory.chunk_sizes.values(), *options.reset_periods.values()])
+    offsets = [n % period for n in to_ints(token_counts(states))]
     groups = group_rows(offsets)
     if len(groups) == 1:
         return _scan_aligned(memory, states, inputs, lengths, offsets[0], options)
@@ -165,7 +169,7 @@ def _scan_aligned(
         if ending:
             reached = None if lengths is None else torch.tensor([n >= b for n in lengths])
             ended = {
-                name: _truncate_gradient(state, num_tokens + b, memory.chunk_sizes[name], options)
+                name: _reset_or_detach(state, num_tokens + b, name, memory.chunk_sizes[name], options)
                 for name, state in memory.end_chunks(states, ending).items()
             }
             states = {**states, **{name: _where_rows(reached, new, states[name]) for name, new in ended.items()}}
@@ -193,8 +197,12 @@ def _step_chunk(
     )  # fmt: skip
 
 
-def _truncate_gradient(state: MemoryState, num_tokens: Tensor, chunk_size: int, options: ScanOptions) -> MemoryState:
-    """Detach the rows of a memory after every `truncate_after` chunks, for "truncated"."""
+def _reset_or_detach(
+    state: MemoryState, num_tokens: Tensor, name: str, chunk_size: int, options: ScanOptions
+) -> MemoryState:
+    """Reset or detach the rows of a memory whose token count calls for it, at a boundary."""
+    if name in options.reset_periods:
+        state = _where_rows(num_tokens % options.reset_periods[name] != 0, state, map_tensors(state, torch.zeros_like))
     if options.outer_gradient == "truncated" and options.truncate_after is not None:
         state = _where_rows(num_tokens // chunk_size % options.truncate_after == 0, detach(state), state)
     return state

@@ -1,6 +1,6 @@
 """Titans: a memory trained while it reads, by gradient descent with momentum and decay, chunk by chunk.
 
-Titans arXiv:2501.00663.
+Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
 
 Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum
 of its writes. The paper's 1 - alpha is `decay`, theta `step_size`, eta `momentum`. Losses are sums over E.
@@ -111,8 +111,9 @@ def chunk_update(
 
 @dataclass(frozen=True)
 class TitansMemory:
-    """The memory of a layer, as a `ChunkedMemory`. `max_norm` bounds its norm at chunk boundaries; None is no bound."""
+    """One memory of a layer, as a `ChunkedMemory`. `max_norm` bounds its norm at chunk boundaries; None is no bound."""
 
+    name: str
     chunk_size: int
     start: Start | MLPStart
     rule: UpdateRule
@@ -122,19 +123,19 @@ class TitansMemory:
     @property
     def chunk_sizes(self) -> dict[str, int]:
         """Chunk size by the name of the memory."""
-        return {"memory": self.chunk_size}
+        return {self.name: self.chunk_size}
 
     def step_chunk(
         self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None
     ) -> tuple[Tensor, MemoryStates]:
         """Write and read tokens (q, k, v and the gates) that no chunk boundary separates."""
         q, k, v, *gates = inputs
-        y, state = chunk_update(self.start, states["memory"], k, v, q, Gates(*gates), self.rule, self.factor, valid)
-        return y, {"memory": state}
+        y, state = chunk_update(self.start, states[self.name], k, v, q, Gates(*gates), self.rule, self.factor, valid)
+        return y, {self.name: state}
 
     def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
         """End the memory's chunk: clip its norm, and compute the next writes from it."""
-        state = states["memory"]
+        state = states[self.name]
         if isinstance(self.start, MLPStart) and isinstance(state, MLPMemoryState):
             W1, W2 = self.start
             state = MLPMemoryState(
@@ -143,4 +144,4 @@ class TitansMemory:
             )
         elif not isinstance(self.start, MLPStart) and isinstance(state, LinearMemoryState):
             state = clip_at_boundary(self.start, state, self.max_norm, self.rule)
-        return {"memory": state}
+        return {self.name: state}
