@@ -95,7 +95,7 @@ class ReferenceMemory:
             a = {n: (w[f"{n}.{group}.weight"] * inputs[n]).sum(-1) + w[f"{n}.{group}.bias"] for n in ("keep", "step")}
             decay, step = a["keep"].sigmoid(), o.max_lr * a["step"].sigmoid()
             u = apply(self.P_c[group], v if o.objective == "dot" else o.loss_factor * (v - k))
-            if o.max_projection_norm and group != "memory":  # VisionHOPE's soft cap
+            if o.max_projection_norm and group != "memory":  # soft cap of VisionHOPE (arXiv:2609.33325)
                 write = u - k if o.delta_rule and o.decay_target == "start" else u
                 room = (1 - decay) * o.max_projection_norm / (write.square().sum(-1).sqrt() + 1e-6) * 0.999
                 step = torch.minimum(room * -torch.expm1(-step / room), 2 * decay)

@@ -1,8 +1,8 @@
 """Reference implementation of M3: the weights of one matrix after each of its gradients, from the whole history.
 
-Nested Learning arXiv:2512.24695, Algorithm 1 (75) and its form with running means (75e). Start reading here: `m3.py`
-keeps running memories, and a test holds it to this file in float64. Here every memory is recomputed as a sum over
-all gradients so far.
+Nested Learning arXiv:2512.24695, Algorithm 1 (75), and a form of our own with running means (75e). Start reading here:
+`m3.py` keeps running memories, and a test holds it to this file in float64. Here every memory is recomputed as a sum
+over all gradients so far.
 
 Symbols: g_1 .. g_n gradients; M1 fast and M2 slow memory, V squares; f gradients per slow update; NS Newton-Schulz.
 """
@@ -39,7 +39,10 @@ def m3_literal(weight: Tensor, gradients: Gradients, lr: float, h: M3Hyperparame
 
 
 def m3_ema(weight: Tensor, gradients: Gradients, lr: float, h: M3Hyperparameters, decay: float = 0.0) -> Tensor:
-    """Return the matrix after all gradients, with running means of both memories."""
+    """Return the matrix after all gradients, with running means of both memories (75e, not in the paper).
+
+    Nothing is divided by V; instead 0.2 sqrt(longer side) and 1 / (1 + alpha) set the size of a step, as in Muon.
+    """
     b1, _, b3 = h.betas
     for n in range(1, len(gradients) + 1):
         M1 = weighted_mean(gradients[:n], b1)

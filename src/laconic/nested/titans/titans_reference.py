@@ -74,11 +74,11 @@ def read_memory(
         if o.reset_every and name == "memory" and t % o.reset_every == 0:
             memory, at_boundary, surprise = starts, starts, zeros
         before = memory
-        decay, step = (gates[n][:, :, t, None, None] for n in ("keep", "step"))
+        keep, step = (gates[n][:, :, t, None, None] for n in ("keep", "step"))  # 1 - alpha and theta of the paper
         gradients = inner_gradient(at_boundary, k[:, :, t], v[:, :, t], o.loss_factor)
-        momentum = gates["momentum"][:, :, t, None, None] if o.momentum else 0.0
+        momentum = gates["momentum"][:, :, t, None, None] if o.momentum else 0.0  # eta
         surprise = [momentum * S - step * g for S, g in zip(surprise, gradients, strict=True)]  # Eq. 14
-        memory = [decay * W + S for W, S in zip(memory, surprise, strict=True)]  # Eq. 13
+        memory = [keep * W + S for W, S in zip(memory, surprise, strict=True)]  # Eq. 13
         read = {"after": memory, "before": before, "boundary": at_boundary}[o.read_at]
         outputs.append(apply_memory(read, q[:, :, t]))  # Eq. 15
     return torch.stack(outputs, 2)
