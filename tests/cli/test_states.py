@@ -418,6 +418,11 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
     refused(run, 76, "belongs to checkpoint ", "generate", "other donor", "x", "--memory", "s.safetensors")
     refused(run, 76, "belongs to a plain checkpoint", "generate", "hope", "x", "--memory", "s.safetensors")
     refused(run, 76, "belongs to a trained nested model", "generate", "donor", "x", "--memory", me)
+    Path("note.txt").write_text("A short note.")
+    assert run("compress", "donor", "note.txt", "--method", "window", "--out", "kv.safetensors")[0] == 0
+    for memory, kind in (("kv.safetensors", "keys and values"), ("vectors.safetensors", "summary vectors")):
+        message = f"is a memory ({kind}) of format 1, expected a state (fast weights)"
+        refused(run, 76, message, "generate", "donor", "x", "--memory", memory, "--learn")
     refused(run, 2, "--inner-lr: s.safetensors has learned with 0.5", "compress", "donor", "book.txt", "--memory",
             "s.safetensors", "--inner-lr", "0.1", "--out", "t.safetensors")  # fmt: skip
     with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):

@@ -205,6 +205,16 @@ def test_artifact_of_another_kind_or_format(tmp_path: Path, monkeypatch: pytest.
         atomic.load_artifact(path, "cache")
 
 
+@pytest.mark.parametrize("length", [4, 100, -1])
+def test_artifact_that_was_cut_off_is_reported_as_damaged(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "cache.safetensors"
+    atomic.save_artifact(path, TENSORS, "cache", {})
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CorruptArtifactError, match=r"cache\.safetensors: .*cut off .*; take another copy$") as error:
+        atomic.read_artifact_kind(path)
+    assert "download" not in str(error.value)
+
+
 def test_artifact_refuses_nonfinite_tensors(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="keys: 1 value not finite"):
         atomic.save_artifact(tmp_path / "x", {"keys": torch.tensor([1.0, float("nan")])}, "cache", {})

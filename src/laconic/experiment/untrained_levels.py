@@ -31,8 +31,14 @@ def is_state_file(path: str | Path) -> bool:
 
 
 def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
-    """Return what a state's file says about its tokenizer, time and texts."""
-    return atomic.read_artifact_header(Path(path))[1].get("source") or {}
+    """Return what a state's file says about its tokenizer, time and texts.
+
+    Raises:
+        CorruptArtifactError: If the file is not a state.
+    """
+    metadata = atomic.read_artifact_header(Path(path))[1]
+    atomic.check_artifact_kind(Path(path), metadata, state_file.ARTIFACT_KIND)
+    return metadata.get("source") or {}
 
 
 def read_untrained_levels(path: str | Path) -> CMSConfig | None:

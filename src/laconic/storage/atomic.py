@@ -245,11 +245,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         CorruptArtifactError: If it is of another kind or format, or was changed since it was written.
     """
     header, metadata = read_artifact_header(path)
-    actual, version = metadata.get("kind"), metadata.get("format")
-    if version != FORMAT_VERSION or actual != kind:
-        label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
-        expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
-        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the command that wrote it")
+    check_artifact_kind(path, metadata, kind)
     with translate_os_errors(path):
         tensors = open_tensors(path, header.tensors)
     digest = hash_artifact(header.metadata["laconic"], tensors)
@@ -257,6 +253,15 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         stored = header.metadata.get("digest")
         raise CorruptArtifactError(f"{path}: digest {digest} does not match the stored {stored}; take another copy")
     return tensors, metadata
+
+
+def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -> None:
+    """Raise `CorruptArtifactError` if the metadata of a file is that of another kind or format."""
+    actual, version = metadata.get("kind"), metadata.get("format")
+    if version != FORMAT_VERSION or actual != kind:
+        label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
+        expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
+        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the command that wrote it")
 
 
 def read_artifact_kind(path: Path) -> str:
@@ -269,12 +274,16 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
 
     Raises:
         InputError: If there is no such file.
-        CorruptArtifactError: If it was not written by `save_artifact`.
+        CorruptArtifactError: If it is damaged, or was not written by `save_artifact`.
     """
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
     try:
         header = read_safetensors_header(path)
+    except InputError as error:
+        reason = str(error).removesuffix("; download it again")
+        raise CorruptArtifactError(f"{reason}; it is damaged, cut off or not safetensors; take another copy") from None
+    try:
         return header, parse_json(header.metadata.get("laconic", "").encode(), f"{path.name}: metadata")
     except InputError as error:
         raise CorruptArtifactError(f"not written by laconic: {error}") from None
