@@ -105,9 +105,13 @@ def test_custom_method_plan_and_frozen_decoder(place: Path, run_cli: RunCli) -> 
 def test_custom_method_that_does_not_answer_loads_as_its_decoder(place: Path, run_cli: RunCli) -> None:
     (place / "silent_method.py").write_text(SILENT)
     recipe = (place / "pause.toml").read_text().replace(NAME, "silent_method:Silent")
-    recipe = re.sub(r"\[(method_options|validation)\]\n.*?\n\[", "[", recipe, flags=re.S)
-    recipe = re.sub(r"\[validation\]\n.*?\n\[", "[", recipe, flags=re.S)
-    (place / "silent.toml").write_text(recipe)
+    recipe = re.sub(r"\[method_options\]\n.*?\n\[", "[", recipe, flags=re.S)
+    (place / "validated.toml").write_text(recipe)
+    code, _, err = run_cli("train", "validated.toml", "--out", "validated")
+    assert code == 2
+    assert "validation: Silent does not answer questions; give it a method `answer`, or remove [validation]" in err
+    assert not list((place / "validated").glob("steps/*")), "refused before the first update"
+    (place / "silent.toml").write_text(re.sub(r"\[validation\]\n.*?\n\[", "[", recipe, flags=re.S))
     assert run_cli("train", "silent.toml", "--out", "silent", "train.steps=1").code == 0
     assert not (place / "silent/steps/step-000001/method.safetensors").exists()
     assert isinstance(laconic.load("silent", allow_code=True), laconic.LanguageModel)

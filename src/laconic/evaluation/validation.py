@@ -8,11 +8,13 @@ from torch import nn
 
 from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
 from laconic.data.reasoning.answer_matching import AnswerProtocol
+from laconic.errors import UsageError
 from laconic.evaluation.reasoning.evaluate import match_answers
 from laconic.evaluation.validation_documents import build_document_validation
 from laconic.experiment.build_data import load_validation_questions
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.methods import answer_decoding, answer_questions, set_stage
+from laconic.interfaces import AnswersQuestions
 from laconic.training.ranks import Ranks, SingleProcess, map_over_ranks
 
 
@@ -37,13 +39,18 @@ def build_validation(
 
     Raises:
         InputError: If a gold answer cannot be judged.
-        UsageError: If an answer would not fit into the model's position table.
+        UsageError: If the method does not answer questions, or an answer would not fit into the position table.
     """
     config = recipe.validation
     if config is None:
         return None
     if recipe.data.source in DOCUMENT_SOURCES:
         return Validation(build_document_validation(recipe, parts, method, device, ranks or SingleProcess()))
+    if not isinstance(method, AnswersQuestions):
+        raise UsageError(
+            f"validation: {type(method).__name__} does not answer questions; give it a method `answer`, or remove "
+            "[validation]"
+        )
     rows = load_validation_questions(recipe, parts.tokenizer, parts.decoder.config)
     protocol = cast(AnswerProtocol, rows.answer_matcher)  # None only for documents
     decoding = answer_decoding(parts, recipe, config.max_tokens)
