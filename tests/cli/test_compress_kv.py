@@ -62,6 +62,14 @@ def test_compress_describes_what_it_keeps(model: Path, text: Path, tmp_path: Pat
     assert data["tokens"] == [73]
 
 
+def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    command = ("compress", model, text, "--out", tmp_path / "memory.safetensors", "--keep", 0.1)
+    assert "warning" not in run_cli(*command).err
+    text.write_text(TEXT * 8)
+    assert "warning: read in 3 windows" in run_cli(*command).err
+    assert "warning" not in run_cli(*command, "--equal-heads").err
+
+
 def test_compress_chat_opens_a_message_that_the_question_continues(
     model: Path, text: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
-from laconic.console import progress, status
+from laconic.console import log_message, progress, status
 from laconic.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
     from laconic.compression.cartridge import CartridgeConfig
     from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
     from laconic.compression.kv_memory import KVMemory
+    from laconic.compression.kv_selection import SHARED_METHODS
     from laconic.experiment.cartridge import fit_text
     from laconic.experiment.kv_compressor import compress_text
 
@@ -62,6 +63,12 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
     dtype = parse_dtype(command.dtype)
     memory = memory if dtype is None else memory.to(dtype=dtype)
     memory.save(command.out)
+    if windows > len(texts) and config.method in SHARED_METHODS and not config.equal_heads:
+        log_message(
+            f"warning: read in {windows:,} windows, as text and repetition exceed the context of "
+            f"{decoder.config.max_position_embeddings:,} tokens; all heads then keep the same number of slots, as with "
+            "--equal-heads, which loses more at the same size; keep more, or give a shorter text"
+        )
     measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
     cost = compute_kv_cost(memory, windows, positions)
     lines = [*cost.to_lines(), *(line for losses in measured for line in loss_lines(losses))]

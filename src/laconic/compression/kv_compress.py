@@ -40,7 +40,7 @@ class KVCompressionConfig:
         max_loss: Keep as few as this increase of the loss on the document allows, in nats per token.
         num_sinks: First tokens that are always kept (attention sinks).
         equal_heads: Keep the same number in every head. By default KVzip's heads share the slots, which loses much
-            less.
+            less; a document read in several windows always has equal heads.
         seed: Seed of the method random.
 
     Raises:
