@@ -44,6 +44,15 @@ def test_compress_keeping_everything_generates_what_the_text_does(
     assert out == run_cli("generate", model, TEXT + " Then", "--max-tokens", 12)[1].removeprefix(TEXT)
 
 
+def test_compress_does_not_replace_a_text(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("notes")
+    for out in (text, other, tmp_path):
+        code, _, err = run_cli("compress", model, text, "--out", out)
+        assert (code, "delete it or choose another file" in err) == (73, True), err
+    assert (text.read_text(), other.read_text()) == (TEXT + "\n", "notes")
+
+
 def test_compress_describes_what_it_keeps(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     memory = tmp_path / "memory.safetensors"
     code, out, _ = run_cli("compress", model, text, "--out", memory, "--slots", 20, "--format", "json")

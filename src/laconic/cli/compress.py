@@ -22,7 +22,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
-from laconic.cli.files import check_parent
+from laconic.cli.files import check_parent, check_replaceable
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -188,6 +188,7 @@ class CompressCommand:
         if self.source != "-" and not Path(to_utf8(self.source)).is_file():
             raise InputError(f"no file {to_utf8(self.source)}; give a text, a .jsonl, or - for standard input")
         check_parent("--out", self.out)
+        check_replaceable("--out", self.out)
 
     @property
     def partial_path(self) -> Path:

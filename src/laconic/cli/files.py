@@ -3,13 +3,27 @@
 from pathlib import Path
 
 from laconic.console import log_message
-from laconic.errors import UsageError
+from laconic.errors import BusyError, LaconicError, UsageError
 
 
 def check_parent(flag: str, path: Path) -> None:
     """Raise `UsageError` (2) if the folder of a file that a flag names does not exist, before the work for it."""
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{flag} {path}: folder {path.parent} does not exist; create it first")
+
+
+def check_replaceable(flag: str, path: Path) -> None:
+    """Raise `BusyError` (73) if a flag names an existing file that is not a safetensors file, such as the user's text.
+
+    Files of that format are replaced: memories and states are written again under the same name.
+    """
+    if path.exists() and (path.is_dir() or path.stat().st_size):
+        from laconic.storage.strict_json import read_safetensors_header  # imports torch
+
+        try:
+            read_safetensors_header(path)
+        except LaconicError:
+            raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file") from None
 
 
 def write_file(path: Path, text: str) -> None:

@@ -173,6 +173,7 @@ def compress_text(
     result = compress_document(decoder, ids, config, prompt, prefix, on_progress)
     document = SourceDocument(name, sha256(text.encode()).hexdigest(), sum(result.windows), tuple(result.windows))
     settings = {key: value for key, value in vars(config).items() if key != "method" and value is not None}
+    settings["equal_heads"] = config.equal_heads or len(result.windows) > 1
     metadata = replace(
         describe_model(decoder, tokenizer),
         method=config.method,
