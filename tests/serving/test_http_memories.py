@@ -71,6 +71,21 @@ def test_memory_of_a_text_continues_as_generate_does(client: TestClient, chat_mo
     assert complete(client, memory["id"], other["id"]) == generate_after(chat_model, both)
 
 
+def test_memory_is_named_by_its_id_or_a_unique_name(client: TestClient) -> None:
+    first = create(client, keep=0.5, name="contract")
+    assert complete(client, "contract") == complete(client, first["id"])
+    second = create(client, keep=0.5, name="contract", text="Another text, which is a bit longer than the first one.")
+    response = client.post("/v1/completions", json={"prompt": "When?", "memory": ["contract"]})
+    message = f"2 memories have the name 'contract'; give the id of one: {first['id']}, {second['id']}"
+    assert error_of(response) == (409, message)
+    content = client.get(f"/v1/memories/{second['id']}/content").content
+    assert client.put("/v1/memories/contract", content=content).status_code == 200
+    assert complete(client, "contract") == complete(client, second["id"]) != complete(client, first["id"])
+    for id in ("contract", first["id"]):
+        assert client.delete(f"/v1/memories/{id}").status_code == 200
+    assert complete(client, "contract") == complete(client, second["id"])
+
+
 def test_memory_of_a_chat_opens_the_conversation(client: TestClient, chat_model: LanguageModel) -> None:
     memory = create(client, keep=0.5, chat=True)
     expected = compress(chat_model, chat=True)

@@ -146,6 +146,22 @@ class MemoryStore:
             raise ApiError(404, f"memory {id[:80]!r} does not exist; GET /v1/memories lists all", "memory", "not_found")
         return entry
 
+    def find(self, name: str) -> StoredMemory:
+        """Return a memory by its id, or by a name that no other memory has which the served model may read.
+
+        Raises:
+            ApiError: 404 if there is none, 409 if several memories have the name.
+        """
+        with self.lock:
+            entries = [entry for id, entry in self.entries.items() if id == name]
+            entries = entries or [entry for entry in self.entries.values() if entry.card.name == name]
+        entries = [entry for entry in entries if entry.card.is_readable] or entries
+        if len(entries) > 1:
+            ids = ", ".join(entry.card.id for entry in entries[:4]) + (", …" if len(entries) > 4 else "")
+            message = f"{len(entries)} memories have the name {name[:80]!r}; give the id of one: {ids}"
+            raise ApiError(409, message, "memory", "ambiguous_name")
+        return entries[0] if entries else self.get(name)
+
     def open(self, id: str) -> tuple[BinaryIO, int]:
         """Open the file of a memory, and return its size. The file stays readable if the memory is deleted."""
         try:
@@ -201,15 +217,16 @@ class MemoryStore:
             if entry is not None:
                 entry.path.unlink(missing_ok=True)
 
-    def load_prefix(self, ids: tuple[str, ...]) -> ChatPrefix:
-        """Return the KV cache of memories in order, as a beginning of prompts.
+    def load_prefix(self, names: tuple[str, ...]) -> ChatPrefix:
+        """Return the KV cache of memories, by id or name and in order, as a beginning of prompts.
 
         Raises:
-            ApiError: 404 for an unknown id, 409 for a memory of another model, 400 if they cannot be joined.
+            ApiError: 404 for an unknown memory, 409 for a name of several or a memory of another model, 400 if they
+                cannot be joined.
             UsageError: If the model reads no memories.
         """
         self.served.check_reads_memories()
-        entries = [self.get(id) for id in ids]
+        entries = [self.find(name) for name in names]
         key = tuple(entry.digest for entry in entries)
         with self.lock:
             if key in self.prefixes:
