@@ -158,7 +158,7 @@ def test_client_that_disconnects_stops_costing(server: ServerProcess) -> None:
         connection.close()
         server.wait_until(lambda: server.metric("laconic_batch_size") == 0)
     status = 'laconic_requests_total{route="/v1/completions",status="499"}'
-    server.wait_until(lambda: server.metric(status) == 1)
+    server.wait_until(lambda: server.metric(status) == 2)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from laconic.serving.http.metrics import ServerMetrics
 
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
-CLIENT_CLOSED_REQUEST = 499  # no answer was sent, or nobody reads it; it stands in the metrics
+CLIENT_CLOSED_REQUEST = 499  # in the metrics: the client left before the whole answer was sent
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,16 @@ class RequestGuard:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
         """Handle one request until its deadline."""
-        request_id, status = uuid.uuid4().hex, 0
+        request_id, status, is_complete = uuid.uuid4().hex, 0, False
         scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             headers = Headers(scope=scope)
@@ -74,7 +75,7 @@ class RequestGuard:
                 await response(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-            self.metrics.requests.labels(route, status or CLIENT_CLOSED_REQUEST).inc()
+            self.metrics.requests.labels(route, status if is_complete else CLIENT_CLOSED_REQUEST).inc()
 
     def check_access(self, path: str, headers: Headers) -> None:
         """Raise ApiError: 401 without the key, 403 for a foreign host."""
