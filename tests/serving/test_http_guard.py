@@ -74,6 +74,20 @@ def test_cors_and_documentation_pages_are_off(client: TestClient) -> None:
     assert client.post("/v1/completions", content=b'{"prompt": "a"}').status_code == 400  # without a JSON type
 
 
+def test_unknown_routes_and_methods_name_what_the_server_has(client: TestClient) -> None:
+    for route in ("/v1/responses", "/v1/embeddings", "/", "/v1/memories/"):
+        response = client.post(route, json={"input": "Hello"})
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "unknown_route"
+        assert error_of(response)["type"] == "not_found_error"
+        assert f"'{route}' is not a route" in error_of(response)["message"]
+        assert "/v1/chat/completions, /v1/completions, /v1/memories, /v1/models" in error_of(response)["message"]
+    for method, route, allowed in (("GET", "/v1/completions", "POST"), ("PATCH", "/v1/memories", "GET, POST")):
+        response = client.request(method, route)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
+        assert error_of(response)["message"] == f"'{route}' takes {allowed}, not {method}"
+
+
 def test_limits_of_sizes(chat_model: LanguageModel, start_server: StartServer) -> None:
     limits = ServerLimits(max_body_bytes=200, max_prompt_tokens=20, max_generated_tokens=5)
     server = start_server(chat_model, limits=limits)

@@ -8,7 +8,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from laconic.console import log_message
 from laconic.errors import InputError, LaconicError, UnsafeFileError, UsageError
@@ -120,12 +122,30 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, message, param[:80], code)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer all errors in OpenAI's shape."""
+def route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:
+    """Return the 405 of a path that takes other methods, or the 404 that lists the paths without parameters."""
+    path = request.url.path[:80]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    if matching:
+        methods = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+        return ApiError(405, f"{path!r} takes {methods}, not {request.method[:20]}", headers={"Allow": methods})
+    paths = ", ".join(sorted({route.path for route in routes if "{" not in route.path}))
+    return ApiError(404, f"{path!r} is not a route of this server; it has {paths}", code="unknown_route")
+
+
+def install_error_handlers(app: FastAPI, routes: Sequence[APIRoute]) -> None:
+    """Answer all errors in OpenAI's shape.
+
+    Args:
+        app: The application.
+        routes: Its routes, which the error of an unknown one names.
+    """
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):
             error = validation_error(error.errors())
+        elif isinstance(error, HTTPException) and not isinstance(error, ApiError) and error.status_code in (404, 405):
+            error = route_error(request, routes)
         return build_error_response(to_http_error(error, request.state.id))
 
     for kind in (HTTPException, RequestValidationError, LaconicError):

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from laconic.serving.engine import Engine
@@ -111,10 +112,11 @@ def build_app(
         served, engine, limits, store, SessionStore(served, limits.max_sessions), metrics, worker
     )
     deadlines = app.state.deadlines = Deadlines(limits.max_seconds)
-    install_error_handlers(app)
+    routers = (router, chat.router, completions.router, memories.router, sessions.router)
+    install_error_handlers(app, [route for r in routers for route in r.routes if isinstance(route, APIRoute)])
     app.add_middleware(  # pyright: ignore
         RequestGuard, limits=limits, deadlines=deadlines, metrics=metrics, api_key=api_key
     )
-    for routes in (router, chat.router, completions.router, memories.router, sessions.router):
+    for routes in routers:
         app.include_router(routes)
     return app
