@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import (
     cache,
     decoding,
+    delta_rule,
     generating,
     loading,
     lora,
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "memories": memories.memories,
     "streams": memories.streams,
     "titans": memories.titans,
+    "delta_rule": delta_rule.delta_rule,
     "reading": reading.reading,
 }
 INTRODUCTION = """# Benchmarks

@@ -64,6 +64,7 @@ class Scale:
     chain_tokens: int = 65  # length of the written chain that latents are compared with
     num_generated: int = 20_000  # number of generated rows
     streams: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384)  # lengths of texts that a memory reads
+    delta_rule: tuple[tuple[int, int, int], ...] = ((4, 64, 1_024), (8, 64, 4_096), (16, 128, 2_048))  # heads, width, T
     first_token: tuple[int, ...] = (512, 4_000)  # lengths of prompts to a real model
     windows: int = 40  # windows of book text for the loss of int8 weights
 
@@ -74,7 +75,7 @@ TINY = Scale(
     rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, vocab=64, small_vocab=64, large=None,
     cached=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, kava_rows=2, question=5, chain=4,
     latents=3, iterations=1, chain_tokens=4, num_generated=20, streams=(8, 16),
-    first_token=(8,), windows=2,
+    delta_rule=((2, 8, 128),), first_token=(8,), windows=2,
 )  # fmt: skip
 
 

@@ -57,6 +57,18 @@ class DecayProducts(NamedTuple):
     from_start: Float[Tensor, "B H T 1"]
 
 
+class EraseSteps(NamedTuple):
+    """Step sizes of the erasures.
+
+    Attributes:
+        step: e_t.
+        over_decay: e_t / decay_t. An erasure reads S_{t-1}, so its products G end at t - 1: G[t - 1] = G[t] / decay_t.
+    """
+
+    step: Float[Tensor, "B H T 1"]
+    over_decay: Float[Tensor, "B H T 1"]
+
+
 class InitialMomentum(NamedTuple):
     """Momentum at the start of a chunk, and its factor in the state after each token."""
 
@@ -84,7 +96,8 @@ def decay_products(gate: PerToken) -> DecayProducts:
     The differences are clamped before `exp`: a mask after it would give 0 times infinity in the backward pass.
     """
     log_sum = gate.clamp(min=MIN_GATE).log().cumsum(-1)
-    between = (log_sum[..., :, None] - log_sum[..., None, :]).clamp(max=0.0).exp().tril()
+    between = (log_sum[..., :, None] - log_sum[..., None, :]).clamp(max=0.0).exp()
+    between = between * gate.new_ones(between.shape[-2:]).tril()  # tril() of the batch takes longer
     return DecayProducts(between, log_sum.exp()[..., None])
 
 
@@ -142,12 +155,14 @@ def chunk_gated_delta_rule(
         erase = erase if valid is None else erase.masked_fill(~valid[:, None], 0.0)
     initial = InitialMomentum(N, c.from_start) if L is not None and N is not None else None
     erased = None
-    if erase is not None and L is None:
-        write = solve_writes(S, k, write, erase, G, anchor)
-    elif erase is not None:
-        erased = solve_erasures(S, k, write, erase, G, c, anchor, initial)
+    if erase is not None:
+        steps = EraseSteps(erase[..., None], (erase / gates.decay.clamp(min=MIN_GATE))[..., None])
+        if L is None:
+            write = solve_writes(S, k, write, steps, G, anchor)
+        else:
+            erased = solve_erasures(S, k, write, steps, G, c, anchor, initial)
     end = slice(-1, None)
-    S_end = G.from_start[..., end, :] * S + (write * c.between[..., end, :].mT).mT @ k
+    S_end = torch.addcmul((write * c.between[..., end, :].mT).mT @ k, G.from_start[..., end, :], S)
     if erased is not None:
         S_end = S_end - (erased * G.between[..., end, :].mT).mT @ k
     if initial is not None:
@@ -160,20 +175,19 @@ def chunk_gated_delta_rule(
 
 
 def solve_writes(
-    S: StateMatrices, k: Tensor, write: Tensor, erase: PerToken, G: DecayProducts, anchor: Tensor | None
+    S: StateMatrices, k: Tensor, write: Tensor, erase: EraseSteps, G: DecayProducts, anchor: Tensor | None
 ) -> Float[Tensor, "B H T O"]:
     """Solve for W = step_t u_t - e_t r_t of every token, without momentum.
 
-    Writes and erasures then decay alike: (I + e K Kᵀ⊙shift(G)) W = step U - e (anchor + S_0 k).
+    Writes and erasures then decay alike: (I + e/decay K Kᵀ⊙G) W = step U - e anchor - e/decay G_0 S_0 k.
     """
-    e = erase[..., None]
-    r = shift_right(G.from_start, 1.0) * (k @ S.mT)
-    r = r if anchor is None else r + anchor
-    return solve_unit_lower(e * (k @ k.mT) * shift_right(G.between), write - e * r)
+    write = write if anchor is None else torch.addcmul(write, erase.step, anchor, value=-1)
+    write = torch.addcmul(write, erase.over_decay * G.from_start, k @ S.mT, value=-1)
+    return solve_unit_lower(erase.over_decay * (k @ k.mT) * G.between, write)
 
 
 def solve_unit_lower(A: Float[Tensor, "B H T T"], rhs: Float[Tensor, "B H T O"]) -> Float[Tensor, "B H T O"]:
-    """Solve (I + A) X = rhs for A strictly lower triangular."""
+    """Solve (I + A) X = rhs for the entries of A below its diagonal; the others are not read."""
     solve = cast(Solve, torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
     # Transposed, since LAPACK takes column-major matrices without a copy.
     return solve(A.mT, rhs.mT, upper=True, left=False, unitriangular=True).mT
@@ -183,7 +197,7 @@ def solve_erasures(
     S: StateMatrices,
     k: Tensor,
     write: Tensor,
-    erase: PerToken,
+    erase: EraseSteps,
     G: DecayProducts,
     c: DecayProducts,
     anchor: Tensor | None,
@@ -191,14 +205,15 @@ def solve_erasures(
 ) -> Float[Tensor, "B H T O"]:
     """Solve for R = e_t r_t of every token, with momentum.
 
-    (I + e K Kᵀ⊙shift(G)) R = e (anchor + what the initial state, its momentum and the writes hold at k).
+    (I + e/decay K Kᵀ⊙G) R = e (anchor + what the initial state, its momentum and the writes hold at k).
     """
     similarity = k @ k.mT
-    r = shift_right(G.from_start, 1.0) * (k @ S.mT) + (similarity * shift_right(c.between)) @ write
+    r = (similarity * shift_right(c.between)) @ write
     if initial is not None:
         r = r + shift_right(initial.factor) * (k @ initial.N.mT)
     r = r if anchor is None else r + anchor
-    return solve_unit_lower(erase[..., None] * similarity * shift_right(G.between), erase[..., None] * r)
+    rhs = torch.addcmul(erase.step * r, erase.over_decay * G.from_start, k @ S.mT)
+    return solve_unit_lower(erase.over_decay * similarity * G.between, rhs)
 
 
 def read_out(
@@ -214,8 +229,8 @@ def read_out(
 ) -> Float[Tensor, "B H T O"]:
     """Return S_t q_t of every token, or S_{t-1} q_t."""
     before, similarity = read == "before", q @ k.mT
-    y = (shift_right(G.from_start, 1.0) if before else G.from_start) * (q @ S.mT)
-    y = y + (similarity * (shift_right(c.between) if before else c.between)) @ write
+    y = (similarity * (shift_right(c.between) if before else c.between)) @ write
+    y = torch.addcmul(y, shift_right(G.from_start, 1.0) if before else G.from_start, q @ S.mT)
     if erased is not None:
         y = y - (similarity * (shift_right(G.between) if before else G.between)) @ erased
     if initial is None:
