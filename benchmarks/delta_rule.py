@@ -36,9 +36,9 @@ def delta_rule(scale: Scale) -> Table:
     text = (
         f"Milliseconds per text by {clock_name()}, the best of {scale.rounds}: one row, float32, no gradient, chunks "
         f"of {CHUNK}. flash-linear-attention's `delta_rule_chunkwise` computes the same function without Triton "
-        "(results are compared before the timing), with a decay of 1, which laconic multiplies by nevertheless. *Products* is "
-        "the time that the matrix products of the chunks would need at the speed of a product of 512 × 512, as a share "
-        "of laconic's time."
+        "(results are compared before the timing), with a decay of 1, which laconic multiplies by nevertheless. "
+        "*Products* is the time that the matrix products of the chunks would need at the speed of a product of 512 × "
+        "512, as a share of laconic's time."
     )
     head = ("heads × width", "tokens", "laconic", "flash-linear-attention", "ratio", "target", "products", "target")
     return Table("Delta rule against flash-linear-attention", text, head, rows)
