@@ -100,10 +100,10 @@ def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
     strings = run(
         tmp_path, "formal_languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20"
     )
-    near, far = build_requests(strings, "formal_languages", 2)
+    near, far, farther = build_requests(strings, "formal_languages", 2)
     assert [row.id for row in heard(strings, near)] == ["anbn-test-000000", "anbn-test-000001"]
-    assert (near.name, far.name) == ("formal_languages-bin-0", "formal_languages-bin-1")
-    assert len(ids_of(near)) < 30 < 51 <= len(ids_of(far))
+    assert [bin_.name for bin_ in (near, far, farther)] == [f"formal_languages-bin-{n}" for n in range(3)]
+    assert len(ids_of(near)) < 30 < 51 <= len(ids_of(far)) < 101 <= len(ids_of(farther))
 
 
 def test_build_requests_texts_and_needles(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ SCORERS = {
     "needle": score_needle,
 }
 MAX_BATCH_TOKENS = 32_768
-LONG_STRING_BIN = {"min_length": 51, "max_length": 100}  # strings longer than those of training
+LONG_STRINGS = ((51, 100), (101, 200))  # shortest and longest strings of the further bins of a formal language
 NEEDLE_LENGTHS = (128, 256, 512, 1024)  # tokens of a haystack
 LONG_NEEDLE_LENGTHS = (4096, 8192, 16384)
 NEEDLES_PER_CELL = 5
@@ -203,9 +203,13 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
     request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
     if stream != "formal_languages":
         return [request]
-    long_strings = recipe.data.formal_languages.model_copy(update=LONG_STRING_BIN)
-    long_source = FormalLanguageDataset(build_data.HELD_OUT_SEED, long_strings, part, limit)
-    return [request._replace(name=f"{name}-bin-0"), request._replace(name=f"{name}-bin-1", source=long_source)]
+    requests = [request._replace(name=f"{name}-bin-0")]
+    for n, (low, high) in enumerate(LONG_STRINGS, 1):
+        strings = recipe.data.formal_languages.model_copy(update={"min_length": low, "max_length": high})
+        long_source = FormalLanguageDataset(build_data.HELD_OUT_SEED, strings, part, limit)
+        rows = max(MAX_BATCH_TOKENS // long_source.max_length, 1)
+        requests.append(request._replace(name=f"{name}-bin-{n}", source=long_source, batch_size=rows))
+    return requests
 
 
 def require_text(run: LoadedRun) -> None:
