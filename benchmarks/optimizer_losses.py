@@ -29,9 +29,9 @@ VALIDATION_BOOK = "jane-austen_emma"
 ROWS, LENGTH, TEST_WINDOWS = 16, 128, 160
 ADAM_LR = 1e-2
 LEARNING_RATES = {
-    "M3": (1e-2, 2e-2, 4e-2, 8e-2),
-    "M3, alpha 0": (1e-2, 2e-2, 4e-2, 8e-2),
-    "torch.optim.Muon": (1e-2, 2e-2, 4e-2, 8e-2),
+    "M3": (2.5e-3, 5e-3, 1e-2, 2e-2),
+    "M3, alpha 0": (2.5e-3, 5e-3, 1e-2, 2e-2),
+    "torch.optim.Muon": (5e-3, 1e-2, 2e-2, 4e-2),
     "AdamW": (3e-3, 1e-2, 2e-2, 4e-2),
 }
 Optimizers = list[torch.optim.Optimizer]
