@@ -261,7 +261,7 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
         (66, "empty.txt", ["empty.txt"]),
         (66, "binary.txt: byte 3", ["binary.txt"]),
         (66, "latin.txt: byte 6", ["latin.txt"]),
-        (2, "text", ["none.jsonl"]),
+        (66, "none.jsonl: contains no rows", ["none.jsonl"]),
         (66, "bad.jsonl:2:10: text", ["bad.jsonl"]),
         (66, "missing.jsonl:1:1: text", ["missing.jsonl"]),
         (66, "blank.jsonl:2:1", ["blank.jsonl"]),

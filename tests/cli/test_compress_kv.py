@@ -194,9 +194,37 @@ def test_compress_refuses_flags(
     assert not (tmp_path / "memory.safetensors").exists()
 
 
-def test_compress_refuses_an_empty_text(model: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    (tmp_path / "empty.txt").write_text(" \n")
-    assert run_cli("compress", model, tmp_path / "empty.txt", "--out", tmp_path / "m.safetensors")[0] == 66
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "day.txt: contains no text (empty); give text in UTF-8"),
+        (b"\xef\xbb\xbf \n", "day.txt: contains no text (white space); give text in UTF-8"),
+        (b"\x89PNG\r\n", "day.txt: byte 0 is not UTF-8; give a complete text file in UTF-8"),
+        (None, "is a folder; give a text, a .jsonl, or - for standard input"),
+    ],
+)
+def test_compress_refuses_what_is_no_text(
+    model: Path, tmp_path: Path, run_cli: RunCli, content: bytes | None, message: str
+) -> None:
+    source = tmp_path if content is None else tmp_path / "day.txt"
+    if content is not None:
+        source.write_bytes(content)
+    result = run_cli("compress", model, source, "--out", tmp_path / "m.safetensors")
+    assert (result.code, result.err.count("\n")) == (66, 1)
+    assert message in result.err
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    memories = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    assert run_cli("compress", model, text, "--out", memories[0]).code == 0
+    text.write_text(TEXT + "\n", encoding="utf-8-sig")
+    assert run_cli("compress", model, text, "--out", memories[1]).code == 0
+    first, second = map(KVMemory.load, memories)
+    assert first.metadata is not None
+    assert second.metadata is not None
+    assert first.metadata.documents == second.metadata.documents
+    assert all(map(torch.equal, first.keys, second.keys))
 
 
 def test_compress_fit_and_export_to_a_cartridge(

@@ -59,6 +59,10 @@ def test_generate_reads_prompts_from_standard_input_and_files(
     assert run_cli("generate", chat_model, "--file", tmp_path / "prompt.txt", "--max-tokens", 5).out == continued
     pipe(monkeypatch, "Grüße\n")
     assert run_cli("generate", chat_model, "-", "--max-tokens", 5).out == continued
+    (tmp_path / "prompt.txt").write_text("Grüße\n", encoding="utf-8-sig")
+    assert run_cli("generate", chat_model, "--file", tmp_path / "prompt.txt", "--max-tokens", 5).out == continued
+    (tmp_path / "turns.json").write_text(json.dumps(TURNS), encoding="utf-8-sig")
+    assert generate_json(run_cli, chat_model, "--messages", tmp_path / "turns.json")["generations"]
     pipe(monkeypatch, json.dumps(TURNS))
     assert generate_json(run_cli, chat_model, "--messages", "-")["generations"][0]["messages"] == TURNS
 
@@ -137,7 +141,12 @@ def test_generate_rows_continue_after_an_interruption(
     [
         (("Hi", "--file", "prompt.txt"), 2, "PROMPT and --file given; give one of"),
         (("--file", "gone.txt"), 66, "no file gone.txt"),
+        (("--file", "."), 66, ". is a folder; give an existing file, or - for standard input"),
+        (("--file", "empty.txt"), 66, "empty.txt: contains no text (empty); give text in UTF-8"),
+        (("--file", "blank.txt"), 66, "blank.txt: contains no text (white space); give text in UTF-8"),
+        (("--file", "binary.txt"), 66, "binary.txt: byte 1 is NUL, so it is not a text file"),
         (("--input", "gone.jsonl"), 66, "no file gone.jsonl"),
+        (("--input", "."), 66, '. is a folder; give a .jsonl whose rows have "prompt" or "messages"'),
         (("--input", "bad.jsonl"), 66, 'expected one of "prompt" and "messages"'),
         (("--messages", "bad.json"), 66, "message 2 has no role"),
         (("--messages", "turns.json", "--system", "x"), 2, "already begin with a system message"),
@@ -159,12 +168,13 @@ def test_generate_refuses_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = {"prompt.txt": "x", "bad.jsonl": '{"text": "x"}', "bad.json": '[{"role": "user", "content": "x"}, {}]'}
+    files |= {"empty.txt": "", "blank.txt": " \n", "binary.txt": "a\0b"}
     for name, text in (files | {"turns.json": json.dumps(TURNS), "rows.jsonl": '{"prompt": "x"}'}).items():
-        Path(name).write_text(f"{text}\n")
+        Path(name).write_text(text)
     result: CliResult = run_cli("generate", chat_model, *args)
     assert (result.code, result.out) == (code, "")
     assert message in result.err
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 8
 
 
 def test_generate_reads_a_long_prompt_only_if_allowed(run_cli: RunCli, chat_model: Path) -> None:

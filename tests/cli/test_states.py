@@ -349,8 +349,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     Path("empty.txt").write_text("")
     refused(run, 66, "empty.txt", "compress", "hope", "empty.txt", "--out", "x.safetensors")
     Path("none.jsonl").write_text("")
-    message = "contains no text"
-    refused(run, 2, message, "compress", "hope", "none.jsonl", "--out", "x.safetensors")
+    refused(run, 66, "contains no rows", "compress", "hope", "none.jsonl", "--out", "x.safetensors")
     still = NestedTextModel(hope(1), build_byte_tokenizer(), update_weights=False)
     with pytest.raises(UsageError, match=r"inner_loop.enabled is false"):
         still.compress(["a"])

@@ -63,7 +63,7 @@ def test_read_documents_of_text_file(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_bytes("\ufeffAn étude.\r\n\r\nTwo.".encode())
     assert read_documents(str(file), TextConfig())[0] == [Document("book", ("An étude.\r\n\r\nTwo.",))]
-    file.write_bytes(b"  \n")
+    file.write_bytes("\ufeff  \n".encode())
     with pytest.raises(InputError, match=r"book\.txt: contains no text"):
         read_documents(str(file), TextConfig())
     file.write_bytes(b"ab\0")

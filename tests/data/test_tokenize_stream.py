@@ -88,7 +88,7 @@ def test_iter_token_chunks_ignores_special_tokens_in_text() -> None:
 
 @given(st.text(), st.integers(1, 7))
 def test_decode_utf8_of_blocks(text: str, size: int) -> None:
-    text = text.replace("\0", "").removeprefix("\ufeff")
+    text = text.replace("\0", "").removeprefix("\ufeff") + "."
     for raw in (text.encode("utf-8", "ignore"), b"\xef\xbb\xbf" + text.encode("utf-8", "ignore")):
         blocks = (raw[i : i + size] for i in range(0, len(raw), size))
         assert "".join(decode_utf8(blocks, "book.txt")) == text
@@ -102,6 +102,8 @@ def test_decode_utf8_of_blocks(text: str, size: int) -> None:
         (b"\x1f\x8b\x08\x01", "book.txt: byte 1 is not UTF-8"),
         ("Brontë, Brontë".encode("latin-1"), "book.txt: byte 5 is not UTF-8"),
         ("aé".encode()[:-1], "book.txt: byte 1 ends inside a character"),
+        (b"", "book.txt: contains no text (empty); give text in UTF-8"),
+        (b"\xef\xbb\xbf \r\n\t", "book.txt: contains no text (white space); give text in UTF-8"),
     ],
 )
 def test_decode_utf8_refuses_other_bytes(raw: bytes, message: str, size: int) -> None:

@@ -22,7 +22,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
-from laconic.cli.files import check_parent, check_replaceable
+from laconic.cli.files import check_file, check_parent, check_replaceable
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -185,8 +185,8 @@ class CompressCommand:
     def validate(self) -> None:
         """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
-        if self.source != "-" and not Path(to_utf8(self.source)).is_file():
-            raise InputError(f"no file {to_utf8(self.source)}; give a text, a .jsonl, or - for standard input")
+        if self.source != "-":
+            check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
         check_parent("--out", self.out)
         check_replaceable("--out", self.out)
 

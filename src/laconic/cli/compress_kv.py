@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.console import log_message, progress, status
-from laconic.errors import InputError
 
 if TYPE_CHECKING:
     from laconic.cli.compress import CompressCommand
@@ -85,10 +84,7 @@ def read_documents(source: str) -> list[tuple[str, str]]:
     if not source.endswith(".jsonl"):
         return [("standard input" if source == "-" else path.name, read_text(path))]
     with path.open("rb") as file:
-        texts = list(iter_texts(file, path.name))
-    if not texts:
-        raise InputError(f"{path.name} has no texts; give one per line")
-    return texts
+        return list(iter_texts(file, path.name))
 
 
 @dataclass(frozen=True)

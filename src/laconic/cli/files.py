@@ -3,7 +3,15 @@
 from pathlib import Path
 
 from laconic.console import log_message
-from laconic.errors import BusyError, LaconicError, UsageError
+from laconic.errors import BusyError, InputError, LaconicError, UsageError
+
+
+def check_file(path: Path, expected: str) -> None:
+    """Raise `InputError` (66) if a path is not a file; `expected` says in the message what to give."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give {expected}")
+    if not path.is_file():
+        raise InputError(f"no file {path}; give {expected}")
 
 
 def check_parent(flag: str, path: Path) -> None:

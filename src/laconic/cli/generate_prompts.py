@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.cli.arguments import to_utf8
+from laconic.cli.files import check_file
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
@@ -55,20 +56,17 @@ def read_bytes(path: Path) -> bytes:
     """Read a file, or standard input for "-"."""
     if str(path) == STANDARD_INPUT:
         return sys.stdin.buffer.read()
-    if not path.is_file():
-        raise InputError(f"no file {path}; give an existing file, or - for standard input")
+    check_file(path, "an existing file, or - for standard input")
     with translate_os_errors(path):
         return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 text, or standard input for "-", without the line end at its end."""
+    """Read a UTF-8 text, or standard input for "-", without byte-order mark and the line end at its end."""
+    from laconic.data.documents.tokenize import decode_utf8
+
     name = "standard input" if str(path) == STANDARD_INPUT else path.name
-    try:
-        text = read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not UTF-8 at byte {error.start}; convert it") from None
-    return text.removesuffix("\n").removesuffix("\r")
+    return "".join(decode_utf8([read_bytes(path)], name)).removesuffix("\n").removesuffix("\r")
 
 
 def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
@@ -131,6 +129,5 @@ def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[Prom
         prompt = PromptRow(name, row.get("prompt"), messages, source=row)
         return to_chat(prompt, system) if is_chat or messages else prompt
 
-    if not path.is_file():
-        raise InputError(f"--input: no file {path}")
+    check_file(path, 'a .jsonl whose rows have "prompt" or "messages"')
     return read_rows(path, convert)[0]

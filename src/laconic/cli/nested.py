@@ -83,8 +83,7 @@ def compress_text(command: "CompressCommand") -> int:
     if command.resume:
         command.resume_from_partial(job, key)
     command.run_job(job, partial(model.token_stream, is_new=before is None), key)
-    if job.done is None:
-        raise UsageError(f"{command.source} contains no text")
+    assert job.done is not None
     texts = [[*(documents[0] if documents else ()), *row] for row in job.documents]
     model.save(job.done, command.out, texts, parse_dtype(command.dtype))
     command.partial_path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Chat messages: validate them, read and write them as JSON, and put a system message before them."""
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ def add_system_message(messages: Sequence[Message], system: str | None) -> list[
 
 def parse_messages(data: bytes, name: str) -> list[Message]:
     """Parse a JSON list of messages, or an object with `messages`. Raises InputError like `check_messages`."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     if data.lstrip().startswith(b"["):
         data = b'{"messages": ' + data + b"}"
     return check_messages(parse_json(data, name).get("messages"), name)

@@ -110,8 +110,6 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
         raise InputError(f"no file {file}; paths in a recipe are relative to the recipe")
     with translate_os_errors(file), file.open("rb") as stream:
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
-    if not text.strip():
-        raise InputError(f"{file.name}: contains no text")
     return [Document(file.stem, (text,))], []
 
 
@@ -119,9 +117,9 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each JSONL row lazily; the name is its `id`, or file and line.
 
     Raises:
-        InputError: At the first invalid row.
+        InputError: At the first invalid row, or if there are no rows.
     """
-    accepted = 'expected {"text": "…"}, optionally with an "id"'
+    accepted, row = 'expected {"text": "…"}, optionally with an "id"', None
     for row in parse_lines(lines, Counter()):
         if isinstance(row, RowProblem):
             raise InputError(format_problems([row], file))
@@ -130,6 +128,8 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
         except RowError as error:
             raise InputError(format_problems([locate_problem(error, file, row, is_table=False)], file)) from None
         yield str(row.row.get("id", f"{file}:{row.number}")), text
+    if row is None:
+        raise InputError(f"{file}: contains no rows; {accepted}, one per line")
 
 
 def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:

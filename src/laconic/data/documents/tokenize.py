@@ -226,14 +226,19 @@ def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """Decode blocks of a UTF-8 text and drop its byte-order mark.
 
     Raises:
-        InputError: With the offset of the first byte that is not UTF-8 text.
+        InputError: With the offset of the first byte that is not UTF-8 text, or if there is nothing but white space.
     """
-    decoder, offset, is_started = codecs.getincrementaldecoder("utf-8")(), 0, False
+    decoder, offset, is_started, is_blank = codecs.getincrementaldecoder("utf-8")(), 0, False, True
     for block in blocks:
         text = decode_block(decoder, block, offset, name, final=False)
-        yield text if is_started else text.removeprefix("\ufeff")
-        offset, is_started = offset + len(block), is_started or bool(text)
+        offset += len(block)
+        if text and not is_started:
+            text, is_started = text.removeprefix("\ufeff"), True
+        is_blank = is_blank and not text.strip()
+        yield text
     decode_block(decoder, b"", offset, name, final=True)
+    if is_blank:
+        raise InputError(f"{name}: contains no text ({'white space' if offset else 'empty'}); give text in UTF-8")
 
 
 def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, name: str, *, final: bool) -> str:
