@@ -187,7 +187,10 @@ class Tokenizer:
             UnsafeFileError: If the template leaves the sandbox or exceeds a limit.
         """
         if self.chat_template is None:
-            raise InputError("the tokenizer has no chat template; give the prompt as text")
+            raise InputError(
+                "the tokenizer has no chat template (base models have none); leave out --chat and give a text to "
+                "laconic generate, or use the model's instruction-tuned version"
+            )
         variables = {
             **self.special_tokens,
             "messages": [dict(message) for message in messages],
