@@ -117,6 +117,12 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (("qqq",), 2, "no command qqq; give one of demo, train, recipes,"),
         (("recipes", "show", "demo-kawa"), 66, "did you mean demo-kava?"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "Error parsing --max-tokens"),
+        (
+            ("compress", "x", "y", "--out", "z", "--method", "foo"),
+            2,
+            "one of expected, h2o, knorm, kvzip, random, rkv, snapkv, window; see",
+        ),
+        (("generate", "stories260k", "Hello", "--chat"), 66, "no chat template (base models have none); leave out"),
         (("generate",), 2, "Missing from laconic generate: MODEL"),
         ((), 2, "Expected one of {demo, train,"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi"),

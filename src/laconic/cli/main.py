@@ -159,7 +159,14 @@ def summarise_usage_error(text: str) -> str:
     sentence = " ".join(sentence_lines).rstrip(".")
     if sentence.endswith(":") and len(sentence_lines) < len(lines):
         sentence += f" {lines[len(sentence_lines)].strip()}"
+    sentence = re.sub(r"one of \(([^()]*)\)", format_choices, sentence)
     return sentence + (f"; did you mean {suggestion}?" if suggestion else "; see laconic --help")
+
+
+def format_choices(match: re.Match[str]) -> str:
+    """Return tyro's list of choices in alphabetical order and without None, which stands for a missing flag."""
+    choices = set(re.findall("'([^']*)'", match[1])) - {"None"}
+    return f"one of {', '.join(sorted(choices))}"
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
