@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from laconic.config.data import is_row_file
+from laconic.config.nested import find_unused_learning_keys
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
     FREE_TABLE,
@@ -233,6 +234,8 @@ def validate(draft: RecipeDraft) -> Recipe:
         draft.notes.append(
             f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; the default is "all"'
         )
+    if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
+        draft.notes.append(f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns")
     return recipe
 
 
