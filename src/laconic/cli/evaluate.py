@@ -220,12 +220,15 @@ def parse_positive(text: str | None, maximum: float, message: str) -> tuple[floa
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
-    """Parse a tolerance without rounding. Raises `UsageError` (2) unless the protocol is decimal."""
+    """Parse a tolerance without rounding. Raises `UsageError` (2) unless it is 0 or more and the protocol decimal."""
     if text is None:
         return None
     if protocol != "decimal":
         raise UsageError(f"--tolerance {text}: requires --protocol decimal")
     try:
-        return Decimal(text)
+        tolerance = Decimal(text)
     except InvalidOperation:
-        raise UsageError(f"--tolerance {text}: expected a number such as 0.001") from None
+        tolerance = Decimal("nan")
+    if not (tolerance.is_finite() and tolerance >= 0):
+        raise UsageError(f"--tolerance {text}: expected 0, or a number such as 0.001")
+    return tolerance
