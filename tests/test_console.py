@@ -52,6 +52,16 @@ def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pyt
     assert lines == ["run …", "run part: 2 of 4, 7 s left"]
 
 
+def test_progress_log_estimates_a_phase_from_its_own_start(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    log = console.ProgressLog("run")
+    for name, done, total in (("slow", 1, 2), ("fast", 0, 10), ("fast", 5, 10)):
+        now[0] += 50 if name == "slow" else 10
+        log.update(name, done, total)
+    assert lines == ["run slow: 1 of 2, 50 s left", "run fast: 0 of 10", "run fast: 5 of 10, 10 s left"]
+
+
 def test_progress_log_repeats_an_unchanged_line_rarely(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])

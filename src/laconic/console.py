@@ -114,7 +114,7 @@ def call_after(seconds: float, function: Callable[[], None]) -> Iterator[None]:
 
 
 class ProgressLog:
-    """Progress as lines on standard error, with the seconds left."""
+    """Progress as lines on standard error, with the seconds left of a phase, which begins where `done` falls."""
 
     def __init__(self, text: str) -> None:
         self.text, self.name, self.done, self.total = text, "", 0, 0
@@ -123,6 +123,8 @@ class ProgressLog:
 
     def update(self, name: str, done: int, total: int) -> None:
         """Print a line, unless the last one is recent."""
+        if done < self.done:
+            self.start = time.monotonic()
         self.name, self.done, self.total = name, done, total
         interval = UNCHANGED_INTERVAL if self.printed == (name, done) else LOG_INTERVAL
         if time.monotonic() - self.last >= interval:

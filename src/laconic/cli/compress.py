@@ -94,7 +94,7 @@ class CompressCommand:
     """plain model: kvzip keeps the same number of tokens in every KV head, which loses much more"""
     fit: OptionalInt = None
     """plain model: train the kept keys and values for this many steps to answer as the whole text does (a cartridge);
-    about 4 s a step on one core for 135 M parameters"""
+    about 4 s a step on one core for 135 M parameters, after the model has written texts about it for some minutes"""
     chat: bool = False
     """plain model: read the text as the beginning of a user message, for questions to a chat model"""
     learn: bool = False

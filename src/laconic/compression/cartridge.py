@@ -170,7 +170,7 @@ def write_study_batches(
         num_rows=config.num_rows,
         max_tokens=config.max_tokens,
         seed=config.seed,
-        on_progress=lambda done, total: on_progress("writing", done, total, None),
+        on_progress=lambda done, total: on_progress("self-study, before fitting", done, total, None),
     )
     order = permuted_index(config.seed, 0, np.arange(len(rows)), len(rows))
     rows = [rows[int(i)] for i in order]

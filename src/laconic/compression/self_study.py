@@ -91,7 +91,7 @@ def write_study_rows(
         num_rows: Number of rows.
         max_tokens: Largest number of scored ids of a row.
         seed: Seed of the samples.
-        on_progress: Called with the number of rows written and their total.
+        on_progress: Called with the number of rows that the model has written and their total.
     """
     ids, num_passages = torch.tensor([list(document)]), int(num_rows * PASSAGE_SHARE)
     rows = list[StudyRow]()
@@ -102,7 +102,7 @@ def write_study_rows(
         rows.append(StudyRow(text, len(text) - (stop - start)))
     context = cache.crop(cache.S - 1)  # `generate` reads the document's last id again, before the prompt
     for first in range(num_passages, num_rows, SAMPLED_TOGETHER):
-        on_progress(first, num_rows)
+        on_progress(first - num_passages, num_rows - num_passages)
         numbers = range(first, min(first + SAMPLED_TOGETHER, num_rows))
         prompts = [requests.prompts[i % len(requests.prompts)] for i in numbers]
         config = GenerationConfig(
