@@ -231,7 +231,7 @@ def test_compress_fit_and_export_to_a_cartridge(
     tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cartridge, "CartridgeConfig", partial(cartridge.CartridgeConfig, num_rows=16, max_tokens=8))
-    text, memory, folder = tmp_path / "text.txt", tmp_path / "m.safetensors", tmp_path / "cartridge"
+    text, memory, folder = tmp_path / "text.txt", tmp_path / "tom.memory", tmp_path / "cartridge"
     text.write_text(
         "Once upon a time, there was a cat named Tom. Tom had a red ball. He lost the ball in the park. " * 3
     )
@@ -246,4 +246,8 @@ def test_compress_fit_and_export_to_a_cartridge(
     unfit = tmp_path / "selected.safetensors"
     assert run_cli("compress", "stories260k", text, "--out", unfit, "--slots", 12).code == 0
     refused = run_cli("export", unfit, "--out", tmp_path / "other")
-    assert (refused.code, "fit it first" in refused.err) == (2, True)
+    assert (refused.code, "KVMemory(" in refused.err) == (2, False)
+    assert "12.0 slots per head cannot be a peft cartridge" in refused.err
+    assert "give a memory made with laconic compress --fit" in refused.err
+    refused = run_cli("export", memory, "--out", tmp_path / "other", "--reader", "stories260k")
+    assert (refused.code, "--reader: only with --to vllm" in refused.err) == (2, True)

@@ -9,14 +9,15 @@ from tyro.conf import Positional, arg
 from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, parse_dtype, refuse_flags
 from laconic.cli.files import write_file
 from laconic.console import log_message, status
-from laconic.errors import UsageError
+from laconic.errors import CorruptArtifactError, UsageError
 
 OptionalTarget = Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory as a cartridge.
+    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory made with compress
+    --fit as a cartridge, for peft.
 
     For a run, the folder also holds what a plain decoder does not have, such as latent thoughts or summary vectors;
     laconic opens the folder like the run itself. With --to vllm, `vllm serve` opens it too and answers with thoughts.
@@ -25,11 +26,12 @@ class ExportCommand:
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, or memory of laconic compress"""
+    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, memory made with compress --fit, or with
+    --to vllm a memory of summary vectors"""
     out: Path
     """folder to write; must be new or empty. With --to vllm and a memory: safetensors file"""
     to: OptionalTarget = None
-    """vllm: write a run for vllm serve, or a memory as prompt_embeds"""
+    """vllm: write a run for vllm serve, or a memory of summary vectors as prompt_embeds"""
     reader: OptionalPath = None
     """with --to vllm and a memory: run or checkpoint that reads the memory"""
     prompt: OptionalStr = None
@@ -57,8 +59,10 @@ class ExportCommand:
         from laconic.models import weights
         from laconic.storage.atomic import check_new_folder
 
-        if self.model.endswith(".safetensors"):
-            return self.export_cartridge() if self.to is None else self.export_prompt_embeds()
+        if (kind := self.read_memory_kind()) is not None:
+            flags = {"adapter": self.adapter, "dtype": self.dtype, "push": self.push}
+            refuse_flags(flags, f"{self.model} is a memory")
+            return self.export_cartridge(kind) if self.to is None else self.export_prompt_embeds(kind)
         refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is no memory")
         if find_run(self.model) is not None:
             return self.export_run()
@@ -77,13 +81,31 @@ class ExportCommand:
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
         return 0
 
-    def export_cartridge(self) -> int:
+    def read_memory_kind(self) -> str | None:
+        """Return the kind of a memory's file, by its content; None for what is no file that laconic wrote."""
+        from laconic.storage.atomic import read_artifact_kind
+
+        if not Path(self.model).is_file() and not self.model.endswith(".safetensors"):
+            return None
+        try:
+            return read_artifact_kind(Path(self.model))
+        except CorruptArtifactError as error:
+            if self.model.endswith(".safetensors"):
+                raise CorruptArtifactError(f"{error}; to export a checkpoint, give its folder") from None
+            return None  # a GGUF or llama2.c file
+
+    def export_cartridge(self, kind: str) -> int:
         """Write a KV memory as a folder that peft loads."""
         from laconic.compression.cartridge_file import save_cartridge
         from laconic.compression.kv_memory import KVMemory
+        from laconic.compression.kv_memory_file import FILE_KIND
 
-        refuse_flags({"adapter": self.adapter, "dtype": self.dtype, "push": self.push}, f"{self.model} is a memory")
         refuse_flags({"reader": self.reader, "prompt": self.prompt}, "only with --to vllm")
+        if kind != FILE_KIND:
+            raise UsageError(
+                f"{self.model} is not a memory made with compress --fit, which alone can be a peft cartridge; summary "
+                "vectors are exported with --to vllm"
+            )
         memory = KVMemory.load(self.model)
         save_cartridge(memory, self.out)
         log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
@@ -147,15 +169,14 @@ class ExportCommand:
             url = upload_folder(self.out, self.push, private=self.private, message=message)
         log_message(f"uploaded {self.out} to {url}")
 
-    def export_prompt_embeds(self) -> int:
+    def export_prompt_embeds(self, kind: str) -> int:
         """Write the vectors of a summary memory, and of a prompt after it, as vLLM's prompt_embeds."""
         from laconic.experiment.compressor import load_compressor
         from laconic.storage import atomic
 
-        refuse_flags({"adapter": self.adapter, "dtype": self.dtype, "push": self.push}, f"{self.model} is a memory")
         if self.reader is None:
             raise UsageError("--reader: missing; name the run or checkpoint that reads the memory")
-        if atomic.read_artifact_kind(Path(self.model)) != "memory":
+        if kind != "memory":
             raise UsageError(f"{self.model} holds keys and values, which vLLM does not take; use summary vectors")
         with status(f"loading {self.reader}"):
             compressor = load_compressor(self.reader)

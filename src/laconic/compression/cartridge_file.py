@@ -31,13 +31,16 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
         base_model: Name or folder of the model, for information.
 
     Raises:
-        UsageError: If the memory has several documents, or other positions.
+        UsageError: If the memory has several documents, or other positions, as one that was not fitted.
         BusyError: If the folder is not empty.
     """
-    if memory.B != 1 or int(memory.num_tokens) != memory.M or not memory.has_equal_heads:
+    if memory.B != 1:
+        raise UsageError(f"a memory of {memory.B} texts cannot be a peft cartridge, which holds one text")
+    if int(memory.num_tokens) != memory.M or not memory.has_equal_heads:
         raise UsageError(
-            f"{memory!r} cannot be a peft cartridge, whose next token follows its last slot; fit it first "
-            "(laconic compress --fit), or use KVMemory.renumber_slots"
+            f"a memory of {int(memory.num_tokens):,} tokens in {float(memory.num_slots[0]):,.1f} slots per head cannot "
+            "be a peft cartridge, whose next token follows its last slot; give a memory made with laconic compress "
+            "--fit, or use KVMemory.renumber_slots"
         )
     cache = memory.to_cache()
     pairs = torch.stack([x[0].transpose(0, 1) for kv in zip(cache.keys, cache.values, strict=True) for x in kv], 1)
