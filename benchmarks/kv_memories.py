@@ -57,7 +57,7 @@ def time_first_token(model: str, documents: str) -> None:
     """
     folder = find_checkpoint(model)
     decoder, tokenizer = Decoder.from_pretrained(folder), load_tokenizer(folder)
-    (document,), _ = load_probed_documents(tokenizer, documents, None, LONG_TOKENS, 1)
+    (document,) = load_probed_documents(tokenizer, documents, None, LONG_TOKENS, 1).documents
     prompt, start = torch.tensor([document.probes["needles"][0].ids]), time.process_time()
     cache = DocumentReader(decoder).read(torch.tensor([document.ids]))
     decoder.logits(decoder(decoder.embed(prompt), cache).hidden_states[:, -1]).argmax()

@@ -41,7 +41,7 @@ def score_with_transformers(folder: Path, documents: str, questions: str) -> dic
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    loaded, _ = load_probed_documents(load_tokenizer(folder), documents, questions, TOKENS, LIMIT)
+    loaded = load_probed_documents(load_tokenizer(folder), documents, questions, TOKENS, LIMIT).documents
     nats: dict[str, list[float]] = {task: [] for task in TASKS}
     for document in loaded:
         for task in document.probes.keys() & nats:

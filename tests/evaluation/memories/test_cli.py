@@ -115,7 +115,7 @@ def load_tiny(folder: Path) -> LanguageModel:
 def score_passages(folder: Path) -> float:
     """Return the nats per token of the passages after the whole document, read as one text."""
     model = load_tiny(folder)
-    documents, _ = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 300, 2)
+    documents = load_probed_documents(model.tokenizer, str(folder / "books.jsonl"), None, 300, 2).documents
     nats = list[float]()
     for document in documents:
         assert len(document.ids) == 300
@@ -125,6 +125,18 @@ def score_passages(folder: Path) -> float:
             n = probe.num_scored
             nats.append(float(F.cross_entropy(logits[-n - 1 : -1], ids[0, -n:])))
     return sum(nats) / len(nats)
+
+
+def test_evaluate_memories_skips_short_documents(run_cli: RunCli, tmp_path: Path) -> None:
+    books = tmp_path / "some.jsonl"
+    books.write_text('{"text": "Too short."}\n' + Path("books.jsonl").read_text())
+    command = ("--tasks", "memories", "--documents", books, "--tokens", 300, "--methods", "window")
+    data = evaluate_json(run_cli, "tiny", *command, "--keep", 0.1, "--limit", 1)
+    assert data["notes"] == ["skipped 1 document of fewer than 160 tokens"]
+    books.write_text('{"text": "Too short."}\n')
+    result = run_cli("evaluate", "tiny", *command, "--device", "cpu")
+    assert (result.code, result.err.count("\n")) == (66, 1)
+    assert "all 1 documents are too short: one needs 160 tokens" in result.err
 
 
 def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:

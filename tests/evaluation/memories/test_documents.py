@@ -22,7 +22,7 @@ def documents(tmp_path: Path) -> Path:
 
 def test_load_probed_documents_inserts_needles_and_copies_passages(documents: Path) -> None:
     tokenizer = load_tokenizer("stories260k")
-    loaded, _ = load_probed_documents(tokenizer, str(documents), None, 192, None)
+    loaded = load_probed_documents(tokenizer, str(documents), None, 192, None).documents
     assert [document.name for document in loaded] == ["a", "b"], "rows of one book are one text"
     for document in loaded:
         assert len(document.ids) == 192
@@ -34,7 +34,7 @@ def test_load_probed_documents_inserts_needles_and_copies_passages(documents: Pa
         assert all(tokenizer.decode(probe.ids[-probe.num_scored :]) in text for probe in passages)
         (continuation,) = document.probes["continuation"]
         assert continuation.num_scored == len(continuation.ids) - 1 == 63
-    assert loaded == load_probed_documents(tokenizer, str(documents), None, 192, None)[0]
+    assert loaded == load_probed_documents(tokenizer, str(documents), None, 192, None).documents
 
 
 def test_load_probed_documents_questions_with_their_context(tmp_path: Path) -> None:
@@ -44,8 +44,9 @@ def test_load_probed_documents_questions_with_their_context(tmp_path: Path) -> N
     ]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer("stories260k")
-    ((document,), num_left_out) = load_probed_documents(tokenizer, None, str(tmp_path / "questions.jsonl"), 192, None)
-    assert (document.name, num_left_out) == ("text 1", 0)
+    loaded = load_probed_documents(tokenizer, None, str(tmp_path / "questions.jsonl"), 192, None)
+    (document,) = loaded.documents
+    assert (document.name, loaded.num_skipped, loaded.num_unanswerable) == ("text 1", 0, 0)
     texts = [tokenizer.decode(probe.ids) for probe in document.probes["questions"]]
     assert texts[0].strip() == "Question: What color was the ball?\nAnswer: It was red"
     assert texts[1].strip() == "Question: Where was it lost?\nAnswer: in the park"
@@ -59,8 +60,20 @@ def test_load_probed_documents_refuses(documents: Path, tmp_path: Path) -> None:
     questions.write_text('{"document": "a", "question": "Who?"}\n')
     with pytest.raises(InputError, match="answer"):
         load_probed_documents(tokenizer, str(documents), str(questions), 192, None)
-    with pytest.raises(InputError, match="a document needs 160 tokens or more"):
+    with pytest.raises(
+        InputError, match="all 2 documents are too short: one needs 160 tokens, or more than --tokens 90"
+    ):
         load_probed_documents(tokenizer, str(documents), None, 90, None)
+
+
+def test_load_probed_documents_skips_short_texts(documents: Path, tmp_path: Path) -> None:
+    tokenizer, questions = load_tokenizer("stories260k"), tmp_path / "questions.jsonl"
+    documents.write_text(json.dumps({"book": "short", "text": STORY}) + "\n" + documents.read_text())
+    rows = [{"document": name, "question": "Who?", "answer": "Captain Nemo"} for name in ("short", "a")]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_probed_documents(tokenizer, str(documents), str(questions), 192, 1)
+    assert [document.name for document in loaded.documents] == ["a"], "the limit counts documents that are used"
+    assert (loaded.num_skipped, loaded.num_unanswerable) == (1, 1)
 
 
 def test_book_questions_are_about_their_books() -> None:

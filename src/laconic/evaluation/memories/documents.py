@@ -15,6 +15,7 @@ from laconic.evaluation.compression.context_qa_data import parse_answer_prefix
 
 CONTINUATION_TOKENS = 64  # scored after the document
 PASSAGE_TOKENS, NUM_PASSAGES = 48, 2  # scored of each copied passage
+LEAST_TOKENS = 2 * PASSAGE_TOKENS + CONTINUATION_TOKENS  # of a text
 LEAD_TOKENS = 8  # of the continuation, and of a passage, that precede a copied passage
 CHARACTERS_PER_TOKEN = 16  # of a text that is tokenized, so that books are not tokenized to their end
 NEEDLES = (
@@ -41,6 +42,17 @@ class ProbedDocument(NamedTuple):
     name: str
     ids: list[int]
     probes: dict[str, list[Probe]]
+
+
+class DocumentSet(NamedTuple):
+    """Documents of an evaluation; how many were skipped as too short, and questions whose answer stands after the cut.
+
+    The questions are those of the documents that were not skipped.
+    """
+
+    documents: list[ProbedDocument]
+    num_skipped: int
+    num_unanswerable: int
 
 
 class DocumentQuestion(NamedTuple):
@@ -83,36 +95,40 @@ def load_texts(documents: str | None, questions: Sequence[DocumentQuestion]) -> 
 
 def load_probed_documents(
     tokenizer: Tokenizer, documents: str | None, questions: str | None, num_tokens: int, limit: int | None
-) -> tuple[list[ProbedDocument], int]:
-    """Load the documents of `laconic evaluate --tasks memories`, cut to `num_tokens`.
+) -> DocumentSet:
+    """Load the first documents of `laconic evaluate --tasks memories` that are long enough, cut to `num_tokens`.
 
     Without a file of documents, they are the contexts of the questions.
 
-    Returns:
-        The documents, and the number of questions that are left out because their answer stands after the cut.
-
     Raises:
-        InputError: A file is invalid, or a text is too short.
+        InputError: A file is invalid, or all texts are too short.
     """
     rows = [] if questions is None else read_rows(Path(questions), parse_question_row)[0]
-    texts = dict(islice(load_texts(documents, rows).items(), limit))
-    result = [
-        probe_text(tokenizer, f"text {i + 1}" if name == text else name, text, num_tokens, [
-            row for row in rows if row.document == name
-        ])
-        for i, (name, text) in enumerate(texts.items())
-    ]  # fmt: skip
-    num_questions = sum(row.document in texts for row in rows)
-    return result, num_questions - sum(len(document.probes.get("questions", ())) for document in result)
+    texts, result, num_skipped, num_unanswerable = load_texts(documents, rows), list[ProbedDocument](), 0, 0
+    for i, (name, text) in enumerate(texts.items(), 1):
+        if len(result) == limit:
+            break
+        about = [row for row in rows if row.document == name]
+        document = probe_text(tokenizer, f"text {i}" if name == text else name, text, num_tokens, about)
+        if document is None:
+            num_skipped += 1
+            continue
+        result.append(document)
+        num_unanswerable += len(about) - len(document.probes.get("questions", ()))
+    if not result:
+        raise InputError(
+            f"all {num_skipped:,} documents are too short: one needs {LEAST_TOKENS} tokens, or more than --tokens "
+            f"{num_tokens}; give longer texts, or raise --tokens"
+        )
+    return DocumentSet(result, num_skipped, num_unanswerable)
 
 
 def probe_text(
     tokenizer: Tokenizer, name: str, text: str, num_tokens: int, questions: Sequence[DocumentQuestion]
-) -> ProbedDocument:
+) -> ProbedDocument | None:
     """Return the document that begins a text, with needles inserted after sentences that are spread over it.
 
-    Raises:
-        InputError: The text is too short.
+    Return None if the text, or `num_tokens`, is too short for them.
     """
     ids = tokenizer.encode(text[: (num_tokens + CONTINUATION_TOKENS) * CHARACTERS_PER_TOKEN])
     source = random.Random(name)
@@ -121,8 +137,7 @@ def probe_text(
     inserts = [encode(tokenizer, f" {fact.format(value)}") for fact, _, value in needles]
     end = min(num_tokens, len(ids) - CONTINUATION_TOKENS + sum(map(len, inserts))) - sum(map(len, inserts))
     if end < 2 * PASSAGE_TOKENS:
-        least = 2 * PASSAGE_TOKENS + CONTINUATION_TOKENS
-        raise InputError(f"{name}: a document needs {least} tokens or more, and --tokens; this has {len(ids):,}")
+        return None
     continuation = ids[end : end + CONTINUATION_TOKENS]
     document = insert_ids(tokenizer, ids[:end], inserts)
     starts = [(2 * i + 1) * (len(document) - PASSAGE_TOKENS) // (2 * NUM_PASSAGES) for i in range(NUM_PASSAGES)]

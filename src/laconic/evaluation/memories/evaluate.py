@@ -24,6 +24,7 @@ from laconic.evaluation.memories.contexts import (
 )
 from laconic.evaluation.memories.documents import (
     CONTINUATION_TOKENS,
+    LEAST_TOKENS,
     PASSAGE_TOKENS,
     Probe,
     ProbedDocument,
@@ -32,6 +33,7 @@ from laconic.evaluation.memories.documents import (
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.evaluation.token_scores import score_targets
+from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import LoadedRun
 from laconic.storage.strict_json import to_canonical_json
 
@@ -87,10 +89,15 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
             f"--tokens {options.tokens}: the documents and what follows them need {needed:,} positions, and the model "
             f"has {context:,}; lower it"
         )
-    documents, num_left_out = load_probed_documents(
+    documents, num_skipped, num_unanswerable = load_probed_documents(
         run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
     )
-    note = f"{num_left_out} questions are left out: their answer is not in the first {options.tokens:,} tokens"
+    counts = {
+        f"skipped {format_count(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens": num_skipped,
+        f"{num_unanswerable} questions are left out: their answer is not in the first {options.tokens:,} tokens": (
+            num_unanswerable
+        ),
+    }
     key = {"data": sha256(to_canonical_json([[d.name, d.ids, d.probes] for d in documents]).encode()).hexdigest()}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
@@ -102,7 +109,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        notes = (note,) if num_left_out and method == BASELINES else ()
+        notes = tuple(note for note, count in counts.items() if count) if method == BASELINES else ()
         yield EvalJob(metadata, len(documents), evaluate, notes=notes)
 
 
