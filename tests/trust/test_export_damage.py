@@ -98,7 +98,7 @@ def test_export_with_a_recipe_of_another_run(run: Path) -> None:
     changed = recipe.read_text().replace("jacobi_iterations = 1", "jacobi_iterations = 2")
     assert changed != recipe.read_text()
     recipe.write_text(changed)
-    with pytest.raises(CorruptArtifactError, match=r"recipe\.toml was changed"):
+    with pytest.raises(CorruptArtifactError, match=r"recipe\.toml is changed"):
         laconic.load(run)
 
 
@@ -139,14 +139,35 @@ def test_export_loads_with_line_ends_of_windows(run: Path) -> None:
     assert answer(run) == expected
 
 
-def test_export_loads_an_edited_config_once_it_is_removed_from_the_record(model: Path) -> None:
-    edit_json(model / "config.json", rms_norm_eps=0.125)
-    with pytest.raises(CorruptArtifactError, match=r"remove config\.json from .*export\.json if you changed it"):
-        laconic.load(model)
-    record = json.loads((model / RECORD).read_text())
+def test_export_loads_an_edited_config_once_it_is_removed_from_the_record(run: Path) -> None:
+    edit_json(run / "config.json", rms_norm_eps=0.125)
+    with pytest.raises(
+        CorruptArtifactError, match=r'if you changed it, .* delete config\.json from "files" in .*json$'
+    ):
+        laconic.load(run)
+    record = json.loads((run / RECORD).read_text())
     del record["files"]["config.json"]
-    (model / RECORD).write_text(json.dumps(record))
-    assert laconic.load(model).decoder.config.norm_eps == 0.125
+    (run / RECORD).write_text(json.dumps(record))
+    loaded: Any = laconic.load(run)
+    assert loaded.decoder.config.norm_eps == 0.125
+
+
+def test_export_loads_what_transformers_saves_into_it_once_the_record_is_deleted(model: Path) -> None:
+    needs("transformers")
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        theirs.lm_head.weight.mul_(2)
+    theirs.save_pretrained(model)
+    with pytest.raises(CorruptArtifactError) as error:
+        laconic.load(model)
+    shards = ", ".join(f"model-0000{i}-of-00005.safetensors" for i in (1, 2, 3))
+    assert f"config.json is changed; {shards} and 2 more are missing since the export" in str(error.value)
+    assert str(error.value).endswith(f"as save_pretrained does, delete {model / RECORD}")
+    (model / RECORD).unlink()
+    loaded: Any = laconic.load(model)
+    assert torch.equal(loaded.decoder.lm_head.weight, theirs.lm_head.weight)
 
 
 def test_export_of_an_older_version_loads(run: Path) -> None:
@@ -169,7 +190,7 @@ def test_export_warns_of_a_changed_vocabulary(model: Path) -> None:
     tokenizer.chat_template = "{{ messages[0].content }}"
     tokenizer(["a", "bc"], padding=True)
     tokenizer.save_pretrained(model)
-    with pytest.warns(UserWarning, match=r"tokenizer\.json was changed after it was exported"):
+    with pytest.warns(UserWarning, match=r"tokenizer\.json is changed since the export"):
         assert answer(model) == expected
     (model / RECORD).unlink()
     with warnings.catch_warnings():

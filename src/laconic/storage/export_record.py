@@ -8,7 +8,7 @@ tokenizer.json again with a chat template. README.md, generation_config.json and
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,15 +60,32 @@ class ExportRecord:
 
     def check_file(self, name: str) -> None:
         """Check one recorded file; raises as `check_files`."""
-        path = self.folder / name
-        if not path.is_file():
-            raise CorruptArtifactError(f"{path} is missing; {self.describe_remedy(name)}")
-        if not self.is_unchanged(name):
-            raise CorruptArtifactError(f"{path} was changed after it was exported; {self.describe_remedy(name)}")
+        if not (self.folder / name).is_file() or not self.is_unchanged(name):
+            raise CorruptArtifactError(self.describe_changes())
 
-    def describe_remedy(self, name: str) -> str:
-        """Return what to do about a file that differs from the record."""
-        return f"take another copy, or remove {name} from {self.folder / EXPORT_FOLDER / EXPORT_FILE} if you changed it"
+    def describe_changes(self) -> str:
+        """Return which files differ from the record, and what to do about them."""
+        names = [name for name in self.files if name not in VOCABULARY_FILES]
+        missing = [name for name in names if not (self.folder / name).is_file()]
+        changed = [name for name in names if name not in missing and not self.is_unchanged(name)]
+        reasons = [
+            f"{join_names(some)} {'is' if len(some) == 1 else 'are'} {state}"
+            for some, state in ((changed, "changed"), (missing, "missing"))
+            if some
+        ]
+        return f"{self.folder}: {'; '.join(reasons)} since the export; {self.describe_remedy([*changed, *missing])}"
+
+    def describe_remedy(self, names: Sequence[str]) -> str:
+        """Return what to do about files that differ from the record."""
+        path = self.folder / EXPORT_FOLDER / EXPORT_FILE
+        lines = f'delete {join_names(names)} from "files" in {path}' if self.is_run else f"delete {path}"
+        return f"export it again or take another copy, or, if you changed it, as save_pretrained does, {lines}"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as text: the first three, and the number of the others."""
+    parts = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
+    return " and ".join([*([", ".join(parts[:-1])] if len(parts) > 1 else []), parts[-1]])
 
 
 def write_export_record(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
@@ -135,8 +152,8 @@ def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
     if record := read_export_record(folder):
         for name in names:
             if name in VOCABULARY_FILES and not record.is_unchanged(name):
-                remedy = record.describe_remedy(name)
-                warnings.warn(f"{folder / name} was changed after it was exported; {remedy}", stacklevel=3)
+                remedy = record.describe_remedy([name])
+                warnings.warn(f"{folder / name} is changed since the export; {remedy}", stacklevel=3)
 
 
 @contextmanager
