@@ -134,7 +134,7 @@ def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
     assert (report["kind"], report["bytes"]) == ("state", Path("x.safetensors").stat().st_size)
     cost, model = report["cost"], learner(place)
     state = model.load("x.safetensors")
-    assert (cost["num_texts"], cost["num_tokens"]) == (3, 240)
+    assert (cost["num_texts"], cost["num_tokens"], cost["num_state_tokens"]) == (3, 240, 240)
     assert cost["state_bytes"] == values.num_bytes(state)
     assert cost["text_cache_bytes"] == 240 * 2 * 2 * 8 * 4
     assert [(x["chunk_size"], x["num_layers"]) for x in cost["levels"]] == [(4, 2), (16, 2)]
@@ -142,6 +142,12 @@ def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
     assert state.position.tolist() == [40, 120, 80]
     alone = model.compress([BOOK[:120]])
     near(values.select_rows(state, [1]), alone)
+    Path("more.txt").write_text(BOOK[:40])
+    for memory, total in ((None, 40), ("more.safetensors", 80)):
+        flags = () if memory is None else ("--memory", memory)
+        out = run("compress", "hope", "more.txt", "--out", "more.safetensors", *flags)[1]
+        assert "read       40 tokens\n" in out
+        assert f"a KV cache of all that it has read ({total} tokens) takes {total * 128 / 1024:.1f} KiB" in out
 
 
 class StoppedError(Exception):

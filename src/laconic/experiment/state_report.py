@@ -97,10 +97,21 @@ def format_norm(x: float) -> str:
 
 @dataclass(frozen=True)
 class StateCost:
-    """Tokens read by all rows, bytes of their state, and bytes of a KV cache of as many tokens (2 L G E per token)."""
+    """Size of a state that may have read texts before.
+
+    Attributes:
+        num_texts: Rows of the state.
+        num_tokens: Tokens read now.
+        num_state_tokens: Tokens that its rows have read, now and before.
+        state_bytes: Bytes of the state.
+        text_cache_bytes: Bytes of a KV cache of `num_state_tokens`, 2 L G E numbers per token.
+        levels: One for each level of MLPs.
+        memories: One for each kind of memory.
+    """
 
     num_texts: int
     num_tokens: int
+    num_state_tokens: int
     state_bytes: int
     text_cache_bytes: int
     levels: tuple[LevelReport, ...]
@@ -116,8 +127,8 @@ class StateCost:
         of_texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
         return [
             f"read       {self.num_tokens:,} tokens{of_texts}",
-            f"bytes      {format_bytes(self.state_bytes)} of state instead of "
-            f"{format_bytes(self.text_cache_bytes)} of keys and values",
+            f"bytes      {format_bytes(self.state_bytes)} of state; a KV cache of all that it has read "
+            f"({self.num_state_tokens:,} tokens) takes {format_bytes(self.text_cache_bytes)}",
         ]
 
 
@@ -130,11 +141,13 @@ def compute_state_cost(
 ) -> StateCost:
     """Return the cost of a state that has read `num_tokens`; `bytes_per_number` is that of a KV cache."""
     position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
+    num_state_tokens = int(state.position.sum())
     return StateCost(
         len(state.position),
         num_tokens,
+        num_state_tokens,
         values.num_bytes(state),
-        num_tokens * position,
+        num_state_tokens * position,
         tuple(level_reports(state, chunks)),
         tuple(memory_reports(state)),
     )
