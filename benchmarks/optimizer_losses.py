@@ -32,7 +32,7 @@ LEARNING_RATES = {
     "M3": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "M3, alpha 0": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "torch.optim.Muon": (5e-3, 1e-2, 2e-2, 4e-2),
-    "AdamW": (3e-3, 1e-2, 2e-2, 4e-2),
+    "AdamW": (1e-3, 3e-3, 1e-2, 2e-2),
 }
 Optimizers = list[torch.optim.Optimizer]
 
