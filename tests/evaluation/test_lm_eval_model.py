@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import REPO, RunCli, needs
 from tests.runs import train_tiny_run
@@ -109,6 +110,21 @@ def test_laconic_lm_with_a_memory(run_cli: RunCli, tmp_path: Path) -> None:
     without = plain._loglikelihood_tokens([(("", ""), plain.tok_encode(question), reader.tok_encode(answer))])
     assert with_memory[0][0] > without[0][0] + 0.1
     assert reader.max_length < plain.max_length
+
+
+def test_laconic_lm_with_a_memory_of_selected_slots(run_cli: RunCli, tmp_path: Path) -> None:
+    """Heads with slots of their own, as `laconic compress` keeps them by default."""
+    (tmp_path / "story.txt").write_text("Once upon a time, there was a little girl named Lily. She had a red ball.")
+    memory = tmp_path / "story.safetensors"
+    assert run_cli("compress", STORIES, tmp_path / "story.txt", "--keep", "0.5", "--out", memory).code == 0
+    plain, reader = LaconicLM(str(STORIES)), LaconicLM(str(STORIES), memory=str(memory))
+    assert 0 < plain.max_length - reader.max_length < 40
+    question, answer = reader.tok_encode(" Then Lily"), reader.tok_encode(" played with the red ball.")
+    decoder, ids = reader.model.decoder, torch.tensor([question + answer])
+    hidden = decoder(decoder.embed(ids[:, :-1]), reader.read_memory(str(memory))[0]).hidden_states
+    log_probs = decoder.logits(hidden).log_softmax(-1).gather(2, ids[:, 1:, None])[0, -len(answer) :]
+    likelihood = reader._loglikelihood_tokens([(("", ""), question, answer)])[0][0]
+    assert likelihood == pytest.approx(log_probs.sum().item(), abs=1e-3)
 
 
 def test_laconic_lm_answers_with_thoughts(tmp_path: Path) -> None:

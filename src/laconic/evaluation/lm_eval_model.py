@@ -75,7 +75,7 @@ class LaconicLM(TemplateLM):
         self.max_gen_toks = max_gen_toks
         self._device = self.model.decoder.token_embedding.weight.device
         self.cache, self.first_position = self.read_memory(memory)
-        used = 0 if self.cache is None else self.first_position or 1 + int(self.cache.positions.max())
+        used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
         self.max_length = max_length or self.model.decoder.config.max_position_embeddings - used
 
     def read_memory(self, memory: str | None) -> tuple[KVCache | None, int | None]:
