@@ -65,8 +65,14 @@ def test_host_of_another_machine_is_refused_without_a_key(client: TestClient) ->
     assert "--api-key" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize("origin", ["https://example.org", "null"])
+def test_web_page_of_another_machine_is_refused_without_a_key(client: TestClient, origin: str) -> None:
+    assert client.post("/v1/sessions", headers={"Origin": origin}).status_code == 403
+    assert client.get("/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
+
+
 def test_cors_and_documentation_pages_are_off(client: TestClient) -> None:
-    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
     response = client.options("/v1/models", headers=headers)
     assert response.status_code == 405
     assert not [name for name in response.headers if name.startswith("access-control")]

@@ -29,8 +29,8 @@ class RequestGuard:
         limits: Limits of the server.
         deadlines: When open requests end.
         metrics: Counts requests by route and status.
-        api_key: Key that requests must have; None: none is needed, but the Host header must name this machine, so that
-            a web page cannot reach the server under a name of its own (DNS rebinding).
+        api_key: Key that requests must have; None: none is needed, but the headers Host and Origin must name this
+            machine, so that a web page cannot reach the server, also not under a name of its own (DNS rebinding).
     """
 
     app: ASGIApp
@@ -82,10 +82,11 @@ class RequestGuard:
         if path in OPEN_ROUTES:
             return
         if self.api_key is None:
-            host = headers.get("host", "localhost")
-            if not is_local_host(host):
-                message = f"host {host[:80]!r} is not this machine; start the server with --api-key to allow it"
-                raise ApiError(403, message)
+            origin = headers.get("origin", "http://localhost")  # web pages send it, programs do not
+            for name, host in (("host", headers.get("host", "localhost")), ("origin", origin.partition("://")[2])):
+                if not is_local_host(host):
+                    message = f"{name} {host[:80]!r} is not this machine; start the server with --api-key to allow it"
+                    raise ApiError(403, message)
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self.api_key.encode()):
