@@ -15,6 +15,7 @@ from huggingface_hub.utils import filter_repo_objects
 import laconic
 from laconic.config.recipe import METHOD_TABLES
 from laconic.errors import BusyError, CorruptArtifactError, UsageError
+from laconic.evaluation.model_card import build_model_card
 from laconic.experiment.export import export_run
 from laconic.experiment.load_run import load_run
 from tests.conftest import RunCli, needs
@@ -128,7 +129,18 @@ def test_export_push_dry_run_writes_a_card(evaluated: Path, run_cli: RunCli, tmp
     assert (card.data.license, card.data.library_name, card.data.tags) == ("mit", "laconic", ["laconic", "kava"])
     assert 'laconic.load("me/tiny")' in card.text
     assert "95 %" in card.text
+    assert "licences: weights: mit; base model: none; data:" in card.text
     assert str(tmp_path) not in card.content
+
+
+def test_model_card_of_a_run_that_began_with_another(tmp_path: Path) -> None:
+    first = train_tiny_run("cot", tmp_path)
+    (tmp_path / "next").mkdir()
+    second = train_tiny_run("cot", tmp_path / "next", f"model.init_from_run={first}")
+    card = build_model_card(second, "me/tiny")
+    assert "base model: the run cot" in card
+    assert "base model: see its page" in card
+    assert str(tmp_path) not in card
 
 
 def test_export_push_uploads_the_folder(

@@ -8,6 +8,7 @@ from huggingface_hub import ModelCardData
 from laconic import __version__
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.catalog import DATASETS
+from laconic.evaluation.run_names import short_run_names
 from laconic.evaluation.runs import load_recipes
 from laconic.evaluation.suite import EvalRequest, load_results
 from laconic.evaluation.suites import SUITES
@@ -44,11 +45,17 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         datasets=[dataset.hub_repo] if dataset and dataset.hub_repo else None,
         tags=["laconic", recipe.method],
     ).to_yaml()
-    base = find_hub_name(recipe) or recipe.model.name or "none, trained from random weights"
+    base = describe_base(recipe)
     licences = [
-        f"base model: {licence or 'see its page' if recipe.model.name else 'none'}",
+        f"weights: {licence or 'not given'}",
+        f"base model: {'none' if recipe.model.family else 'see its page'}",
         f"data: {dataset.licence if dataset else 'not known to laconic'}",
     ]
+    without_laconic = (
+        "transformers does not know this architecture."
+        if recipe.method == "hope"
+        else ("the folder is the plain decoder, which transformers loads; `laconic` in it holds what the method adds.")
+    )
     facts = [
         ("method", recipe.method),
         ("base model", base),
@@ -65,14 +72,27 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         "## Use",
         "```python\nimport laconic\n\n"
         f'model = laconic.load("{repo}")\n{USES[METHOD_USES.get(recipe.method, "reason")]}\n```',
-        "Without laconic, the folder is the plain decoder, which transformers loads; the folder `laconic` holds what "
-        "the method adds.",
+        f"Without laconic, {without_laconic}",
         "## Results",
         *(describe_results(run) or ["This run has not been evaluated."]),
         "## Reproduce",
+        *(
+            [f"The training began with {base}, which `model.init_from_run` has to name."]
+            * bool(recipe.model.init_from_run)
+        ),
         "```sh\nlaconic train laconic/recipe.toml --out runs/reproduced\nlaconic evaluate runs/reproduced\n```",
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def describe_base(recipe: Recipe) -> str:
+    """Return the name of a recipe's base model, without the folders of this machine."""
+    if recipe.model.init_from_run:
+        return f"the run {short_run_names([recipe.model.init_from_run])[0]}"
+    name = find_hub_name(recipe) or recipe.model.name
+    return (
+        "none, trained from random weights" if name is None else Path(name).name if Path(name).is_absolute() else name
+    )
 
 
 def find_hub_name(recipe: Recipe) -> str | None:
