@@ -313,7 +313,7 @@ def list_caveats(runs: "Sequence[LoadedRun]", num_chain_tokens: int | None) -> l
     """Return what the results do not show."""
     caveats = [
         "A word that can be decoded from a latent, or a diagonal map, does not show that the answer uses it. The "
-        "interventions show whether the answer depends on the latents, not on what in them."
+        "interventions show whether the answer depends on the latents, not on what is in them."
     ]
     if len(runs) == 1:
         caveats.append("There is no run without distillation to compare with (--baseline).")
