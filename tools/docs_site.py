@@ -12,7 +12,8 @@ REPO = Path(__file__).resolve().parent.parent
 PROJECT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"\s*(```+|~~~+)")
-SECTION = re.compile(r"^<!-- from (\S+): (.+) -->$", re.MULTILINE)  # the section of another page stands here
+# The section of another page replaces this comment and the line below it, a link for readers of the repository.
+SECTION = re.compile(r"^<!-- from (\S+): (.+) -->\n.*$", re.MULTILINE)
 UNKNOWN_COMMANDS = {r"\arg": r"\mathrm{arg}", r"\lceil": "⌈", r"\rceil": "⌉"}  # of latex2mathml
 FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 
