@@ -64,7 +64,10 @@ EXTRA_OF_PACKAGE = {
 COMMANDS: dict[str, Any] = {
     "demo": Annotated[
         Annotated[DemoCommand, subcommand("think")] | Annotated[DemoReadCommand, subcommand("read")],
-        subcommand("demo", description="Show latent thoughts (think, also without the word: laconic demo --fast) or a memory of a chapter (read)."),
+        subcommand(
+            "demo",
+            description="Show latent thoughts (think, also without the word: laconic demo --fast) or a memory of a chapter (read).",
+        ),
     ],
     "train": Annotated[TrainCommand, subcommand("train")],
     "recipes": Annotated[
