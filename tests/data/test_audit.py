@@ -5,14 +5,22 @@ import json
 import pytest
 
 from laconic.batches import ReasoningExample
-from laconic.data.audit import PART_NAMES, ScannedFile, audit_examples, compute_quantiles, find_duplicates, scan_file
+from laconic.data.audit import (
+    PART_NAMES,
+    ScannedFile,
+    audit_examples,
+    compute_quantiles,
+    find_duplicates,
+    scan_file,
+)
 from laconic.data.tokenizer import load_tokenizer
 from tests.conftest import needs
 
 ROWS = [
     ReasoningExample("a", "Three and four?", ("<<3+4=7>>", "<<7+1=8>>"), "8"),
-    ReasoningExample("b", "Who?", (), "Ann"),
+    ReasoningExample("b", "Who?", (), "137 euros"),
     ReasoningExample("c", "three, AND four", ("<<3+4=7>>",), "8"),
+    ReasoningExample("d", "Why?", (), "Ann"),
 ]
 
 
@@ -22,14 +30,14 @@ def quiet(name: str, done: int, total: int) -> None:
 
 def test_audit_examples_counts():
     result = audit_examples(ScannedFile(ROWS, ""), None, None, quiet)
-    assert (result.num_rows, result.num_without_chain, result.num_without_number, result.majority_answer) == (
-        3,
-        1,
-        1,
-        ("8", 2 / 3),
-    )
+    assert (result.num_rows, result.num_without_chain, result.majority_answer) == (3, 1, ("8", 2 / 3))
     assert result.duplicates == (("a", "c"),)
-    assert (result.lengths, result.too_long, result.problems) == ({}, (), ())
+    assert (result.lengths, result.too_long, result.unclear_answers) == ({}, (), ("b",))
+    assert [problem.message for problem in result.problems] == [
+        "row d: answer 'Ann' has no number; give one, or set data.answer_type = \"text\""
+    ]
+    texts = audit_examples(ScannedFile(ROWS[3:], ""), None, None, quiet)
+    assert (texts.num_rows, texts.problems, texts.unclear_answers, texts.answer_type) == (1, (), (), "text")
     assert audit_examples(ScannedFile([], ""), None, None, quiet).majority_answer == ("", 0.0)
 
 

@@ -18,6 +18,10 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"question": "2 and 2?", "answer": "He has 2+2 = <<2+2=4>>4.\nSo $1,004.\n#### $1,004"},
         {"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "1004", "rationale": "He has 2+2 = 4.\nSo $1,004."},
     ),
+    "gsm8k-prose": (
+        {"question": "2 and 2?", "answer": "He has 2+2 = 4.\nSo $1,004.\n#### $1,004"},
+        {"question": "2 and 2?", "steps": ["He has 2+2 = 4.", "So $1,004."], "answer": "1004"},
+    ),
     "zen": (
         {"question": "2 and 2?", "cot": "<<2+2=4>> <<4*1=4>>", "answer": "#### 1,004"},
         {"question": "2 and 2?", "cot": "<<2+2=4>> <<4*1=4>>", "answer": "1004"},

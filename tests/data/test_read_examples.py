@@ -61,6 +61,20 @@ def test_read_examples_chain_fields(
     assert read_examples(path, config).examples[0].steps == steps
 
 
+def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n} and 2?", "output": n + 2, "reasoning": f"{n}+2"} for n in (1, 2.5)]
+    path = written(tmp_path, *rows)
+    with pytest.raises(InputError) as caught:
+        read_examples(path, CONFIG)
+    assert str(caught.value) == (
+        "rows.jsonl:1:1: no question and no answer; the fields are prompt, output, reasoning; rename them, or set "
+        'data.columns, for example data.columns = { question = "prompt", answer = "output" }'
+    )
+    config = DataConfig(path="x", columns={"question": "prompt", "answer": "output", "cot": "reasoning"})
+    read = [(e.question, e.steps, e.answer) for e in read_examples(path, config).examples]
+    assert read == [("1 and 2?", ("1+2",), "3"), ("2.5 and 2?", ("2.5+2",), "4.5")]
+
+
 def test_split_chain_sentences() -> None:
     assert split_chain("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == (
         "He has 2",

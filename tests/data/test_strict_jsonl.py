@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.config.data import DataConfig
-from laconic.data.reasoning.read_examples import read_examples
+from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, read_examples
 from laconic.data.strict_jsonl import EXCERPT_LENGTH, MAX_LINE_BYTES, MAX_REPORTED, ROWS_PER_SKIP, RowError, parse_row
 from laconic.errors import InputError
 from tests.trust.limits import LIMITS
@@ -62,12 +62,13 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1:1", "…; use plain fields"),
     "a list for an object": (GOOD + b'["question", "answer"]\n', "2:1", "not an object"),
     "a text for an object": (b'"question"\n', "1:1", 'not an object: "question"'),
-    "no question": (less("question"), "1:1", "question: no such field in {"),
+    "no question": (less("question"), "1:1", "no question; the fields are steps, answer; rename"),
     "no answer": (GOOD + less("answer"), "2:1", "answer: no such field in {"),
     "steps that stop": (GOOD + less("steps"), "2:1", '"answer": "4"}; the first row has it'),
     "steps that begin": (less("steps") + GOOD, "2:26", "steps: has a chain, but the first row has none"),
     "null": (row(answer=None), "1:60", "answer: expected a string, got null"),
-    "a number for a text": (row(answer=5), "1:60", "answer: expected a string, got number"),
+    "a boolean for a text": (row(answer=True), "1:60", "answer: expected a string, got boolean"),
+    "a number for a text": (row(question=5), "1:14", "question: expected a string, got number"),
     "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2:35", '; write ["<<3+4=7>>"], or [] for none'),
     "a number among steps": (row(steps=["a", 4]), "1:35", "steps: expected a non-empty string per step, got number"),
     "an empty question": (row(question="  "), "1:14", "question: empty: "),
@@ -124,25 +125,25 @@ def test_read_examples_refuses_forty_files() -> None:
 
 def test_read_examples_message_format(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
-    path.write_text('{"question": "Tom has?", "steps": [], "answer": 5}\n')
+    path.write_text('{"question": "Tom has?", "steps": [], "answer": [5]}\n')
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
     assert str(caught.value) == (
-        'train.jsonl:1:49: answer: expected a string, got number: {"question": "Tom has?", "steps": [], "answer": 5}; '
-        "put it in quotes"
+        'train.jsonl:1:49: answer: expected a string, got list: {"question": "Tom has?", "steps": [], "answer": [5]}; '
+        f"{ACCEPTED_FIELDS}"
     )
 
 
 def test_row_error_column_counts_characters(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "日本 😀?", "steps": [], "answer": 5}\n', encoding="utf-8")
+    path.write_text('{"question": "日本 😀?", "steps": [], "answer": null}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"rows\.jsonl:1:46: answer: expected a string"):
         read_examples(path, CONFIG)
 
 
 def test_format_problems_counts_the_rest_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(GOOD + row(answer=5) * 25 + b"no\n" * 5 + GOOD)
+    path.write_bytes(GOOD + row(answer=[]) * 25 + b"no\n" * 5 + GOOD)
     with pytest.raises(InputError) as caught:
         read_examples(path, CONFIG)
     lines = str(caught.value).split("\n")

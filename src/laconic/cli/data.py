@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat
+from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, split_commas
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
@@ -89,6 +89,8 @@ class DataCheckCommand:
     """file of rows (.jsonl, .parquet, iCoT's .txt), or a data set by name such as gsm8k-aug:valid"""
     tokenizer: OptionalStr = None
     """tokenizer to count tokens with: folder or hub name"""
+    columns: OptionalStr = None
+    """the file's names of fields where they differ, comma-separated: question=prompt,answer=response"""
     max_length: OptionalInt = None
     """tokens of question, chain and answer above which rows are reported; with --documents, tokens per row"""
     documents: bool = False
@@ -124,11 +126,11 @@ class DataCheckCommand:
     def scan_rows(self) -> "ScannedFile":
         """Read the rows of the file or data set."""
         from laconic.config.data import DataConfig, is_row_file
-        from laconic.data.audit import ScannedFile, scan_file
+        from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
         from laconic.data.reasoning.load import load_examples
 
         if is_row_file(self.file) or Path(self.file).is_file():
-            return scan_file(Path(self.file))
+            return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": parse_columns(self.columns)}))
         data_dir = None if self.data_dir is None else str(self.data_dir)
         examples = load_examples(self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir))
         return ScannedFile(examples.examples, examples.sha256, (), examples.notes)
@@ -143,7 +145,8 @@ class DataCheckCommand:
             "problems": [problem._asdict() for problem in result.problems],
             "notes": list(scanned.notes),
             "rows_without_chain": result.num_without_chain,
-            "answers_without_number": result.num_without_number,
+            "answer_type": result.answer_type,
+            "unclear_answers": list(result.unclear_answers),
             "majority_answer": {"answer": result.majority_answer[0], "share": result.majority_answer[1]},
             "duplicates": [list(pair) for pair in result.duplicates],
             "tokens": {part: lengths._asdict() for part, lengths in result.lengths.items()},
@@ -162,9 +165,11 @@ class DataCheckCommand:
             "problems": len(result.problems),
             "rows": result.num_rows,
             "rows without a chain": result.num_without_chain,
-            'answers without a number (allowed by data.answer_type = "text")': result.num_without_number,
             f"duplicate questions{format_ids(b for _, b in result.duplicates)}": len(result.duplicates),
         }
+        if result.unclear_answers:
+            title = f"answers that are no plain numbers{format_ids(result.unclear_answers)}"
+            counts[f"{title}; training accepts them, data.valid and data.test do not"] = len(result.unclear_answers)
         if result.lengths:
             counts["unknown tokens in questions and chains"] = result.num_unknown_tokens
         if self.max_length is not None:
@@ -175,6 +180,8 @@ class DataCheckCommand:
         if result.num_rows:
             answer, share = result.majority_answer
             print(f"{share:>10.1%}  of the answers are {answer!r}, the most common one")
+        if result.answer_type == "text":
+            print('note: most answers are texts; set data.answer_type = "text" in a recipe')
         print("\n".join([*(f"note: {text}" for text in scanned.notes), f"sha256 {scanned.sha256}"]))
         if result.lengths:
             self.print_lengths(result.lengths)
@@ -208,6 +215,17 @@ class DataCheckCommand:
         for part, quantiles in lengths.items():
             table.add_row(part, *(f"{n:,}" for n in quantiles))
         Console().print(table)
+
+
+def parse_columns(text: str | None) -> dict[str, str]:
+    """Parse --columns. Raises `UsageError` (2) unless it is a list of NAME=COLUMN with our names of fields."""
+    from laconic.data.reasoning.read_examples import CHAIN_FIELDS
+
+    pairs = [part.partition("=") for part in split_commas(text or "")]
+    known = ("id", "question", "answer", *CHAIN_FIELDS)
+    if any(name not in known or not column for name, _, column in pairs):
+        raise UsageError(f"--columns {text}: expected NAME=COLUMN with the names {', '.join(known)}")
+    return {name: column for name, _, column in pairs}
 
 
 def format_ids(ids: Iterable[str]) -> str:

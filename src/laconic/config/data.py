@@ -1,5 +1,6 @@
 """The [data] table of a recipe: where rows come from and how they become tokens. Nothing here imports torch."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,6 +15,7 @@ from laconic.config.synthetic import (
 
 SplitName = Literal["test", "valid", "train"]
 RowFormat = Literal["pccot", "codi", "coconut", "icot", "chat", "digits"]
+FieldName = Literal["id", "question", "answer", "steps", "cot", "rationale"]
 SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "continual_translation", "formal_languages")
 ROW_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
 
@@ -235,6 +237,9 @@ class DataConfig(ConfigModel):
     )
     chain_field: Literal["steps", "cot", "rationale"] | None = Field(
         default=None, description="file field with the chain; default: the first of the three in the first row"
+    )
+    columns: Mapping[FieldName, str] = Field(
+        default={}, description='file: its names of fields, where they differ, as { question = "prompt" }'
     )
     chain_split: Literal["lines", "sentences", "spaces", "whole"] = Field(
         default="lines", description="how a chain given as one text is split into steps; CODI's prose uses sentences"

@@ -11,8 +11,9 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, TextConfig
 from laconic.data.documents.load import read_documents
 from laconic.data.documents.tokenize import tokenize_texts
+from laconic.data.reasoning.answer_matching import CODI
 from laconic.data.reasoning.contamination import normalise_question
-from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder
+from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder, find_number
 from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, most_common_answer, scan_examples
 from laconic.data.strict_jsonl import RowProblem
 from laconic.data.tokenizer import Tokenizer
@@ -20,7 +21,7 @@ from laconic.errors import InputError
 
 PART_NAMES = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
 ProgressCallback = Callable[[str, int, int], None]
-AUDIT_CONFIG = DataConfig(path="", chain_steps="all", answer_type="text")  # whole chains, any answer
+AUDIT_CONFIG = DataConfig(path="", chain_steps="all")  # whole chains
 
 
 class LengthQuantiles(NamedTuple):
@@ -49,7 +50,8 @@ class AuditResult:
         num_rows: Valid rows.
         problems: Rows that cannot be read or encoded.
         num_without_chain: Rows without a chain.
-        num_without_number: Rows whose answer has no number.
+        answer_type: "number", or "text" if most answers have no number.
+        unclear_answers: Ids of rows whose answer has a number but is no plain one, which cannot be judged.
         majority_answer: The most common answer and its share.
         duplicates: Pairs of ids that have the same question.
         lengths: Token lengths by part.
@@ -60,7 +62,8 @@ class AuditResult:
     num_rows: int
     problems: tuple[RowProblem, ...]
     num_without_chain: int
-    num_without_number: int
+    answer_type: str
+    unclear_answers: tuple[str, ...]
     majority_answer: tuple[str, float]
     duplicates: tuple[tuple[str, str], ...]
     lengths: Mapping[str, LengthQuantiles] = field(default_factory=dict[str, LengthQuantiles])
@@ -111,11 +114,11 @@ def audit_documents(
     return replace(result, token_lengths=compute_quantiles(lengths), num_rows=num_rows)
 
 
-def scan_file(path: Path) -> ScannedFile:
+def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> ScannedFile:
     """Read the rows of a file, with its problems as values. Raises `InputError` if it does not exist."""
     if not path.is_file():
         raise InputError(f"no file {path}; give a file of rows, or a data set that `laconic data list` shows")
-    reader = scan_examples(path, AUDIT_CONFIG)
+    reader = scan_examples(path, config)
     notes = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
     if not reader.examples and not reader.problems:
         reader.problems.append(RowProblem(0, 0, "empty files", f"{path.name}: contains no row; {ACCEPTED_FIELDS}"))
@@ -123,19 +126,38 @@ def scan_file(path: Path) -> ScannedFile:
 
 
 def audit_examples(
-    scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressCallback
+    scanned: ScannedFile,
+    tokenizer: Tokenizer | None,
+    max_tokens: int | None,
+    progress: ProgressCallback,
 ) -> AuditResult:
-    """Audit reasoning examples; without a tokenizer, token lengths are left out."""
-    rows = scanned.examples
+    """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
+
+    Answers are numbers, of which others are problems, or texts if most of them have no number.
+    """
+    rows, problems, unclear = list[ReasoningExample](), list(scanned.problems), list[str]()
+    num_texts = sum(NUMBER_PATTERN.search(example.answer) is None for example in scanned.examples)
+    is_text = 2 * num_texts > len(scanned.examples)
+    config = AUDIT_CONFIG.model_copy(update={"answer_type": "text" if is_text else "number"})
+    for example in scanned.examples:
+        try:
+            find_number(example.answer, config)
+        except InputError as error:
+            problems.append(RowProblem(0, 0, "without a number", f"row {example.id}: {error}"))
+            continue
+        rows.append(example)
+        if not is_text and not CODI.is_valid_gold(example.answer):
+            unclear.append(example.id)
     result = AuditResult(
         num_rows=len(rows),
-        problems=tuple(scanned.problems),
+        problems=tuple(problems),
         num_without_chain=sum(not example.steps for example in rows),
-        num_without_number=sum(NUMBER_PATTERN.search(example.answer) is None for example in rows),
+        answer_type=config.answer_type,
+        unclear_answers=tuple(unclear),
         majority_answer=most_common_answer(rows) if rows else ("", 0.0),
         duplicates=find_duplicates(rows),
     )
-    return result if tokenizer is None else add_token_lengths(result, rows, tokenizer, max_tokens, progress)
+    return result if tokenizer is None else add_token_lengths(result, rows, tokenizer, max_tokens, progress, config)
 
 
 def add_token_lengths(
@@ -144,9 +166,10 @@ def add_token_lengths(
     tokenizer: Tokenizer,
     max_tokens: int | None,
     progress: ProgressCallback,
+    config: DataConfig,
 ) -> AuditResult:
     """Add token lengths, and the problems of rows that cannot be encoded."""
-    encoder = ReasoningEncoder(tokenizer, AUDIT_CONFIG.model_copy(update={"eos_token": fallback_eos_token(tokenizer)}))
+    encoder = ReasoningEncoder(tokenizer, config.model_copy(update={"eos_token": fallback_eos_token(tokenizer)}))
     counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}
     problems, too_long, num_unknown = list(result.problems), list[str](), 0
     for done, example in enumerate(examples):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from laconic.config.data import FieldName
 from laconic.data.reasoning.chat import convert_messages, convert_prompt_completion
 from laconic.data.strict_jsonl import RowError, make_excerpt
 
@@ -32,6 +33,12 @@ def convert_gsm8k(row: Row) -> Row | None:
         "answer": normalise_number(number),
         "raw_answer": row["answer"],
     }
+
+
+def convert_gsm8k_prose(row: Row) -> Row | None:
+    """Convert rows in GSM8K's format without equations in << >>: each line of the solution is a step."""
+    converted = convert_gsm8k(row)
+    return converted and converted | {"steps": list(split_chain(converted["rationale"], "lines"))}
 
 
 def convert_zen_e(row: Row) -> Row | None:
@@ -75,6 +82,7 @@ def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None
 COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
     "standard": keep_row,
     "gsm8k": convert_gsm8k,
+    "gsm8k-prose": convert_gsm8k_prose,
     "zen": convert_zen_e,
     "zen-aug": zen_e_converter("spaces"),
     "zen-nl": zen_e_converter("sentences"),
@@ -93,10 +101,20 @@ IDENTIFYING_COLUMNS = {
 }
 
 
+def rename_columns(row: Row, columns: Mapping[FieldName, str]) -> Row:
+    """Return the row under our names; `columns` has the file's name of a field by ours, where the row has it."""
+    names: dict[str, str] = {theirs: ours for ours, theirs in columns.items() if theirs in row}
+    return {names.get(key, key): value for key, value in row.items() if key in names or key not in names.values()}
+
+
 def detect_columns(row: Row) -> str:
     """Return the converter for a row: by the column names of published sets, or GSM8K's ####, else "standard"."""
     if "question" in row and "####" in str(row.get("answer")):
-        return "zen" if "cot" in row else "gsm8k" if not {"steps", "rationale"} & row.keys() else "standard"
+        if "cot" in row:
+            return "zen"
+        if {"steps", "rationale"} & row.keys():
+            return "standard"
+        return "gsm8k" if EQUATION.search(str(row["answer"])) else "gsm8k-prose"
     matches = (name for name, keys in IDENTIFYING_COLUMNS.items() if keys <= row.keys() and "answer" not in row)
     return next(matches, "standard")
 

@@ -238,7 +238,7 @@ def note_size(file: ExamplesFile, label: str, num_rows: int, split: DatasetSplit
 
 def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
     """Return the configuration with the chain field and split of a catalog entry."""
-    chain = {"chain_field": info.chain_field, "chain_split": info.chain_split} if info.splits else {}
+    chain = {"chain_field": info.chain_field, "chain_split": info.chain_split, "columns": {}} if info.splits else {}
     return config.model_copy(update={**chain, "forbid_unknown_fields": False})
 
 

@@ -13,7 +13,14 @@ from typing import Any
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.parquet_and_hub import read_parquet
-from laconic.data.reasoning.columns import COLUMN_CONVERTERS, detect_columns, parse_icot_line, split_chain
+from laconic.data.reasoning.columns import (
+    COLUMN_CONVERTERS,
+    detect_columns,
+    normalise_number,
+    parse_icot_line,
+    rename_columns,
+    split_chain,
+)
 from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
@@ -34,9 +41,10 @@ from laconic.errors import InputError, translate_os_errors
 
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 OTHER_FORMATS = ({"text"},)
+UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 ACCEPTED_FIELDS = (
-    "expected messages, or prompt and completion, or question, answer (strings) and steps (a list of strings), or cot "
-    "or rationale (a string)"
+    "expected messages, or prompt and completion, or question, answer (text or number) and steps (a list of strings), "
+    "or cot or rationale (a string)"
 )
 
 
@@ -73,7 +81,7 @@ def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = N
     """
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"no file {file}; paths in a recipe are relative to the recipe")
+        raise InputError(f"no file {file}; a path in a recipe is relative to the recipe, others to the current folder")
     return scan_examples(file, config, max_rows).result()
 
 
@@ -157,14 +165,17 @@ class ExampleReader:
                 self._add(row)
             except RowError as error:
                 self.problems.append(locate_problem(error, self.name, row, is_table=is_table))
+                if error.kind == UNKNOWN_COLUMNS:  # which every row would report
+                    return
             if self.max_rows is not None and len(self.examples) >= self.max_rows:
                 return
 
     def _add(self, numbered: NumberedRow) -> None:
         text = numbered.text
-        self.columns = self.columns or detect_columns(numbered.row)
+        renamed = rename_columns(numbered.row, self.config.columns) if self.config.columns else numbered.row
+        self.columns = self.columns or detect_columns(renamed)
         try:
-            row = COLUMN_CONVERTERS[self.columns](numbered.row)
+            row = COLUMN_CONVERTERS[self.columns](renamed)
         except KeyError as missing:
             message = f"{missing.args[0]}: no such field in {make_excerpt(text)}; the first row has it"
             raise RowError(1, "missing fields", message) from None
@@ -213,6 +224,8 @@ class RowSchema:
 
     def parse_example(self, row: dict[str, Any], text: str, name: str) -> ReasoningExample:
         """Return the example of a row. Raises `RowError`."""
+        if type(row.get("answer")) in (int, float):
+            row = row | {"answer": normalise_number(row["answer"])}
         for field in ("question", "answer", *(["id"] if "id" in row else [])):
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
@@ -260,9 +273,22 @@ def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchem
     if other:
         column = locate_field(text, min(other))[0]
         message = f"rows with {' and '.join(sorted(other))} are not reasoning examples; {ACCEPTED_FIELDS}"
-        raise RowError(column, "other formats", message)
+        raise RowError(column, UNKNOWN_COLUMNS, message)
+    missing = [field for field in ("question", "answer") if field not in row]
+    if missing:
+        raise RowError(1, UNKNOWN_COLUMNS, describe_missing_columns(row, missing))
     chain = config.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
     return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
+
+
+def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
+    """Return the message for a first row without question or answer, with the columns that it has."""
+    known = ("id", "question", "answer", *CHAIN_FIELDS)
+    others = [make_excerpt(key) for key in row if key not in known]
+    pairs = [f'{field} = "{key}"' for field, key in zip(missing, others, strict=False)]
+    hint = f", for example data.columns = {{ {', '.join(pairs)} }}" if pairs else ""
+    names = make_excerpt(", ".join(row)) or "none"
+    return f"no {' and no '.join(missing)}; the fields are {names}; rename them, or set data.columns{hint}"
 
 
 def type_error(field: str, value: Any, expected: str, text: str, hint: str) -> RowError:
