@@ -140,7 +140,7 @@ def test_train_resumes_with_another_validation(run: RunCli) -> None:
 
 
 def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path) -> None:
-    row = '{"question": "3 + %d =", "answer": "%s"}\n'
+    row = '{"question": "3 + %d =", "steps": ["1", "2"], "answer": "%s"}\n'
     (tmp_path / "rows.jsonl").write_text("".join(row % (n, n) for n in range(8)))
     (tmp_path / "valid.jsonl").write_text(row % (11, "12") + row % (22, "x") + row % (33, "y") + row % (44, "3 " * 9))
     data = TINY_RECIPE[TINY_RECIPE.index("[data]") : TINY_RECIPE.index("[validation]")]

@@ -42,16 +42,31 @@ def test_default_answer_matcher(keys: dict[str, Any], protocol: object) -> None:
 
 
 def test_build_validation_gold_answer_without_a_number(tmp_path: Path) -> None:
-    row = '{"question": "3 + 4 =", "answer": "%s"}\n'
-    (tmp_path / "rows.jsonl").write_text(row % 7)
+    row = '{"question": "3 + 4 =", "steps": ["7", "7"], "answer": "%s"}\n'
+    (tmp_path / "rows.jsonl").write_text(row % "7 7")
     (tmp_path / "valid.jsonl").write_text(row.replace("4", "5") % "8" + row.replace("4", "6") % "3 4")
     file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nanswer_prompt = "ans"'
     assert DIGITS in TINY_RECIPE
     text = TINY_RECIPE.replace(DIGITS, file).replace("batch_size = 8", "batch_size = 1")
     (tmp_path / "own.toml").write_text(text)
-    experiment = build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
+    recipe = load_recipe(tmp_path / "own.toml")[0]
+    experiment = build_experiment(recipe, CPU)
+    number = "1 row whose answer is not a plain number, such as '7 7' of rows.jsonl:1; held-out rows must have one"
+    assert experiment.notes[-1] == number
     with pytest.raises(InputError, match=r"valid\.jsonl:2: .*data\.answer_type"):
-        build_validation(experiment.recipe, experiment.parts, experiment.method, CPU)
+        build_validation(recipe, experiment.parts, experiment.method, CPU)
+    (tmp_path / "valid.jsonl").write_text(row.replace("4", "5") % "8")
+    short = load_recipe(tmp_path / "own.toml", ["validation.max_tokens=3"])[0]
+    validation = build_validation(short, experiment.parts, experiment.method, CPU)
+    cut = "validation: validation.max_tokens 3 cuts the longest chain and answer of the held-out rows, 4 tokens, "
+    assert validation is not None
+    assert validation.notes == (f"{cut}which lowers teacher_accuracy; set 4 or more",)
+    (tmp_path / "rows.jsonl").write_text(row.replace('"7", "7"', "") % "7")
+    with pytest.raises(InputError, match=r"rows\.jsonl: no row has a chain, from which method kava learns; add"):
+        build_experiment(recipe, CPU)
+    (tmp_path / "rows.jsonl").write_text(row.replace('"7", "7"', '"7"') % "7")
+    with pytest.raises(InputError, match=r'set data\.chain_steps = "all"'):
+        build_experiment(recipe, CPU)
 
 
 def test_validation_is_shared_by_ranks(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class ValidationConfig(ConfigModel):
 
     max_rows: PositiveInt = Field(default=500, description="use only the first rows")
     batch_size: PositiveInt = Field(default=100, description="rows of a batch")
-    max_tokens: PositiveInt = Field(default=64, description="maximum tokens of an answer")
+    max_tokens: PositiveInt = Field(default=64, description="maximum tokens of an answer, its written chain included")
     with_cot: bool = Field(
         default=True, description="also answer with the chain of thought written out, with the same weights"
     )

@@ -1,12 +1,13 @@
 """Load the training and held-out rows of a recipe."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig, SplitName, TextConfig
 from laconic.config.methods import CompressionConfig
-from laconic.config.recipe import DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
+from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.stateful_batches import StatefulBatches
@@ -77,7 +78,39 @@ def load_training_rows(
         min_rows=recipe.train.batch_size,
         progress=progress,
     )
-    return RowSet(rows, rows.examples, default_answer_matcher(data), (*file.notes, *rows.counts.describe(M)))
+    check_chains(recipe, rows)
+    matcher = default_answer_matcher(data)
+    notes = (*file.notes, *rows.counts.describe(M), *describe_answers(matcher, rows.examples))
+    return RowSet(rows, rows.examples, matcher, notes)
+
+
+def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
+    """Raise `InputError` if no row has a chain for a method that learns from chains."""
+    learns_hidden = recipe.distillation is not None and recipe.distillation.hidden_weight > 0
+    needs_chains = recipe.method in (*FULL_CHAIN_METHODS, "kava") or (
+        recipe.method in COT_TEACHER_METHODS and learns_hidden
+    )
+    if not needs_chains or rows.max_length:
+        return
+    if any(example.steps for example in rows.examples):
+        raise InputError(
+            'every chain has one step, which data.chain_steps = "drop_last" leaves out; set data.chain_steps = "all"'
+        )
+    files = ", ".join(Path(name).name for name in recipe.data.name or (str(recipe.data.path),))
+    raise InputError(
+        f"{files}: no row has a chain, from which method {recipe.method} learns; add a field steps (a list of "
+        'strings), or cot or rationale (a text), or name yours: data.columns = { cot = "FIELD" }'
+    )
+
+
+def describe_answers(matcher: AnswerProtocol, examples: Sequence[ReasoningExample]) -> list[str]:
+    """Return a note on answers that are trained but could not be judged, because they are no plain number."""
+    unclear = [example for example in examples if not matcher.is_valid_gold(example.answer)] if matcher is CODI else []
+    if not unclear:
+        return []
+    first, count = unclear[0], f"{len(unclear):,} row{'' if len(unclear) == 1 else 's'}"
+    example = f"such as {first.answer[:40]!r} of {first.id}"
+    return [f"{count} whose answer is not a plain number, {example}; held-out rows must have one"]
 
 
 def load_documents_split(
@@ -246,6 +279,7 @@ def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: Deco
     questions = rows.source.batch(range(len(rows.examples)), 0, 0)
     assert isinstance(questions, ReasoningBatch)
     prompt = int(questions.question_mask.sum(1).max()) + (recipe.latents.num_latents + 2 if recipe.latents else 0)
+    note = describe_short_answers(recipe, questions)
     if recipe.method not in FULL_CHAIN_METHODS:  # the others write what precedes the answer
         prompt += len(answer_prefix_ids(tokenizer, recipe.data))
     if config.position_encoding == "table" and prompt + max_tokens > context:
@@ -253,16 +287,35 @@ def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: Deco
             f"validation.max_tokens {max_tokens}: exceeds the {context} positions of the model after a prompt of "
             f"{prompt}; lower it to {max(0, context - prompt)}"
         )
-    return rows
+    return rows._replace(notes=(*rows.notes, *note))
 
 
-def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> None:
-    """Run the checks of `load_validation_questions` on held-out questions that are local."""
+def describe_short_answers(recipe: Recipe, questions: ReasoningBatch) -> list[str]:
+    """Return a note if `validation.max_tokens` cuts answers of the held-out rows, or chains that are written out."""
+    config = recipe.validation
+    assert config is not None
+    lengths, part, metric = questions.answer_mask.sum(1), "answer", "accuracy"
+    writes_chain = recipe.method in FULL_CHAIN_METHODS
+    if writes_chain or (config.with_cot and recipe.method in COT_TEACHER_METHODS):
+        lengths, part = lengths + questions.chain_mask.sum(1), "chain and answer"
+        metric = "accuracy" if writes_chain else "teacher_accuracy"
+    longest = int(lengths.max())
+    if longest <= config.max_tokens:
+        return []
+    return [
+        f"validation.max_tokens {config.max_tokens} cuts the longest {part} of the held-out rows, {longest} tokens, "
+        f"which lowers {metric}; set {longest} or more"
+    ]
+
+
+def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> tuple[str, ...]:
+    """Run the checks of `load_validation_questions` on held-out questions that are local, and return its notes."""
     data = recipe.data
     if recipe.validation is None or data.source in DOCUMENT_SOURCES:
-        return
+        return ()
     if data.source != "catalog" or (data.valid is not None and reasoning_load.is_local(data.valid, data, "valid")):
-        load_validation_questions(recipe, tokenizer, config)
+        return load_validation_questions(recipe, tokenizer, config).notes
+    return ()
 
 
 def load_held_out_file(data: DataConfig, part: SplitName, max_rows: int | None = None) -> ExamplesFile:

@@ -213,7 +213,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     build_model.check_context_length(recipe, config)
     context, train = config.max_position_embeddings, recipe.train
     rows = find_row_lengths(recipe, tokenizer, context)
-    check_validation(recipe, tokenizer, config)
+    notes = (*rows.notes, *check_validation(recipe, tokenizer, config))
     build_nested.check_levels_trainable(recipe, int(rows.lengths.sum(1).max()))
     steps, per_epoch = train.total_updates(rows.num_rows), train.updates_per_epoch(rows.num_rows)
     micro = min(train.micro_batch_size or train.batch_size, train.batch_size)
@@ -243,7 +243,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     return {
         "schema": 2, "method": recipe.method, **counts, "rows": rows.num_rows, "assumed": rows.is_assumed,
         "steps": steps, "steps_per_epoch": per_epoch, "tokens": summarize_lengths(rows.lengths, rows.parts()),
-        "notes": list(rows.notes), "flops_per_step": flops, "threads": torch.get_num_threads(),
+        "notes": list(notes), "flops_per_step": flops, "threads": torch.get_num_threads(),
         "memory": {"bytes": memory.peak(micro, train.batch_size), "micro_batch_size": micro},
         "largest_micro_batch": {**fits, "free": free}, "seconds": {"step": seconds, "run": seconds * steps},
         "disk": {"step": step_bytes, "steps_kept": retained, "kept": retained * step_bytes},
