@@ -243,13 +243,18 @@ def test_engine_answers_with_a_method_that_only_answers(tmp_path: Path, monkeypa
         (answer,) = reasoner.generate(question, config)
         assert (receiver.token_ids, receiver.text) == (list(answer.token_ids), answer.text)
         assert receiver.finish.num_tokens == len(answer.token_ids)
+        stop = answer.text[1:3]
+        stopped = submit(engine, question=question, config=replace(config, stop_strings=stop))
+        run_to_end(engine)
+        assert (stopped.text, stopped.finish.reason) == (answer.text[: answer.text.index(stop)], "stop")
+        assert stopped.finish.num_tokens == len(stopped.token_ids) < len(answer.token_ids)
 
 
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
         ({"token_ids": (1, 2)}, "give a question"),
-        ({"question": "1+1=", "config": GenerationConfig(stop_strings="x")}, "stop_strings"),
+        ({"question": "1+1=", "config": GenerationConfig(eos_token_ids=1)}, "eos_token_ids"),
         ({"question": "1+1=", "with_prompt_logprobs": True}, "prompt log prob"),
         ({"question": "1+1=", "config": GenerationConfig(max_tokens=10**6)}, "shorten by"),
     ],

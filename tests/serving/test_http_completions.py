@@ -83,8 +83,26 @@ def test_completion_samples_n_choices_with_their_seeds(client: TestClient, chat_
 def test_completion_ends_before_a_stop_string(client: TestClient, chat_model: LanguageModel) -> None:
     whole = generate(chat_model, PROMPT, max_tokens=12)
     stop = whole[3:5]
-    choice = complete(client, prompt=PROMPT, max_tokens=12, stop=["never", stop])["choices"][0]
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "stop": ["never", stop], "logprobs": 0}
+    choice = complete(client, **body)["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    tokens = choice["logprobs"]["tokens"]
+    data = b"".join(bytes.fromhex(token[-2:]) if token.startswith("bytes:") else token.encode() for token in tokens)
+    assert data.decode(errors="replace") == choice["text"], "the tokens of the stop string are left out"
+    parts = [chunk["choices"][0]["logprobs"] for chunk in stream(client, "/v1/completions", **body)]
+    assert [token for part in parts if part for token in part["tokens"]] == tokens
+    chat_body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "logprobs": True}
+    whole = chat(client, **chat_body)["choices"][0]["message"]["content"]
+    choice = chat(client, **chat_body, stop=whole[2:4])["choices"][0]
+    assert choice["message"]["content"] == whole[: whole.index(whole[2:4])]
+    tokens = choice["logprobs"]["content"]
+    data = bytes(byte for token in tokens for byte in token["bytes"])
+    assert data.decode(errors="replace") == choice["message"]["content"]
+    parts = [
+        chunk["choices"][0]["logprobs"]
+        for chunk in stream(client, "/v1/chat/completions", **chat_body, stop=whole[2:4])
+    ]
+    assert [token["token"] for part in parts if part for token in part["content"]] == [t["token"] for t in tokens]
 
 
 def test_completion_scores_the_prompt(client: TestClient, chat_model: LanguageModel) -> None:
@@ -269,6 +287,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
         ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
         ({"max_tokens": 5000}, 400, "max_tokens", "at most 4,096"),
+        ({"max_completion_tokens": 5000}, 400, "max_completion_tokens", "max_completion_tokens: 5,000 given"),
         ({"n": 65}, 400, "n", "at most 64"),
         ({"stop": ["a", ""]}, 400, "stop", "empty string"),
         ({"stop": 3}, 400, "stop", "expected a text or a list of texts"),
@@ -293,6 +312,7 @@ def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], stat
 @pytest.mark.parametrize(
     ("body", "text"),
     [
+        ({"prompt": "a", "n": 65}, "n: 65 sequences in one request; give at most 64"),
         ({"prompt": 1}, "a text, a list of texts"),
         ({"prompt": []}, "a text, a list of texts"),
         ({"prompt": ""}, "prompt: empty"),
@@ -307,4 +327,6 @@ def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], stat
 def test_completion_names_what_is_wrong(client: TestClient, body: dict[str, Any], text: str) -> None:
     response = client.post("/v1/completions", json=body)
     assert response.status_code == 400
-    assert text in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert text in error["message"]
+    assert error["param"] == next((name for name in ("n", "max_tokens") if name in body), "prompt")

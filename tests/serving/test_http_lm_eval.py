@@ -10,7 +10,8 @@ import laconic
 from laconic.experiment.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from tests.conftest import needs
-from tests.serving.lm_eval_run import CHOICES, run_lm_eval
+from tests.runs import train_tiny_run
+from tests.serving.lm_eval_run import CHOICES, TEXT_TASK, run_lm_eval, run_tasks
 from tests.serving.test_http_process import run_server
 
 STORIES = Path(laconic.__file__).parent / "checkpoints/stories260k"
@@ -52,3 +53,22 @@ def test_lm_eval_scores_and_generates_as_the_model(tmp_path: Path) -> None:
     model = laconic.load(STORIES)
     assert isinstance(model, LanguageModel)
     check_against_model(model, tmp_path, STORIES, TEXTS, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.loopback
+def test_lm_eval_asks_a_run_that_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a tokenizer, lm-eval sends questions as texts; its `until` ends the answers."""
+    for package in ("lm_eval", "tenacity", "datasets"):
+        needs(package)
+    monkeypatch.chdir(tmp_path)
+    folder = train_tiny_run("kava", tmp_path)
+    reasoner, questions = laconic.load(folder), ["1+2*3=", "4*5-6=", "2*2+1=", "9-8+7=", "3*3*3="]
+    assert isinstance(reasoner, laconic.Reasoner)
+    answers = [answer.text for answer in reasoner.generate(questions, GenerationConfig(max_tokens=12))]
+    until = next(text[1:3] for text in answers if len(text) > 2)
+    with run_server(folder) as server:
+        model_args = f"model={folder.name},tokenizer_backend=None"
+        samples = run_tasks(tmp_path, questions, (TEXT_TASK,), server.port, model_args, (until,))
+    generated = [row["resps"][0][0] for row in samples["local_text"]]
+    assert generated == [answer.partition(until)[0] for answer in answers] != answers

@@ -170,7 +170,8 @@ def test_memories_of_the_command_line_stay(
         ({"method": "magic"}, "method", "give one of kvzip"),
         ({"keep": 2.0}, "keep", "at most 1"),
         ({"keep": 0.5, "slots": 3}, "keep", "give only one of them"),
-        ({"text": ""}, None, "empty"),
+        ({"text": ""}, "text", "text: empty; give text"),
+        ({"text": " \n"}, "text", "only white space"),
         ({"text": "a", "vectors": 3}, "vectors", "unknown parameter"),
     ],
 )

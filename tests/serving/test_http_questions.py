@@ -52,7 +52,13 @@ def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reason
         "/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
     )
     assert '"latent_passes":1' in chunks.text
-    assert "laconic_latent_passes_total 4.0" in thinker.get("/metrics").text
+    stop = answers[0].text[2:4]
+    stopped = thinker.post("/v1/chat/completions", json=body | {"stop": ["never", stop]}).json()
+    text = answers[0].text[: answers[0].text.index(stop)]
+    assert stopped["choices"][0]["message"]["content"] == text
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["usage"]["completion_tokens_details"] == latents
+    assert "laconic_latent_passes_total 5.0" in thinker.get("/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,6 @@ def test_question_is_answered_with_latents(thinker: TestClient, reasoner: Reason
         ),
         ({"messages": [{"role": "user", "content": "1"}] * 2}, 'single questions (data.format = "digits")'),
         ({"messages": [{"role": "system", "content": "1"}]}, "the last one has role system"),
-        ({"messages": [{"role": "user", "content": "1+1="}], "stop": "a"}, "recipe of tiny"),
         ({"messages": [{"role": "user", "content": "1+1="}], "memory": ["a"]}, "reads no memories"),
     ],
 )

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> NestedTextModel:
 def learner(model: NestedTextModel) -> Iterator[TestClient]:
     """A client of a server on a model that learns."""
     with ExitStack() as stack:
-        yield start_client(stack, model, limits=ServerLimits(max_sessions=6))
+        yield start_client(stack, model, limits=ServerLimits(max_sessions=6, max_body_bytes=1500))
 
 
 def post(client: TestClient, route: str, **body: Any) -> dict[str, Any]:
@@ -100,7 +100,8 @@ def test_session_has_one_writer_and_readers_see_the_state_before(
     writer.start()
     assert has_begun.wait(30)
     for method, route in (("POST", "learn"), ("POST", "reset"), ("DELETE", "")):
-        response = learner.request(method, f"/v1/sessions/{session}/{route}".rstrip("/"), json={"text": TEXT})
+        body = {"text": TEXT} if route == "learn" else {}
+        response = learner.request(method, f"/v1/sessions/{session}/{route}".rstrip("/"), json=body)
         assert response.status_code == 409, response.text
         assert response.headers["x-should-retry"] == "false"
     assert complete(learner, session) == generate(model)
@@ -121,7 +122,12 @@ def test_sessions_have_limits_and_names(learner: TestClient, client: TestClient)
     assert learner.post("/v1/completions", json={"prompt": "a", "session": "none"}).status_code == 404
     session = post(learner, "")["id"]
     response = learner.post(f"/v1/sessions/{session}/learn", json={"text": ""})
-    assert response.status_code == 400
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "text")
+    for route in ("", f"/{session}/fork", f"/{session}/reset"):
+        response = learner.post(f"/v1/sessions{route}", json={"name": "mine"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "name")
+        assert learner.post(f"/v1/sessions{route}", content=b"x" * 2000).status_code == 413
+    assert learner.post(f"/v1/sessions/{session}/reset", json={}).status_code == 200
     response = learner.post("/v1/completions", json={"prompt": "a", "session": session, "memory": ["x"]})
     assert "give one of them" in response.json()["error"]["message"]
     response = learner.post("/v1/memories", json={"text": TEXT})

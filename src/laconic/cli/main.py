@@ -52,7 +52,7 @@ EXIT_PIPE_CLOSED = 141
 MIN_COLUMNS = 20  # help for a narrower terminal would never end
 EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
-    **dict.fromkeys(("matplotlib", "scipy"), "report"),
+    "matplotlib": "report",
     **dict.fromkeys(("fastapi", "uvicorn", "sse_starlette", "prometheus_client"), "serve"),
     "trackio": "track",
     **{name: name for name in ("wandb", "tensorboard")},

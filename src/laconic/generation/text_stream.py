@@ -26,6 +26,11 @@ class IncrementalDetokenizer:
         self.text = self.pending = ""
         self.found_stop = False
 
+    @property
+    def num_characters(self) -> int:
+        """Number of characters decoded so far, those of a possible stop string included."""
+        return len(self.text) + len(self.pending)
+
     def append(self, token: int) -> str:
         """Add an id and return the text that is now certain, often none; set `found_stop` at a stop string."""
         self.token_ids.append(token)

@@ -54,10 +54,15 @@ class PromptEvent:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A new token. `text` has whole characters only; the texts of all events concatenate to the answer."""
+    """A new token. `text` has whole characters only; the texts of all events concatenate to the answer.
+
+    `offset` is the number of characters decoded before the token, so a token of a stop string, which is not part of the
+    answer, has an offset at or after the answer's end.
+    """
 
     text: str
     logprob: TokenLogprob
+    offset: int
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class RunningSequence:
         num_read: Prompt positions read so far.
         num_tokens: Tokens generated so far.
         next_id: The id chosen last, which the next step reads; None while the prompt is read.
+        top: The most likely ids in its place.
+        offset: Number of characters decoded before it.
     """
 
     id: int
@@ -76,6 +78,7 @@ class RunningSequence:
     update_flags: tuple[bool, bool] = (False, False)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     top: tuple[tuple[int, float], ...] = ()
+    offset: int = 0
 
     def start_decoding(
         self,
@@ -138,6 +141,8 @@ class RunningSequence:
         self.top = find_top_logprobs(logits, count)[0] if count else ()
         ids, logprobs = self.sampler(logits, block_eos=self.num_tokens < self.config.min_tokens)
         self.next_id = int(ids[0])
+        assert self.output.detokenizer is not None
+        self.offset = self.output.detokenizer.num_characters
         reason = self.output.append(self.next_id, float(logprobs[0]))
         if reason is not None:
             self.finish(reason)
@@ -145,7 +150,7 @@ class RunningSequence:
     def emit_token(self, row: int, token: int, text: str, logprob: float) -> bool:
         """Send the event of a new token."""
         self.num_tokens += 1
-        self.send(TokenEvent(text, TokenLogprob(token, logprob, self.top)))
+        self.send(TokenEvent(text, TokenLogprob(token, logprob, self.top), self.offset))
         return False
 
     def score_prompt(

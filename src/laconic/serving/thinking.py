@@ -1,6 +1,7 @@
 """Questions to runs that answer: checked, and thought about and answered beside other requests."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -28,8 +29,8 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
     request, config = sequence.request, sequence.request.config
     if request.question is None or request.token_ids or request.state is not None:
         raise UsageError("this run answers questions; give a question without token_ids and state")
-    if config.stop_list or config.eos_token_ids is not None:
-        raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; leave them out")
+    if config.eos_token_ids is not None:
+        raise UsageError("eos_token_ids: the recipe's data.format ends an answer; leave them out")
     if not isinstance(config.seed, int):
         raise UsageError("seed: a request has one row; give one number")
     if request.with_prompt_logprobs:
@@ -115,12 +116,19 @@ def answer_whole(
     model: Reasoner, sequence: RunningSequence, question: ReasoningBatch, decoding: AnswerDecoding
 ) -> None:
     """Answer with a method that does not say what its answers follow; the events come when it has finished."""
-    answers = answer_questions(model.method, question, decoding)
+    stop_strings, sampling = decoding.sampling.stop_list, replace(decoding.sampling, stop_strings=())
+    answers = answer_questions(model.method, question, replace(decoding, sampling=sampling))
     sequence.latent_passes = answers.passes[0].latent
-    detokenizer, ids = IncrementalDetokenizer(without_eos(decoding), [], ()), answers.token_ids[0]
+    detokenizer, ids = IncrementalDetokenizer(without_eos(decoding), [], stop_strings), answers.token_ids[0]
     sequence.send(PromptEvent())
-    for n, token in enumerate(ids, 1):
-        text = detokenizer.append(token) + (detokenizer.flush() if n == len(ids) else "")
-        sequence.send(TokenEvent(text, TokenLogprob(token, None)))
-    sequence.num_tokens = len(ids)
-    sequence.finish("eos" if ids and ids[-1] in decoding.eos_token_ids else "length")
+    for token in ids:
+        sequence.num_tokens += 1
+        offset = detokenizer.num_characters
+        text = detokenizer.append(token)
+        is_last = detokenizer.found_stop or sequence.num_tokens == len(ids)
+        text += detokenizer.flush() if is_last else ""
+        sequence.send(TokenEvent(text, TokenLogprob(token, None), offset))
+        if is_last:
+            break
+    is_eos = bool(ids) and ids[-1] in decoding.eos_token_ids
+    sequence.finish("stop" if detokenizer.found_stop else "eos" if is_eos else "length")

@@ -20,7 +20,7 @@ from laconic.serving.http.schemas import (
     ReplyMessage,
     Usage,
 )
-from laconic.serving.http.sequences import SequenceGroup, SequenceResult, count_usage, to_finish_reason
+from laconic.serving.http.sequences import SequenceGroup, SequenceResult, TextTokens, count_usage, to_finish_reason
 from laconic.serving.http.services import GroupDependency, Services, ServicesDependency, run_while_connected
 from laconic.serving.http.streaming import json_response, stream_chunks
 from laconic.serving.http.strict_body import StrictRoute
@@ -74,8 +74,8 @@ class ChatAnswer:
         body, served, limits = self.body, self.services.served, self.services.limits
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         prompt = prepare_chat(served, messages, prefix, limits)
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        config = build_config(served, body, prompt, max_tokens, limits)
+        param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        config = build_config(served, body, prompt, getattr(body, param), limits, param)
         return build_engine_requests(served, body, prompt, config, num_top_logprobs=self.num_top)
 
     async def collect(self, group: SequenceGroup) -> Completion:
@@ -104,15 +104,17 @@ class ChatAnswer:
         for index in range(self.n):
             yield self.build_chunk(index, Delta(role="assistant", content=""))
         finishes: dict[int, FinishEvent] = {}
+        tokens = [TextTokens() for _ in range(self.n)]
         async for index, event in group.events():
-            match event:
-                case TokenEvent() if event.text or self.body.logprobs:
-                    yield self.build_chunk(index, Delta(content=event.text), self.build_logprobs([event.logprob]))
-                case FinishEvent():
-                    finishes[index] = event
-                    yield self.build_chunk(index, Delta(), None, to_finish_reason(event))
-                case _:
-                    pass
+            if not isinstance(event, TokenEvent | FinishEvent):
+                continue
+            certain = tokens[index].add(event)
+            logprobs = self.build_logprobs(certain) if certain else None
+            if isinstance(event, FinishEvent):
+                finishes[index] = event
+                yield self.build_chunk(index, Delta(), logprobs, to_finish_reason(event))
+            elif event.text or logprobs:
+                yield self.build_chunk(index, Delta(content=event.text), logprobs)
         if self.body.should_include_usage:
             usage = count_usage([finishes[index] for index in sorted(finishes)], self.n)
             yield self.build("chat.completion.chunk", [], usage=usage)

@@ -18,7 +18,7 @@ from laconic.serving.http.schemas import (
     FinishReason,
     Usage,
 )
-from laconic.serving.http.sequences import SequenceGroup, SequenceResult, count_usage, to_finish_reason
+from laconic.serving.http.sequences import SequenceGroup, SequenceResult, TextTokens, count_usage, to_finish_reason
 from laconic.serving.http.services import GroupDependency, Services, ServicesDependency, run_while_connected
 from laconic.serving.http.streaming import json_response, stream_chunks
 from laconic.serving.http.strict_body import StrictRoute
@@ -65,7 +65,8 @@ class CompletionAnswer:
         """
         count, largest = len(self.body.prompts) * self.n, self.services.limits.max_queue
         if count > largest:
-            raise ApiError(400, f"prompt: {count:,} sequences in one request; give at most {largest:,}", "prompt")
+            param = "n" if len(self.body.prompts) <= largest else "prompt"
+            raise ApiError(400, f"{param}: {count:,} sequences in one request; give at most {largest:,}", param)
         if self.is_score_only and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, which returns the prompt; give 1 or more", "max_tokens")
         prefix = await self.services.resolve_prefix(self.body)
@@ -80,7 +81,8 @@ class CompletionAnswer:
             if self.echo and self.has_logprobs and prompt.question is not None:
                 message = f"echo: {served.name} answers questions and has no log probabilities of them; leave it out"
                 raise ApiError(400, message, "echo")
-            max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+            default = min(DEFAULT_MAX_TOKENS, limits.max_generated_tokens)
+            max_tokens = default if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
                 served,
                 body,
@@ -122,19 +124,19 @@ class CompletionAnswer:
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
         """Yield the answer in chunks."""
         builders = [self.logprobs_builder(index) for index in range(len(self.echoes) * self.n)]
+        tokens = [TextTokens() for _ in builders]
         finishes: dict[int, FinishEvent] = {}
         async for index, event in group.events():
             text, logprobs, reason, builder = "", None, None, builders[index]
-            match event:
-                case PromptEvent():
-                    text = self.echoes[index // self.n]
-                    logprobs = builder.build((), event.logprobs) if event.logprobs else None
-                case TokenEvent() if not self.is_score_only:
-                    text, logprobs = event.text, builder.build([event.logprob]) if self.has_logprobs else None
-                case FinishEvent():
-                    finishes[index], reason = event, to_finish_reason(event)
-                case _:
-                    pass
+            if isinstance(event, PromptEvent):
+                text = self.echoes[index // self.n]
+                logprobs = builder.build((), event.logprobs) if event.logprobs else None
+            elif isinstance(event, TokenEvent | FinishEvent) and not self.is_score_only:
+                certain = tokens[index].add(event)
+                logprobs = builder.build(certain) if certain and self.has_logprobs else None
+                text = event.text if isinstance(event, TokenEvent) else ""
+            if isinstance(event, FinishEvent):
+                finishes[index], reason = event, to_finish_reason(event)
             if text or logprobs or reason:
                 yield self.build([self.choice(index, text, logprobs, reason)])
         if self.body.should_include_usage:

@@ -120,6 +120,8 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
         config = KVCompressionConfig(**present)
     except UsageError as error:
         raise ApiError(400, str(error), next(iter(present))) from None
+    if not body.text.strip():
+        raise ApiError(400, "text: only white space; give text", "text")
 
     def write_selection(path: Path, check: Callable[[], None]) -> None:
         result = compress_text(

@@ -171,7 +171,12 @@ def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits
 
 
 def build_config(
-    served: ApiModel, body: GenerationRequest, prompt: PreparedPrompt, max_tokens: int | None, limits: ServerLimits
+    served: ApiModel,
+    body: GenerationRequest,
+    prompt: PreparedPrompt,
+    max_tokens: int | None,
+    limits: ServerLimits,
+    param: str = "max_tokens",
 ) -> GenerationConfig:
     """Return the options of generation of a request.
 
@@ -181,16 +186,14 @@ def build_config(
         prompt: Its prompt; `max_tokens` is lowered to what fits after it.
         max_tokens: Largest number of new tokens; None: as many as fit.
         limits: Limits of the server.
+        param: Parameter that gives `max_tokens`.
 
     Raises:
-        ApiError: 400 if `max_tokens` is over the limit or `min_tokens` over `max_tokens`, or for stop strings of a run
-            whose recipe ends an answer.
+        ApiError: 400 if `max_tokens` is over the limit or `min_tokens` over `max_tokens`.
     """
     if max_tokens is not None and max_tokens > limits.max_generated_tokens:
-        message = f"max_tokens: {max_tokens:,} given, this server generates at most {limits.max_generated_tokens:,}"
-        raise ApiError(400, message, "max_tokens")
-    if body.stop_strings and prompt.question is not None:
-        raise ApiError(400, f"stop: the recipe of {served.name} says where an answer ends; leave it out", "stop")
+        message = f"{param}: {max_tokens:,} given, this server generates at most {limits.max_generated_tokens:,}"
+        raise ApiError(400, message, param)
     default = limits.max_generated_tokens if prompt.question is None else ANSWER_TOKENS
     num_tokens = max(1, min(default if max_tokens is None else max_tokens, prompt.room))
     if body.min_tokens is not None and body.min_tokens > num_tokens:

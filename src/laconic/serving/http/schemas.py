@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 # Parameters of OpenAI's API that change nothing at these values (and null), which clients send. At others, a 400.
 UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
@@ -192,10 +192,17 @@ class CompletionRequest(GenerationRequest):
         return [row for row in self.prompt if not isinstance(row, int)]
 
 
+def check_text(text: str) -> str:
+    """Return a text; raise ValueError if it is empty."""
+    if not text:
+        raise ValueError("empty; give text")
+    return text
+
+
 class MemoryRequest(RequestBody):
     """Body of POST /v1/memories. The fields from `chat` on are for plain models, which select keys and values."""
 
-    text: str
+    text: Annotated[str, AfterValidator(check_text)]
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     chat: bool | None = None
     method: str | None = None
@@ -207,7 +214,11 @@ class MemoryRequest(RequestBody):
 class LearnRequest(RequestBody):
     """Body of POST /v1/sessions/{id}/learn."""
 
-    text: str
+    text: Annotated[str, AfterValidator(check_text)]
+
+
+class EmptyRequest(RequestBody):
+    """Body of the routes that take no parameters; it may be left out."""
 
 
 class Usage(BaseModel):

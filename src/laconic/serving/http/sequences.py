@@ -24,10 +24,36 @@ from laconic.serving.requests import (
 
 
 @dataclass
+class TextTokens:
+    """The tokens of an answer's text: those that a stop string consists of are left out.
+
+    Attributes:
+        length: Characters of the text so far.
+        waiting: Tokens behind them, which may turn out to belong to a stop string.
+    """
+
+    length: int = 0
+    waiting: list[TokenEvent] = field(default_factory=list[TokenEvent])
+
+    def add(self, event: TokenEvent | FinishEvent) -> list[TokenLogprob]:
+        """Return the tokens that are now known to belong to the text, in order."""
+        if isinstance(event, FinishEvent):
+            certain = [] if event.reason == "stop" else self.waiting
+            self.waiting = []
+        else:
+            self.length += len(event.text)
+            self.waiting.append(event)
+            certain = [token for token in self.waiting if token.offset < self.length]
+            self.waiting = self.waiting[len(certain) :]
+        return [token.logprob for token in certain]
+
+
+@dataclass
 class SequenceResult:
     """Everything that the events of one sequence report."""
 
     text: str = ""
+    tokens: TextTokens = field(default_factory=TextTokens)
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishEvent | None = None
@@ -39,9 +65,10 @@ class SequenceResult:
                 self.prompt_logprobs = event.logprobs
             case TokenEvent():
                 self.text += event.text
-                self.logprobs.append(event.logprob)
+                self.logprobs += self.tokens.add(event)
             case FinishEvent():
                 self.finish = event
+                self.logprobs += self.tokens.add(event)
             case ErrorEvent():  # `events` raises it
                 pass
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from laconic.experiment.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
-from laconic.serving.http.schemas import LearnRequest, SessionCard
+from laconic.serving.http.schemas import EmptyRequest, LearnRequest, SessionCard
 from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
 from laconic.serving.http.strict_body import StrictRoute
 from laconic.serving.threads import run_in_thread
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
 
 
 @router.post("")
-async def create_session(services: ServicesDependency) -> SessionCard:
+async def create_session(services: ServicesDependency, body: EmptyRequest | None = None) -> SessionCard:
     """Create a session that has learned nothing."""
     return services.sessions.create().to_card()
 
@@ -54,13 +54,13 @@ async def learn(id: str, body: LearnRequest, request: Request, services: Service
 
 
 @router.post("/{id}/fork")
-async def fork(id: str, services: ServicesDependency) -> SessionCard:
+async def fork(id: str, services: ServicesDependency, body: EmptyRequest | None = None) -> SessionCard:
     """Create a session that continues from the state of another one."""
     return services.sessions.create(services.sessions.get(id)).to_card()
 
 
 @router.post("/{id}/reset")
-async def reset(id: str, services: ServicesDependency) -> SessionCard:
+async def reset(id: str, services: ServicesDependency, body: EmptyRequest | None = None) -> SessionCard:
     """Forget everything that a session has learned."""
     with services.sessions.write(id) as session:
         session.state, session.documents = None, ()
