@@ -50,6 +50,11 @@ def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pyt
         now[0] += seconds
         log.update("part", done, 4)
     assert lines == ["run …", "run part: 2 of 4, 7 s left"]
+    resumed = console.ProgressLog("run")
+    for done in (21, 22):
+        now[0] += 5
+        resumed.update("part", done, 24)
+    assert lines[2:] == ["run part: 21 of 24, 15 s left", "run part: 22 of 24, 10 s left"]
 
 
 def test_progress_log_estimates_a_phase_from_its_own_start(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

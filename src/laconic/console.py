@@ -117,7 +117,7 @@ class ProgressLog:
     """Progress as lines on standard error, with the seconds left of a phase, which begins where `done` falls."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.name, self.done, self.total = text, "", 0, 0
+        self.text, self.name, self.done, self.total, self.first = text, "", 0, 0, 0
         self.printed: tuple[str, int] | None = None
         self.start = self.last = time.monotonic()
 
@@ -125,6 +125,8 @@ class ProgressLog:
         """Print a line, unless the last one is recent."""
         if done < self.done:
             self.start = time.monotonic()
+        if done < self.done or not self.total:
+            self.first = max(0, done - 1)  # a resumed run does not begin at 0
         self.name, self.done, self.total = name, done, total
         interval = UNCHANGED_INTERVAL if self.printed == (name, done) else LOG_INTERVAL
         if time.monotonic() - self.last >= interval:
@@ -137,7 +139,8 @@ class ProgressLog:
         if self.total:
             line += f": {self.done} of {self.total}"
         if self.total and self.done:
-            line += f", {(self.last - self.start) / self.done * (self.total - self.done):.0f} s left"
+            seconds = (self.last - self.start) / (self.done - self.first)
+            line += f", {seconds * (self.total - self.done):.0f} s left"
         log_message(line if self.total else f"{line} …")
 
 

@@ -153,6 +153,31 @@ def test_train_mentions_rows_left_out_of_validation(run: RunCli, tmp_path: Path)
     assert [line for line in err.splitlines() if line.startswith(expected)]
 
 
+def test_train_resumes_after_its_files_moved_and_refuses_other_rows(run: RunCli, tmp_path: Path) -> None:
+    row = '{"question": "3 + %d =", "steps": ["1", "2"], "answer": 7}\n'
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/rows.jsonl").write_text("".join(row % n for n in range(8)))
+    (tmp_path / "old/valid.jsonl").write_text(row % 11)
+    data = TINY_RECIPE[TINY_RECIPE.index("[data]") : TINY_RECIPE.index("[validation]")]
+    table = '[data]\npath = "old/rows.jsonl"\nvalid = "old/valid.jsonl"\nanswer_prompt = "ans"\n'
+    (tmp_path / "own.toml").write_text(TINY_RECIPE.replace(data, table))
+    assert run("train", "own.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = ("train", "own.toml", "--out", "runs/a", "data.path=new/rows.jsonl", "data.valid=new/valid.jsonl")
+    code, _, err = run(*moved, "train.steps=2")
+    assert code == 0, err
+    assert "a: resumed from step 1 of 2\n" in err
+    assert (
+        "train.steps: 1 in the run, 2 requested; from now on the learning rate follows the cosine schedule of 2 steps"
+        in err
+    )
+    with (tmp_path / "new/rows.jsonl").open("a") as file:
+        file.write(row % 8)
+    code, _, err = run(*moved, "train.steps=3")
+    assert (code, err.count("\n")) == (76, 1), err
+    assert f"other rows than {tmp_path / 'new/rows.jsonl'} has now; restore the old rows, or train from" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
@@ -331,11 +356,12 @@ def test_load_run_checks_recipe_and_base_weights(run: RunCli, base: Path) -> Non
     config = DecoderConfig.tiny("llama", vocab_size=build_digits_tokenizer().vocab_size)
     Decoder(config, seed=3).save_pretrained(base.parent / "third")
     (base / "model.safetensors").write_bytes((base.parent / "third/model.safetensors").read_bytes())
-    for command in (("generate", "runs/a", "1 + 1 ="), ("train", "lora.toml", "--out", "runs/a", "lora.rank=2")):
-        code, _, err = run(*command)
-        assert code == 76
-        assert "base" in err
-        assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
+    code, _, err = run("generate", "runs/a", "1 + 1 =")
+    assert code == 76
+    assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
+    code, _, err = run("train", "lora.toml", "--out", "runs/a", "lora.rank=2")
+    assert code == 76
+    assert "was trained with other weights of the base model; restore the old ones" in err
 
 
 def test_train_refuses_another_tokenizer_with_both_hashes(run: RunCli, base: Path) -> None:

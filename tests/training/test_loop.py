@@ -155,7 +155,7 @@ def test_train_does_not_repeat_a_validation(tmp_path: Path) -> None:
 def test_train_validates_again_with_another_validation(tmp_path: Path) -> None:
     settings = toy_config(validate_every=4, best_metric="accuracy")
     run_training(tmp_path / "run", settings, validate=validation(0.9, 0.1, 0.2))
-    other = {"validation": "0" * 64}
+    other = {"held_out": "0" * 64}
     result, _ = run_training(tmp_path / "run", settings, validate=validation(0.3), fingerprints=other)
     assert (result.best, result.validation) == ((0.3, 12), {"accuracy": 0.3})
 
@@ -238,7 +238,7 @@ def test_train_resume_never_and_by_step(tmp_path: Path) -> None:
 
 def test_train_refuses_to_resume_with_other_data(tmp_path: Path) -> None:
     run_training(tmp_path / "run")
-    with pytest.raises(CorruptArtifactError, match=r"step-000012 was trained with data 0+7, this run has 0+8"):
+    with pytest.raises(CorruptArtifactError, match="step-000012 was trained with other training rows; restore"):
         run_training(tmp_path / "run", data=ToyData(seed=8))
 
 

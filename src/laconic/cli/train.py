@@ -127,7 +127,7 @@ class TrainCommand:
             from laconic.evaluation.validation import build_validation
             from laconic.experiment.build import build_experiment
             from laconic.experiment.optimizers import build_optimizer
-            from laconic.experiment.run_init import init_run
+            from laconic.experiment.run_init import check_same_rows, init_run
             from laconic.storage.run_dir import RunDirectory
             from laconic.training.distributed import init_ranks
             from laconic.training.loop import train
@@ -138,10 +138,11 @@ class TrainCommand:
             is_main = ranks.rank == 0
             with stop.preemptible(), progress(out.name) if is_main else contextlib.nullcontext() as show:
                 environment = describe_environment(str(device), ranks.world_size)
-                ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
+                notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
                 built = build_experiment(recipe, device, show)
+                ranks.run_on_rank_zero(lambda: check_same_rows(run, recipe, built.fingerprints["data"]))
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
-            for text in (*built.notes, *(validate.notes if validate else ())) if is_main else ():
+            for text in (*notes, *built.notes, *(validate.notes if validate else ())) if is_main else ():
                 log_note(text)
             with progress(out.name) if is_main else contextlib.nullcontext() as show:
                 tracker = None

@@ -66,7 +66,8 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
 }
 # Keys that do not change what is learned in an update, so a run can be resumed with other values.
 BOOKKEEPING_KEYS = (
-    *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs"),
+    *("paper_table", "table_row", "deviations", "data.path", "data.name", "data.data_dir"),  # the rows have a hash
+    *("train.steps", "train.epochs"),
     *("train.parallel", "train.reshard"),
     *("train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
     *("train.activation_checkpointing", "train.on_nonfinite"),

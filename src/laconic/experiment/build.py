@@ -11,7 +11,7 @@ from laconic.config.recipe import Recipe
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build_data import ProgressCallback, load_training_rows
 from laconic.experiment.build_model import ModelParts
-from laconic.experiment.load_run import load_initial_decoder, recipe_fingerprint, validation_fingerprint
+from laconic.experiment.load_run import held_out_fingerprint, load_initial_decoder, recipe_fingerprint
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.interfaces import TrainingData
@@ -57,7 +57,7 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
     method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
     fingerprints = {
         "recipe": recipe_fingerprint(recipe),
-        "validation": validation_fingerprint(recipe),
+        "held_out": held_out_fingerprint(recipe),
         "data": data.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,

@@ -1,5 +1,6 @@
 """Load a run at a committed step or as `laconic export` wrote it, or the decoder that a run starts with."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -273,10 +274,15 @@ def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder,
     return decoder, tokenizer
 
 
-def validation_fingerprint(recipe: Recipe) -> str:
-    """Return the SHA-256 of the keys that decide what a validation measures."""
+def held_out_fingerprint(recipe: Recipe) -> str:
+    """Return the SHA-256 of the keys that decide what a validation measures, a file counting by its content."""
     values = flatten(recipe.model_dump(mode="json"))
-    return manifest.hash_json({key: values.get(key) for key in MEASURE_KEYS})
+    measured = {key: values.get(key) for key in MEASURE_KEYS}
+    path = Path(recipe.data.valid or "")
+    if path.is_file():
+        with path.open("rb") as file:
+            measured["data.valid"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return manifest.hash_json(measured)
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:

@@ -2,22 +2,23 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe, explicit_values
-from laconic.errors import BusyError, UsageError
+from laconic.errors import BusyError, CorruptArtifactError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE
-from laconic.storage import atomic
+from laconic.storage import atomic, manifest
 from laconic.storage.run_dir import RunDirectory
 from laconic.storage.strict_json import to_canonical_json
 
 ENVIRONMENT_FILE = "env.json"
 
 
-def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Mapping[str, Any]) -> None:
-    """Write recipe.toml and env.json into a locked run directory.
+def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Mapping[str, Any]) -> list[str]:
+    """Write recipe.toml and env.json into a locked run directory, and return notes on how the run goes on.
 
     Args:
         run: The run directory.
@@ -29,19 +30,24 @@ def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Map
         UsageError: If existing steps were trained with another recipe; the message lists the keys.
         BusyError: If there are steps and `resume` is "never".
     """
-    path = run.path / RECIPE_FILE
+    path, notes = run.path / RECIPE_FILE, list[str]()
     if run.step_numbers():
         if resume == "never":
             raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume the run or choose another folder")
-        check_same_recipe(path, recipe)
+        notes = check_same_recipe(path, recipe)
     elif isinstance(resume, int):
         run.get_step(resume)  # raises if it does not exist
     write_text(path, to_toml(recipe))
     write_text(run.path / ENVIRONMENT_FILE, to_canonical_json(environment) + "\n")
+    return notes
 
 
-def check_same_recipe(path: Path, recipe: Recipe) -> None:
-    """Raise UsageError with every key that differs and changes what is learned."""
+def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:
+    """Return a note if the run becomes longer and its learning rates differ from those of a run of that length.
+
+    Raises:
+        UsageError: With every key that differs and changes what is learned.
+    """
     before, _ = load_recipe(path)
     theirs, ours = explicit_values(before), explicit_values(recipe)
     lines = [
@@ -49,14 +55,44 @@ def check_same_recipe(path: Path, recipe: Recipe) -> None:
         for key in sorted(theirs.keys() | ours.keys())
         if theirs.get(key) != ours.get(key)
     ]
+    notes: list[str] = []
     for key in ("steps", "epochs"):
         old, new = getattr(before.train, key), getattr(recipe.train, key)
         if old is not None and new is not None and new < old:
             lines.append(f"train.{key}: {old} in the run, {new} requested; a run can only be made longer")
+        elif old is not None and new is not None and new > old and recipe.train.lr_schedule != "constant":
+            schedule = f"{recipe.train.lr_schedule} schedule of {new} {key}"
+            notes.append(
+                f"train.{key}: {old} in the run, {new} requested; from now on the learning rate follows the {schedule}, "
+                f"and the result differs from that of one run of {new}"
+            )
     if lines:
         raise UsageError(
             f"{path.parent} was trained with another recipe; choose another --out or change the keys back\n"
             + "\n".join(lines)
+        )
+    return notes
+
+
+def check_same_rows(run: RunDirectory, recipe: Recipe, fingerprint: str) -> None:
+    """Raise `CorruptArtifactError` with the names of the files if the run was trained on other rows.
+
+    Args:
+        run: The run directory.
+        recipe: Its recipe.
+        fingerprint: SHA-256 of the rows.
+    """
+    for step in reversed(run.step_numbers()):
+        with suppress(CorruptArtifactError):  # a damaged step is not resumed
+            before = manifest.read_manifest(run.step_path(step)).fingerprints.get("data")
+            break
+    else:
+        return
+    if before != fingerprint:
+        names = recipe.data.name or ((recipe.data.path,) if recipe.data.path else ("the generated data",))
+        raise CorruptArtifactError(
+            f"{run.path} was trained on other rows than {' and '.join(names)} has now; restore the old rows, or train "
+            "from the beginning with another --out"
         )
 
 

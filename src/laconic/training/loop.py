@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from laconic.config.training import TrainingConfig
+from laconic.console import log_note
 from laconic.errors import InputError
 from laconic.interfaces import TrainingData
 from laconic.storage.run_dir import RunDirectory
@@ -54,7 +55,8 @@ def train(
         fingerprints: SHA-256 of recipe and base weights, to which those of the data are added. Steps with other ones
             are not resumed.
         validate: Called with the epoch; returns metrics.
-        report_progress: Called after every update with a text, the updates done and their total.
+        report_progress: Called after every update with a text, the updates done and their total, those of the steps
+            before a resumed one included.
         ranks: Processes that train together; by default this one alone.
         device: Device to train on.
         build_optimizer: Builds the optimizer of the trainable parameters.
@@ -82,6 +84,8 @@ def train(
         )
         training.check_free_space()
         training.open_metrics(tracker)
+        if start and report_progress and ranks.rank == 0:
+            log_note(f"{start.path.parent.parent.name}: resumed from step {start.step} of {training.num_steps}")
         try:
             training.run_to_end(stop, validate, report_progress)
         finally:

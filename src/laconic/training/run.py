@@ -32,7 +32,8 @@ from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_r
 from laconic.training.trackers import Tracker
 from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
-VALIDATION_FINGERPRINT = "validation"  # of what a validation measures; a run may be resumed with another
+VALIDATION_FINGERPRINT = "held_out"  # of what a validation measures; a run may be resumed with another
+CHANGED_INPUTS = {"data": "training rows", "recipe": "recipe keys", "base": "weights of the base model"}
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
 MAX_ERROR_METRICS = 4  # named in an error message
@@ -113,8 +114,10 @@ class TrainingRun:
         """Raise `CorruptArtifactError` for a step of other data, base weights or recipe."""
         for name, ours in self.fingerprints.items():
             if name != VALIDATION_FINGERPRINT and not start.has_fingerprint(name, ours):
-                theirs = start.manifest.fingerprints.get(name)
-                raise CorruptArtifactError(f"{start.path} was trained with {name} {theirs}, this run has {ours}")
+                raise CorruptArtifactError(
+                    f"{start.path} was trained with other {CHANGED_INPUTS.get(name, name)}; restore the old ones, or "
+                    "train from the beginning in another directory"
+                )
 
     def restore(self, start: StepFolder) -> None:
         """Restore everything but the model of a step."""
@@ -150,7 +153,7 @@ class TrainingRun:
                 metrics = select_progress_metrics(result.metrics)
                 terms = " · ".join(f"{name} {value:.4g}" for name, value in metrics.items())
                 text = f"{terms} · learning rate {rate:.2g} · {speed:,.0f} tokens/s"
-                report_progress(text, self.progress.step - first, self.num_steps - first)
+                report_progress(text, self.progress.step, self.num_steps)
 
     def advance(self) -> UpdateResult:
         """Run one update and record the progress.
