@@ -72,6 +72,10 @@ def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) 
     again = run("train", run_dir / "recipe.toml", "--out", "runs/again")
     assert again[0] == 0
     assert weights("runs/again", 4) == weights("runs/tiny", 4)
+    assert (
+        run("chat", "runs/tiny").err
+        == "laconic: runs/tiny is a run of kava, which does not chat; use laconic generate\n"
+    )
     refused = run("train", run_dir / "recipe.toml")
     assert (refused.code, "give --out" in refused.err) == (2, True)
 
@@ -167,10 +171,7 @@ def test_train_resumes_after_its_files_moved_and_refuses_other_rows(run: RunCli,
     code, _, err = run(*moved, "train.steps=2")
     assert code == 0, err
     assert "a: resumed from step 1 of 2\n" in err
-    assert (
-        "train.steps: 1 in the run, 2 requested; from now on the learning rate follows the cosine schedule of 2 steps"
-        in err
-    )
+    assert "train.steps: 1 in the run, 2 requested; the learning rate now follows the cosine schedule of 2 steps" in err
     with (tmp_path / "new/rows.jsonl").open("a") as file:
         file.write(row % 8)
     code, _, err = run(*moved, "train.steps=3")

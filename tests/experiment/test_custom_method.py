@@ -102,7 +102,9 @@ def test_custom_method_plan_and_frozen_decoder(place: Path, run_cli: RunCli) -> 
     assert isinstance(laconic.load("frozen", allow_code=True), Reasoner)
 
 
-def test_custom_method_that_does_not_answer_loads_as_its_decoder(place: Path, run_cli: RunCli) -> None:
+def test_custom_method_that_does_not_answer_loads_as_its_decoder(
+    place: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "silent_method.py").write_text(SILENT)
     recipe = (place / "pause.toml").read_text().replace(NAME, "silent_method:Silent")
     recipe = re.sub(r"\[method_options\]\n.*?\n\[", "[", recipe, flags=re.S)
@@ -115,6 +117,14 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(place: Path, ru
     assert run_cli("train", "silent.toml", "--out", "silent", "train.steps=1").code == 0
     assert not (place / "silent/steps/step-000001/method.safetensors").exists()
     assert isinstance(laconic.load("silent", allow_code=True), laconic.LanguageModel)
+    monkeypatch.setenv("LACONIC_ALLOW_CODE", "1")
+    code, out, err = run_cli("generate", "silent", "1+2*3=")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "silent: method silent_method:Silent has no `answer`, so it answers no questions; give the class one" in err
+    (place / "bare_method.py").write_text(SILENT.replace("StepOutput(self", "(self"))
+    for flags in ((), ("--plan",)):
+        code, _, err = run_cli("train", "silent.toml", "--out", "bare", "method=bare_method:Silent", *flags)
+        assert (code, "Silent.forward returned a Tensor; return laconic.interfaces.StepOutput(loss" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

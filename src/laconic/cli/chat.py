@@ -67,6 +67,7 @@ class ChatCommand(SamplingFlags):
     def run(self) -> int:
         """Load the model and answer turns until the input ends."""
         check_minimum(1, max_tokens=self.max_tokens)
+        self.check_chats()
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
@@ -87,6 +88,15 @@ class ChatCommand(SamplingFlags):
                     raise
                 log_message(f"laconic: {error}")
         return 0
+
+    def check_chats(self) -> None:
+        """Raise `UsageError` (2) for a run whose method does not chat, before anything is loaded."""
+        from laconic.config.recipe import METHOD_TABLES
+        from laconic.experiment.load_run import read_run_method
+
+        method = read_run_method(self.model)
+        if method in METHOD_TABLES and method not in ("lm", "autocompressor"):
+            raise UsageError(f"{self.model} is a run of {method}, which does not chat; use laconic generate")
 
     def open_session(self) -> "ChatSession":
         """Load model, tokenizer and memories. Raises `UsageError` (2) for models that do not chat."""

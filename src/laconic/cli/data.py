@@ -104,12 +104,11 @@ class DataCheckCommand:
         """Return 66 if rows are invalid, else 0."""
         from laconic.data.audit import audit_documents, audit_examples
         from laconic.data.tokenizer import load_tokenizer
-        from laconic.models.weights import find_checkpoint
 
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
         with status("loading the tokenizer"):
-            tokenizer = None if self.tokenizer is None else load_tokenizer(find_checkpoint(self.tokenizer))
+            tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         if self.documents:
             with progress("checking") as show:
                 return self.print_documents(audit_documents(Path(self.file), tokenizer, self.max_length, show))

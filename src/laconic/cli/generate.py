@@ -272,11 +272,17 @@ class GenerateCommand(SamplingFlags):
     def answer_questions(self, prompts: list[str]) -> int:
         """Answer questions with a run's method or its chain of thought."""
         import laconic
+        from laconic.experiment.load_run import read_run_method
 
         self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens})
         with status(f"loading {self.model}"):
             model = laconic.load(self.model, device=self.device)
-        assert isinstance(model, laconic.Reasoner)  # other methods were handled before, and code of one's own refused
+        if not isinstance(model, laconic.Reasoner):
+            method = read_run_method(self.model)
+            raise UsageError(
+                f"{self.model}: method {method} has no `answer`, so it answers no questions; give the class one, or "
+                "continue texts in Python with laconic.load(RUN, allow_code=True).generate(TEXT)"
+            )
         refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
         start = time.perf_counter()
         model = replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)

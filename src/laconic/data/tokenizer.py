@@ -220,7 +220,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
         >>> tokenizer.decode(tokenizer.encode("hello"))
         'hello'
     """
-    root = find_checkpoint(model)
+    root = find_checkpoint(model, with_weights=False)
     config = read_optional_json(root, "tokenizer_config.json")
     files = find_vocabulary_files(root)
     warn_of_changed_vocabulary(root, [file.name for file in files])

@@ -81,7 +81,7 @@ def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
     name = model.tokenizer or model.name
     if name is None:
         raise InputError("model.tokenizer: missing; name the folder that holds tokenizer.json")
-    return load_tokenizer(weights.find_checkpoint(name, model.revision))
+    return load_tokenizer(weights.find_checkpoint(name, model.revision, with_weights=False))
 
 
 def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:

@@ -39,7 +39,7 @@ from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
-from laconic.training.step import PRECISION_DTYPES, Updater, get_loss_denominators
+from laconic.training.step import PRECISION_DTYPES, Updater, check_output, get_loss_denominators
 
 GIB = 2**30
 OTHER_DEVICES = (24, 80)  # GiB
@@ -150,7 +150,7 @@ def measure_on_meta(
                 return x
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                output = method(part) if state is None else method(part, state)
+                output = check_output(method, method(part) if state is None else method(part, state))
             sizes = [storage.nbytes() for storage in saved.values()]
             most = max(most, sum(sizes) + 2 * max(sizes, default=0))  # a gradient and a copy of the largest tensor
             if has_backward:

@@ -63,7 +63,7 @@ def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:
         elif old is not None and new is not None and new > old and recipe.train.lr_schedule != "constant":
             schedule = f"{recipe.train.lr_schedule} schedule of {new} {key}"
             notes.append(
-                f"train.{key}: {old} in the run, {new} requested; from now on the learning rate follows the {schedule}, "
+                f"train.{key}: {old} in the run, {new} requested; the learning rate now follows the {schedule}, "
                 f"and the result differs from that of one run of {new}"
             )
     if lines:

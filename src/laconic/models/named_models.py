@@ -1,12 +1,13 @@
 """Short names of models, such as `smollm2`, which work wherever a command or function takes a checkpoint."""
 
+import difflib
 import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from laconic.console import log_message
+from laconic.console import log_note
 from laconic.models.gguf.convert import describe_conversion
 from laconic.storage.cache_dir import cache_dir
 
@@ -37,19 +38,25 @@ NAMED_MODELS = {
 }
 
 
-def find_named_model(name: str) -> Path | None:
-    """Return the local folder of a named model, or None; of one that comes from elsewhere, log where it lies."""
+def find_named_model(name: str, *, with_weights: bool = True) -> Path | None:
+    """Return the local folder of a named model, or None; before its weights are read, log where they come from."""
     model = NAMED_MODELS.get(name)
     folder = model.folder() if model else None
     if model is None or folder is None or not (folder / "config.json").is_file():
         return None
-    if model.hub_name:
+    if model.hub_name and with_weights:
         conversion = describe_conversion(folder)
         log_once(f"laconic: {name} is {folder}" + (f", {conversion}" if conversion else ""))
     return folder
 
 
+def suggest_name(name: str) -> str:
+    """Return "did you mean NAME?" for the nearest named model; empty if none is near."""
+    near = difflib.get_close_matches(name.lower(), NAMED_MODELS, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
 @cache
 def log_once(text: str) -> None:
     """Log a line the first time that it is passed: commands look for a model twice, for weights and tokenizer."""
-    log_message(text)
+    log_note(text)

@@ -23,7 +23,7 @@ from laconic.models.checkpoint_files import (
 )
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.convert import find_converted
-from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once
+from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once, suggest_name
 from laconic.models.weight_memory import WeightMemory
 from laconic.storage import atomic, strict_json
 from laconic.storage.export_record import EXPORT_FOLDER, check_config, check_weights_while_reading
@@ -63,7 +63,7 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         return find_converted(folder)
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
-    local = find_named_model(name) if revision is None else None
+    local = find_named_model(name, with_weights=with_weights) if revision is None else None
     return local or download_checkpoint(name, revision, with_weights)
 
 
@@ -83,8 +83,9 @@ def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> 
         if config.is_file() and EXPORT_FOLDER in strict_json.read_foreign_json(config):
             download(hub_name, allow_patterns=[f"{EXPORT_FOLDER}/*"], **options)
     except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
-        advice = f"; {named.instructions.format(folder=named.folder())}" if named else ""
-        raise InputError(f"{name}: no such local folder; {describe_hub_error(error)}{advice}") from error
+        advice = named.instructions.format(folder=named.folder()) if named else suggest_name(name)
+        problem = f"{name}: no such local folder; {describe_hub_error(error)}"
+        raise InputError(f"{problem}; {advice}" if advice else problem) from error
     if named:
         log_once(f"laconic: {name} is {hub_name} from the hub, in full precision")
     return Path(folder)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.config.training import TrainingConfig
-from laconic.errors import OutOfMemoryError
+from laconic.errors import OutOfMemoryError, UsageError
 from laconic.interfaces import (
     AfterUpdateHook,
     Batch,
@@ -171,7 +171,7 @@ class Updater:
                 is_last = i == len(batches) - 1 and j == len(parts) - 1
                 with self.ranks.accumulate_gradients(self.module, is_last):
                     with self.autocast():
-                        output: StepOutput = self.module(part.to(self.device), state)
+                        output = check_output(self.method, self.module(part.to(self.device), state))
                     if not isinstance(self.method, NormalizesLoss):
                         output = weigh_mean_over_rows(output, part, len(parts))
                     cast(Tensor, self.scaler.scale(self.ranks.scale_loss(output.loss))).backward()
@@ -249,6 +249,16 @@ class Updater:
             raise OutOfMemoryError(f"out of memory with a micro-batch of {rows} rows; {MEMORY_ADVICE}") from error
         self._num_halvings += 1
         self.micro_batch_size = max(1, self.micro_batch_size // 2)
+
+
+def check_output(method: nn.Module, output: object) -> StepOutput:
+    """Return what a method's `forward` returned. Raises `UsageError` if it is no `StepOutput`."""
+    if not isinstance(output, StepOutput):
+        name = type(method).__name__
+        raise UsageError(
+            f"{name}.forward returned a {type(output).__name__}; return laconic.interfaces.StepOutput(loss, metrics)"
+        )
+    return output
 
 
 def get_loss_denominators(method: nn.Module, batch: Batch) -> Mapping[str, float]:
