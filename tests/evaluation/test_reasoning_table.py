@@ -38,10 +38,10 @@ def printed(outcome: ReasoningTable) -> str:
 def test_reasoning_table_gives_a_spread_from_three_seeds() -> None:
     few = ReasoningTable([row("svamp", "kava", A)])
     many = ReasoningTable([row("svamp", "kava", THREE, seeds=(0, 1, 2))])
-    assert "60.0 % (n=1)" in printed(few)
-    assert "n=1: intervals hold for these runs" in printed(few)
+    assert "60.0 % (1 seed)" in printed(few)
+    assert "1 seed: the intervals are about these weights" in printed(few)
     assert "60.0 ± 2.0 %" in printed(many)
-    assert "n=1" not in printed(many)
+    assert "seed" not in printed(many)
     assert "always “0”" in printed(few)
     assert "20.0 %" in printed(few)
 
@@ -53,7 +53,7 @@ def test_reasoning_table_shows_passes_cache_papers_and_timings() -> None:
     )
     text = printed(ReasoningTable([known, row("svamp", "kava", A, paper_figures=())]))
     assert re.search(
-        r"60\.0 % \(n=1\) +53\.0 – 66\.5 +1 +3 +2 +6 +50 → 60 +120\.0 +56\.5 \[P\] +12\.3 +15\.6 +81\.2", text
+        r"60\.0 % \(1 seed\) +53\.0 – 66\.5 +1 +3 +2 +6 +50 → 60 +120\.0 +56\.5 \[P\] +12\.3 +15\.6 +81\.2", text
     )
     assert "not known" in text
     assert "protocol codi" in text
@@ -69,8 +69,8 @@ def test_compare_to_baseline_needs_holm_and_an_interval_without_0() -> None:
         (table.MEAN_TITLE, "x", "y"),
     ]
     assert [item.is_significant for item in outcome] == [True, False, True]
-    assert outcome[0].text.startswith("+15.0 points (n=1, interval +1")
-    assert outcome[1].text == "no difference shown (n=1, interval +0.0 to +0.0)"
+    assert outcome[0].text.startswith("+15.0 points (1 seed, interval +1")
+    assert outcome[1].text == "no difference shown (1 seed, interval +0.0 to +0.0)"
     assert [item.mcnemar_p for item in outcome] == [pytest.approx(2.0**-29), 1.0, None]
     assert outcome[2].difference.mean == pytest.approx(0.075)
     assert "a: x against y: +15.0 points" in printed(ReasoningTable([row("a", "x", A), row("a", "y", B)], "y"))

@@ -119,7 +119,7 @@ def test_render_report_shows_results_and_comparisons() -> None:
     for text_part in (
         "Thoughts & chains",
         "95.0 %",
-        "n=1",
+        "1 seed",
         "1 latent setup + 2 latent + 2 answer",
         "50 → 52",
         "12.3",
@@ -130,8 +130,8 @@ def test_render_report_shows_results_and_comparisons() -> None:
         "laconic demo --num-seeds 1",
         "a quickstart",
         "over PCCoT",
-        "+65.0 points (n=1,",
-        "no difference shown (n=1, interval",
+        "+65.0 points (1 seed,",
+        "no difference shown (1 seed, interval",
     ):
         assert text_part in text, text_part
 

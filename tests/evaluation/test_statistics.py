@@ -97,10 +97,12 @@ def test_find_significant_finds_a_real_difference() -> None:
     a, b = equal_runs(0, 3, 500, 0.01)
     result = statistics.paired_difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
     assert statistics.find_significant([result]) == [True]
-    assert statistics.describe_difference(result, True).startswith(f"+{100 * result.mean:.1f} points (n=3, interval +")
+    assert statistics.describe_difference(result, True).startswith(
+        f"+{100 * result.mean:.1f} points (3 seeds, interval +"
+    )
     nothing = statistics.paired_difference(a, a)
     assert (nothing.mean, nothing.low, nothing.high, nothing.p) == (0, 0, 0, 1)
-    assert statistics.describe_difference(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
+    assert statistics.describe_difference(nothing, False) == "no difference shown (3 seeds, interval +0.0 to +0.0)"
 
 
 def test_estimate_proportion_stays_inside_and_has_a_width() -> None:
@@ -129,7 +131,7 @@ def test_find_significant_applies_holm() -> None:
     assert statistics.find_significant([one, one._replace(p=0.04)]) == [False, False]
     assert statistics.find_significant([one._replace(low=-0.01, p=0.001)]) == [False]
     results = statistics.describe_difference(one, False)
-    assert results == "no difference shown after Holm's correction (n=3, interval +1.0 to +20.0)"
+    assert results == "no difference shown after Holm's correction (3 seeds, interval +1.0 to +20.0)"
 
 
 def test_mcnemar_p_value_by_hand() -> None:

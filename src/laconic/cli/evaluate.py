@@ -54,7 +54,8 @@ class EvaluateCommand:
         Literal["codi", "codi-sampled", "pccot", "coconut", "icot", "decimal", "text"] | None,
         arg(metavar="{codi,codi-sampled,pccot,coconut,icot,decimal,text}", help_behavior_hint=""),
     ] = None
-    """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
+    """how answers are prompted and matched. codi, decimal: the last number; pccot: the whole answer; coconut, icot: the
+    text after # or ####; text: the last line (default: the protocol of the recipe's data.format)"""
     tolerance: OptionalStr = None
     """with --protocol decimal: largest difference from the correct number (default: 0.001)"""
     data_dir: OptionalStr = None

@@ -168,11 +168,17 @@ def find_significant(differences: Sequence[Difference]) -> list[bool]:
 
 def describe_difference(difference: Difference, is_significant: bool) -> str:
     """Return a difference of shares as text, in percentage points."""
-    inside = f"n={difference.num_seeds}, interval {format_points(difference.low)} to {format_points(difference.high)}"
+    interval = f"interval {format_points(difference.low)} to {format_points(difference.high)}"
+    inside = f"{format_seeds(difference.num_seeds)}, {interval}"
     if is_significant:
         return f"{format_points(difference.mean)} points ({inside})"
     corrected = "" if difference.low <= 0 <= difference.high else " after Holm's correction"
     return f"no difference shown{corrected} ({inside})"
+
+
+def format_seeds(n: int) -> str:
+    """Return a number of seeds with its noun."""
+    return "1 seed" if n == 1 else f"{n} seeds"
 
 
 def format_difference(difference: Difference) -> str:

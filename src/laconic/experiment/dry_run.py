@@ -335,19 +335,21 @@ def format_plan(plan: Mapping[str, Any]) -> str:
     """Return a plan as text."""
     parts = [f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in plan["tokens"].items()]
     memory, seconds, disk, fits = plan["memory"], plan["seconds"], plan["disk"], plan["largest_micro_batch"]
-    others = ", ".join(f"{n} in {place}" for place, n in fits.items() if place not in ("here", "free"))
+    others = [f"{n} on one of {place}" for place, n in fits.items() if place not in ("here", "free")]
+    places = ", ".join([f"{fits['here']} rows on this device ({format_bytes(fits['free'])} free)", *others])
     assumed = ", assumed" if plan["assumed"] else ""
     lines = [
         f"method       {plan['method']}",
         f"parameters   {plan['parameters']:,}, {plan['trainable']:,} trainable",
         f"rows         {plan['rows']:,}{assumed}",
-        f"updates      {plan['steps']:,}, {plan['steps_per_epoch']:,} per epoch",
+        f"updates      {plan['steps']:,}; an epoch has {plan['steps_per_epoch']:,}",
         f"tokens       {'; '.join(parts)} (median / 90 % / longest{assumed})",
         f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of {memory['micro_batch_size']} rows",
-        f"micro-batch  {fits['here']} rows fit into the {format_bytes(fits['free'])} free here; {others}",
+        f"fits         micro-batches of up to {places}",
         f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
         f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {format_count(plan['threads'], 'thread')}",
-        f"disk         {format_bytes(disk['step'])} per step, {disk['steps_kept']} kept: {format_bytes(disk['kept'])}",
+        f"disk         {format_bytes(disk['step'])} per checkpoint, {disk['steps_kept']} of them: "
+        f"{format_bytes(disk['kept'])}",
     ]
     if "measured" in plan:
         seconds, peak = plan["measured"]["seconds"], format_bytes(plan["measured"]["bytes"])

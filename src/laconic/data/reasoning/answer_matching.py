@@ -219,6 +219,21 @@ PROTOCOLS: Mapping[str, AnswerProtocol] = {
     "decimal": decimal_protocol(),
     "text": TEXT,
 }
+PROTOCOL_RULES: Mapping[str, str] = {
+    "codi": "the last number of the answer, as in CODI's code",
+    "codi-sampled": "the last number of the answer, sampled as in CODI's code",
+    "pccot": "the whole text of the answer, as in PCCoT's code",
+    "coconut": "the text after the last #, as in Coconut's code",
+    "icot": "the text after ####, as in iCoT's code",
+    "decimal": "the last number of the answer, within the tolerance",
+    "text": "the last line of the answer",
+}
+
+
+def describe_protocol(name: str) -> str:
+    """Return the name of a protocol with what it compares."""
+    rule = PROTOCOL_RULES.get(name.partition(",")[0])
+    return f"{name} ({rule})" if rule else name
 
 
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:

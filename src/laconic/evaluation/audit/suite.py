@@ -150,7 +150,8 @@ def list_caveats(audit: ThoughtAudit) -> list[str]:
     loss = format_percent(audit.detectable_loss)
     caveats = [
         f'always giving the most frequent answer, "{answer}", is correct in {format_percent(share)} %',
-        f"at least four of five audits like this one would show a loss of {loss} points by another question's thoughts",
+        f"if another question's thoughts cost {loss} points of accuracy or more, at least four of five audits of this "
+        "size would show it",
     ]
     if audit.detectable_loss > MAX_DETECTABLE_LOSS:
         caveats.append(f"only losses above {loss} points are likely to show: raise --limit, or give a larger --task")

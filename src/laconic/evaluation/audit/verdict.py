@@ -146,7 +146,7 @@ class ThoughtAudit:
 
     @property
     def detectable_loss(self) -> float:
-        """The loss of accuracy by a swap that at least four of five audits like this one would show."""
+        """The loss of accuracy by a swap that an audit of this size shows in at least four of five cases."""
         n = self.row.accuracy.num_items
         losses: list[float] = []
         for effect in self.swaps:
@@ -191,14 +191,14 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
     changed = max(vectors.changed_share, cache.changed_share)
     if changed and (accuracy.low <= audit.floor or accuracy.mean <= loss):
         return "undetermined", (
-            f"nothing can be said: the run answers {format_percent(accuracy.mean)} % correctly and always giving the "
-            f"most frequent answer {format_percent(audit.floor)} %, so it has little accuracy to lose, though another "
-            f"question's thoughts change {format_percent(changed)} % of its answers"
+            f"the run has not learned enough to tell: it answers {format_percent(accuracy.mean)} % correctly, always "
+            f"giving the most frequent answer {format_percent(audit.floor)} %; it has little accuracy to lose, though "
+            f"another question's thoughts change {format_percent(changed)} % of its answers"
         )
     return "not shown", (
-        f"no use of the thoughts is shown: no intervention changes accuracy significantly, and another question's "
-        f"thoughts cost {describe_bound(bound)}; at least four of five such audits would show a loss of "
-        f"{format_percent(loss)} points"
+        "no use of the thoughts is shown: no intervention changes accuracy significantly, and another question's "
+        f"thoughts cost {describe_bound(bound)}; at least four of five audits of this size would show a loss of "
+        f"{format_percent(loss)} points or more"
     )
 
 

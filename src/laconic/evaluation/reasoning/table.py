@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
-from laconic.data.reasoning.answer_matching import require_one_protocol
+from laconic.data.reasoning.answer_matching import describe_protocol, require_one_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
@@ -223,7 +223,7 @@ def pair_seeds(a: ReasoningRow, b: ReasoningRow) -> tuple[ScoreMatrix, ScoreMatr
 def format_headline(estimate: Estimate) -> str:
     """Format an accuracy; fewer than three seeds are named."""
     text = format_accuracy(estimate)
-    return text if estimate.num_seeds >= MIN_SEEDS else f"{text} (n={estimate.num_seeds})"
+    return text if estimate.num_seeds >= MIN_SEEDS else f"{text} ({statistics.format_seeds(estimate.num_seeds)})"
 
 
 COLUMNS = (
@@ -275,7 +275,8 @@ def build_terminal_table(table: ReasoningTable) -> Table:
 def format_footnotes(table: ReasoningTable) -> str:
     """Return the lines under the table."""
     lines = [
-        f"protocol {table.protocol}; passes and positions are means per question; KiB: the cache at the answer's end"
+        f"protocol {describe_protocol(table.protocol)}; passes and positions are means per question; KiB: the cache at "
+        "the answer's end"
     ]
     if compared := compare_to_baseline(table):
         lines += ["", "differences, with Holm's correction over all"]
@@ -291,7 +292,8 @@ def list_caveats(table: ReasoningTable) -> list[str]:
     caveats: list[str] = []
     few = sorted({row.accuracy.num_seeds for row in table.rows if row.accuracy.num_seeds < MIN_SEEDS})
     if few:
-        caveats.append(f"n={few[0]}: intervals hold for these runs; another seed may fall outside them")
+        seeds = statistics.format_seeds(few[0])
+        caveats.append(f"{seeds}: the intervals are about these weights; a run with another seed may fall outside them")
     for row in table.rows:
         rows = table.rows_of(row.dataset)
         cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)

@@ -171,7 +171,7 @@ def format_footnotes(report: ComparisonReport) -> str:
     answer, share = report.first_row.results[0].majority_baseline
     lines = [
         f'majority baseline {format_percent(share)} % (always "{answer}"); {report.first_row.accuracy.num_items:,} '
-        f"unseen problems, n={len(report.seeds)}",
+        f"unseen problems, {statistics.format_seeds(len(report.seeds))}",
         "passes: prompt + latent setup + latent + answer; positions in the cache when the answer begins and ends; "
         "ms: one question at a time",
         "",
@@ -269,7 +269,7 @@ def results_blocks(report: ComparisonReport) -> list[str]:
     """Return the plots and the table of results."""
     first = report.first_row
     answer, floor = first.results[0].majority_baseline
-    n = "" if len(report.seeds) >= MIN_SEEDS else f" n={len(report.seeds)}."
+    n = "" if len(report.seeds) >= MIN_SEEDS else f" {statistics.format_seeds(len(report.seeds))}."
     about = (
         f"{first.accuracy.num_items:,} unseen problems, judged by the {first.results[0].protocol}.{n} The majority "
         f"baseline, always “{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at "
