@@ -166,7 +166,7 @@ def run_tiny_demo(folder: Path) -> tuple[str, str]:
 
 
 def test_demo_prints_a_table(finished: Output) -> None:
-    for text in ("Chain of thought", "KaVa", "no distillation", "60 unseen problems, n=1", "Not shown"):
+    for text in ("Chain of thought", "KaVa", "no distillation", "60 unseen problems, 1 seed", "Not shown"):
         assert text in finished.out, text
     assert "4 runs, 2 at a time" in finished.err
     assert "report.html" in finished.err
