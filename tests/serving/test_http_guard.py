@@ -1,6 +1,8 @@
 """Access, limits and errors: keys, hosts, sizes, times, queues, and what answers do not tell."""
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from laconic.serving.http import worker
 from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import is_local_host
 from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.sequence import RunningSequence
 from tests.serving.conftest import NAME, StartServer
 
@@ -182,9 +185,60 @@ def test_full_queue_is_a_429(
 
 
 def test_waiting_texts_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "MAX_WAITING", -1)
+    monkeypatch.setattr(worker, "MAX_JOBS", 0)
     response = client.post("/v1/memories", json={"text": "a"})
     assert response.status_code == 429
+
+
+def test_worker_lets_texts_take_turns() -> None:
+    """A short text waits for one piece of each long one; a cancelled job ends at its turn, and so do all at the end."""
+
+    async def run() -> list[str]:
+        texts, deadlines, order, has_all = worker.Worker(), Deadlines(600), list[str](), threading.Event()
+
+        def read(name: str, num_pieces: int) -> Callable[[Callable[[], None]], str]:
+            def work(pass_turn_on: Callable[[], None]) -> str:
+                assert has_all.wait(30)
+                for _ in range(num_pieces):
+                    order.append(name)
+                    pass_turn_on()
+                return name
+
+            return work
+
+        with deadlines.open() as deadline:
+            tasks = [
+                asyncio.ensure_future(texts.run(read(name, n), deadline))
+                for name, n in (("long", 5), ("gone", 9), ("short", 1), ("longest", 10**9))
+            ]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            await asyncio.sleep(0)
+            has_all.set()
+            assert await tasks[2] == "short"
+            assert await tasks[0] == "long"
+            await asyncio.get_running_loop().run_in_executor(None, texts.close)
+            with pytest.raises(worker.JobCancelledError):
+                await tasks[3]
+            assert not texts.jobs
+            return order
+
+    order = asyncio.run(run())
+    assert order[:6] == ["long", "short", "longest", "long", "longest", "long"]
+    assert "gone" not in order
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no priority of threads")
+def test_worker_leaves_the_cores_to_the_engine(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities, add = list[int](), MemoryStore.add
+
+    def add_and_note(store: MemoryStore, *arguments: Any) -> Any:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return add(store, *arguments)
+
+    monkeypatch.setattr(MemoryStore, "add", add_and_note)
+    assert client.post("/v1/memories", json={"text": "a b", "method": "window"}).status_code == 200
+    assert priorities[0] == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def test_internal_error_says_nothing_but_its_id(

@@ -1,72 +1,98 @@
-"""One thread for long work on the model outside the engine: compressing texts, and learning from them."""
+"""Long work on the model outside the engine: compressing texts, and learning from them. Jobs take turns."""
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from laconic.errors import LaconicError
 from laconic.serving.http.api_error import queue_full_error
 from laconic.serving.http.deadline import Deadline
-from laconic.serving.threads import start_thread
+from laconic.serving.threads import lower_priority, start_thread
 
 T = TypeVar("T")
-MAX_WAITING = 8  # jobs that wait, beside the one that runs
+MAX_JOBS = 8  # each holds what it has computed so far, so that their number bounds the memory
 
 
 class JobCancelledError(LaconicError):
-    """The client has gone, or the request took too long."""
+    """The client has gone, the request took too long, or the server ends."""
+
+
+class Job:
+    """A job of a worker, which runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
 
 
 class Worker:
-    """Runs jobs one after the other. A job calls the function that it is given often; it raises to end the job."""
+    """Runs one job at a time, each until it calls the function that it is given; then the next one goes on.
+
+    So a short text waits for one piece of each longer one, not for the whole of it.
+    """
 
     def __init__(self) -> None:
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="laconic-worker")
-        self.num_jobs = 0
+        self.changed = threading.Condition()  # guards what follows
+        self.jobs = deque[Job]()  # the first one runs
+        self.is_closed = False
 
-    async def run(self, job: Callable[[Callable[[], None]], T], deadline: Deadline) -> T:
-        """Run a job in the thread and wait for it.
+    async def run(self, work: Callable[[Callable[[], None]], T], deadline: Deadline) -> T:
+        """Run a job and wait for it.
 
         Args:
-            job: Called with a function that raises `JobCancelledError` once nobody waits for the result.
+            work: Called with a function that it calls after each piece of work, which lets other jobs go on and raises
+                `JobCancelledError` once nobody waits for the result.
             deadline: When the job is cancelled.
 
         Raises:
-            ApiError: 429 if too many jobs wait; 408, or 503, at the deadline.
+            ApiError: 429 if too many jobs run; 408, or 503, at the deadline.
         """
-        if self.num_jobs > MAX_WAITING:
-            raise queue_full_error(f"{self.num_jobs} texts wait to be read; try again later")
-        is_cancelled = threading.Event()
+        job = Job()
+        with self.changed:
+            if len(self.jobs) >= MAX_JOBS:
+                raise queue_full_error(f"{len(self.jobs)} texts are being read; try again later")
+            self.jobs.append(job)
 
-        def check() -> None:
-            if is_cancelled.is_set():
-                raise JobCancelledError("cancelled")
+        def run_in_turns() -> T:
+            lower_priority()
+            try:
+                self.wait_for_turn(job)
+                return work(lambda: self.pass_turn_on(job))
+            finally:
+                self.remove(job)
 
-        def run_checked() -> T:
-            check()
-            return start_thread(lambda: job(check)).result()
-
-        self.num_jobs += 1
-        future = asyncio.get_running_loop().run_in_executor(self.executor, run_checked)
-        future.add_done_callback(self.finish)
         try:
             async with deadline.limit():
-                return await asyncio.shield(future)
+                return await asyncio.wrap_future(start_thread(run_in_turns))
         except TimeoutError:
             message = "the text took too long to read; shorten it, or raise --max-seconds"
             raise deadline.build_error(message) from None
         finally:
-            is_cancelled.set()
+            job.is_cancelled = True
 
-    def finish(self, future: asyncio.Future[Any]) -> None:
-        """Count a job that has ended, and take its error if nobody waits for it any more."""
-        self.num_jobs -= 1
-        with suppress(asyncio.CancelledError):
-            future.exception()
+    def wait_for_turn(self, job: Job) -> None:
+        """Wait until a job is the first one. Raises JobCancelledError if nobody waits for it any more."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.jobs[0] is job)
+        if job.is_cancelled or self.is_closed:
+            raise JobCancelledError("cancelled")
+
+    def pass_turn_on(self, job: Job) -> None:
+        """Let the other jobs go on, the one that has waited longest first, and wait for the next turn."""
+        with self.changed:
+            self.jobs.rotate(-1)
+            self.changed.notify_all()
+        self.wait_for_turn(job)
+
+    def remove(self, job: Job) -> None:
+        """Remove a job that has ended."""
+        with self.changed:
+            self.jobs.remove(job)
+            self.changed.notify_all()
 
     def close(self) -> None:
-        """Wait for the running job; drop those that wait."""
-        self.executor.shutdown(cancel_futures=True)
+        """Cancel all jobs and wait for them to end."""
+        self.is_closed = True
+        with self.changed:
+            self.changed.wait_for(lambda: not self.jobs)
