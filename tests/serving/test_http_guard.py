@@ -9,15 +9,20 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from laconic.errors import NonFiniteError
 from laconic.experiment.language_model import LanguageModel
+from laconic.serving.engine import EngineStats
+from laconic.serving.http import guard as guard_module
 from laconic.serving.http import worker
 from laconic.serving.http.deadline import Deadlines
-from laconic.serving.http.guard import is_local_host
+from laconic.serving.http.guard import RequestGuard, is_local_host
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
+from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.sequence import RunningSequence
 from tests.serving.conftest import NAME, StartServer
 
@@ -150,6 +155,47 @@ def test_deadline_ends_what_a_request_waits_for(is_shutdown: bool, status: int) 
             assert later.is_shutdown == is_shutdown
 
     asyncio.run(wait())
+
+
+def test_body_that_does_not_arrive_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of open bodies the one that waits longest ends; one that still arrives is read."""
+
+    async def read_body(scope: Any, receive: Any, send: Any) -> None:
+        body = await Request(scope, receive).body()
+        await Response(str(len(body)))(scope, receive, send)
+
+    limits = ServerLimits(max_batch_size=1, max_queue=1)
+    guard = RequestGuard(read_body, limits, Deadlines(600), ServerMetrics(EngineStats), None)
+
+    async def post(*pieces: bytes) -> tuple[int, bytes | None]:
+        messages = iter([{"type": "http.request", "body": piece, "more_body": True} for piece in pieces])
+        start: dict[str, Any] = {}
+
+        async def receive() -> Any:
+            message = next(messages, None)
+            if message is not None and message["body"] == b"end":
+                return message | {"more_body": False}
+            return message or await asyncio.sleep(600)
+
+        async def send(message: Any) -> None:
+            start.update(message if message["type"] == "http.response.start" else {})
+
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+        await guard(scope, receive, send)
+        return start["status"], dict(start["headers"]).get(b"connection")
+
+    async def run() -> None:
+        half = [asyncio.ensure_future(post(b"{")) for _ in range(3)]
+        assert await half[0] == (408, b"close")
+        assert await post(b"{", b"end") == (200, None)
+        assert await half[1] == (408, b"close"), "each new one ends the one that has waited longest"
+        assert not half[2].done()
+        monkeypatch.setattr(guard_module, "BODY_SECONDS", 0.01)
+        assert await post(b"{", b"{") == (408, b"close")
+        half[2].cancel()
+
+    asyncio.run(run())
 
 
 def test_full_queue_is_a_429(

@@ -5,7 +5,7 @@ import hmac
 import ipaddress
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +17,11 @@ from laconic.serving.http.metrics import ServerMetrics
 
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
+BODY_SECONDS = 30.0  # until the next piece of a body arrives
 CLIENT_CLOSED_REQUEST = 499  # in the metrics: the client left before the whole answer was sent
+
+
+OpenBodies = dict["LimitedBody", asyncio.Timeout]  # the one that has waited longest first
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class RequestGuard:
         metrics: Counts requests by route and status.
         api_key: Key that requests must have; None: none is needed, but the headers Host and Origin must name this
             machine, so that a web page cannot reach the server, also not under a name of its own (DNS rebinding).
+        open_bodies: Bodies whose next piece has not arrived.
     """
 
     app: ASGIApp
@@ -38,6 +43,7 @@ class RequestGuard:
     deadlines: Deadlines
     metrics: ServerMetrics
     api_key: str | None
+    open_bodies: "OpenBodies" = field(default_factory=lambda: OpenBodies())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; connections other than HTTP are passed on."""
@@ -50,20 +56,26 @@ class RequestGuard:
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
         """Handle one request until its deadline."""
         request_id, status, is_complete = uuid.uuid4().hex, 0, False
+        limits = self.limits
+        body = LimitedBody(
+            receive, self.max_bytes(scope), deadline, self.open_bodies, limits.max_batch_size + limits.max_queue
+        )
         scope.setdefault("state", {}).update(id=request_id, deadline=deadline)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if body.is_late:  # otherwise the connection would stay open for the rest
+                    headers["connection"] = "close"
             await send(message)
             is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             headers = Headers(scope=scope)
             self.check_access(scope["path"], headers)
-            body = LimitedBody(receive, self.max_bytes(scope), deadline)
             body.check_length(headers)
             await self.app(scope, body.receive, send_with_id)
         except asyncio.CancelledError:
@@ -100,17 +112,22 @@ class RequestGuard:
 
 
 class LimitedBody:
-    """The body of a request, which must be complete before the deadline and not too large.
+    """The body of a request, which must keep arriving, be complete before the deadline, and not be too large.
 
     Args:
         source: ASGI's receive function.
         max_bytes: Largest size.
         deadline: When the request ends.
+        open_bodies: Those of all requests.
+        max_open: Largest number of these; one more ends the request whose body has not moved for longest.
     """
 
-    def __init__(self, source: Receive, max_bytes: int, deadline: Deadline) -> None:
+    def __init__(
+        self, source: Receive, max_bytes: int, deadline: Deadline, open_bodies: OpenBodies, max_open: int
+    ) -> None:
         self.source, self.max_bytes, self.deadline = source, max_bytes, deadline
-        self.num_bytes, self.is_complete = 0, False
+        self.open_bodies, self.max_open = open_bodies, max_open
+        self.num_bytes, self.is_complete, self.is_late = 0, False, False
 
     def check_length(self, headers: Headers) -> None:
         """Raise ApiError (413) if the header announces a body that is too large."""
@@ -119,14 +136,25 @@ class LimitedBody:
             raise self.too_large()
 
     async def receive(self) -> Message:
-        """Return the next message. Raises ApiError: 413 if the body is too large; 408, or 503, at the deadline."""
+        """Return the next message.
+
+        Raises:
+            ApiError: 413 if the body is too large; 408 if the next piece does not arrive in time; 503 at shutdown.
+        """
         if self.is_complete:
             return await self.source()
         try:
-            async with self.deadline.limit():
+            async with self.deadline.limit(), asyncio.timeout(BODY_SECONDS) as timeout:
+                self.open_bodies[self] = timeout
+                if len(self.open_bodies) > self.max_open:
+                    oldest = next(iter(self.open_bodies))
+                    self.open_bodies.pop(oldest).reschedule(0)
                 message = await self.source()
         except TimeoutError:
-            raise self.deadline.build_error("the body did not arrive in time") from None
+            self.is_late = True
+            raise self.deadline.build_error("the body did not arrive in time; send all of it") from None
+        finally:
+            self.open_bodies.pop(self, None)
         self.is_complete = not message.get("more_body", False)
         self.num_bytes += len(message.get("body", b""))
         if self.num_bytes > self.max_bytes:
