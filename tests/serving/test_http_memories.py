@@ -1,5 +1,6 @@
 """/v1/memories: write, upload, list, name in requests, delete; what survives a restart; memories of other models."""
 
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -117,6 +118,32 @@ def test_memories_survive_a_restart(chat_model: LanguageModel, start_server: Sta
     assert second.delete(f"/v1/memories/{memory['id']}").json()["deleted"]
     assert error_of(second.get(f"/v1/memories/{memory['id']}"))[0] == 404
     assert not (tmp_path / f"{memory['id']}.safetensors").exists()
+
+
+def test_memories_outlive_their_folder(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "memories"
+    folder.mkdir()
+    server = start_server(chat_model, memory_folder=folder)
+    first = create(server, keep=0.5)
+    content = server.get(f"/v1/memories/{first['id']}/content").content
+    shutil.rmtree(folder)
+    response = server.get(f"/v1/memories/{first['id']}/content")
+    assert error_of(response) == (404, f"memory {first['id']} has been deleted")
+    assert complete(server, create(server, keep=0.5)["id"])
+    shutil.rmtree(folder)
+    assert server.put("/v1/memories/letter", content=content).status_code == 200
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    for response in (
+        server.post("/v1/memories", json={"text": TEXT, "method": "window"}),
+        server.put("/v1/memories/other", content=content),
+    ):
+        assert response.json()["error"]["code"] == "disk_error"
+        assert response.status_code == 503
+        assert str(tmp_path) not in response.text
+    assert str(folder) in capsys.readouterr().err
 
 
 def test_memory_files_go_in_and_out(client: TestClient, chat_model: LanguageModel, tmp_path: Path) -> None:

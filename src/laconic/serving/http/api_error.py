@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from laconic.console import log_message
-from laconic.errors import InputError, LaconicError, UnsafeFileError, UsageError
+from laconic.errors import DiskError, InputError, LaconicError, UnsafeFileError, UsageError
 from laconic.serving.engine import EngineClosedError
 from laconic.serving.http.schemas import UNSUPPORTED_PARAMETERS
 
@@ -67,7 +67,10 @@ def shutting_down_error() -> ApiError:
 
 
 def to_http_error(error: Exception, request_id: str) -> HTTPException:
-    """Return the HTTP error of any exception: 400 for what a request causes, else 500, with a traceback in the log."""
+    """Return the HTTP error of any exception: 400 for what a request causes, 503 for the disk, else 500.
+
+    What a request does not cause is in the log.
+    """
     match error:
         case HTTPException():
             return error
@@ -75,6 +78,10 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
             return ApiError(400, str(error))
         case EngineClosedError():
             return shutting_down_error()
+        case DiskError():
+            log_message(f"laconic: request {request_id}: {error}")
+            message = f"the server cannot write to its disk; its log has the reason under request {request_id}"
+            return ApiError(503, message, code="disk_error")
         case _:
             trace = "".join(traceback.format_exception(error))
             log_message(f"laconic: request {request_id} failed\n{trace.rstrip()}")

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from laconic.compression.kv_compress import KVCompressionConfig
 from laconic.compression.kv_selection import KVMethod
-from laconic.errors import LaconicError, UsageError
+from laconic.errors import LaconicError, UsageError, translate_os_errors
 from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.compressor import TextCompressor
 from laconic.experiment.kv_compressor import compress_text
@@ -57,7 +57,7 @@ async def upload_memory(id: str, request: Request, services: ServicesDependency)
     store.check_space(id)
     path = store.new_path()
     try:
-        with path.open("wb") as file:
+        with translate_os_errors(path), path.open("wb") as file:
             async for chunk in request.stream():
                 await run_in_threadpool(file.write, chunk)
         return await run_in_thread(check_and_add, store, path, id)

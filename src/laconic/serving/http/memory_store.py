@@ -21,7 +21,14 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
 from laconic.compression.memory_file import MemoryMetadata
 from laconic.compression.segment import build_memory_prompt
-from laconic.errors import CorruptArtifactError, InputError, LaconicError, UnsafeFileError, UsageError
+from laconic.errors import (
+    CorruptArtifactError,
+    InputError,
+    LaconicError,
+    UnsafeFileError,
+    UsageError,
+    translate_os_errors,
+)
 from laconic.experiment.chat_session import ChatPrefix
 from laconic.experiment.compressor import TextCompressor
 from laconic.experiment.kv_compressor import MARK, split_template
@@ -171,8 +178,17 @@ class MemoryStore:
         return file, os.fstat(file.fileno()).st_size
 
     def new_path(self) -> Path:
-        """Return a path in the folder for a file that is not a memory yet; a restart removes it."""
-        return self.folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        """Return a path in the folder for a file that is not a memory yet; a restart removes it.
+
+        A folder that has been removed is created again.
+
+        Raises:
+            DiskError: If it cannot be created.
+        """
+        path = self.folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        with translate_os_errors(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        return path
 
     def check_space(self, id: str | None = None) -> None:
         """Raise ApiError (400) if a new memory would be one too many; (409) if the id is one of the command line."""
