@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import tracemalloc
 from dataclasses import replace
@@ -83,6 +84,12 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     assert torch.equal(live.vectors, book.vectors)
     assert live.metadata is not None
     assert live.metadata.documents[0][0].name == "standard input"
+    end, start = os.pipe()
+    os.write(start, BOOK.encode())
+    os.close(start)
+    assert run("compress", "run", f"/dev/fd/{end}", "--out", "pipe.safetensors")[0] == 0  # as <(zcat book.txt.gz) is
+    os.close(end)
+    assert torch.equal(SummaryMemory.load("pipe.safetensors").vectors, book.vectors)
 
 
 def test_the_bill(run: RunCli) -> None:

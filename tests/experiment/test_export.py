@@ -168,6 +168,9 @@ def test_export_push_uploads_the_folder(
     assert "not uploaded: 401: no token" in result.err
     assert result.err.count("\n") <= 3
     assert run_cli("export", evaluated, "--out", tmp_path / "x", "--push", "nonsense").code == 2
+    for flags in (("--private",), ("--license", "mit"), ("--dry-run",)):
+        result = run_cli("export", evaluated, "--out", tmp_path / "x", *flags)
+        assert (result.code, f"{flags[0]}: only with --push" in result.err) == (2, True)
     result = run_cli("export", tmp_path / "out", "--out", tmp_path / "x", "--push", "me/tiny")
     assert result.code == 66
     assert "is an exported run" in result.err

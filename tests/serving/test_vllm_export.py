@@ -269,10 +269,16 @@ def test_find_latent_rows_reads_no_other_request() -> None:
 def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path: Path) -> None:
     run = train_tiny_run("autocompressor", tmp_path)
     (tmp_path / "a.txt").write_text("A sentence of a book. " * 3)
-    memory, file = tmp_path / "a.safetensors", tmp_path / "prompt.safetensors"
+    memory, file = tmp_path / "a.mem", tmp_path / "prompt.safetensors"
     assert run_cli("compress", run, tmp_path / "a.txt", "--out", memory).code == 0
     command = ("export", memory, "--to", "vllm", "--prompt", "Book", "--out", file)
     assert "--reader: missing" in run_cli(*command).err
+    result = run_cli(*command, "--reader", run, "--dry-run")
+    assert (result.code, "--dry-run: only with --push" in result.err) == (2, True)
+    assert not file.exists()
+    (tmp_path / "cut.mem").write_bytes(memory.read_bytes()[:900])
+    result = run_cli("export", tmp_path / "cut.mem", *command[2:], "--reader", run)
+    assert (result.code, "damaged" in result.err) == (76, True)
     assert run_cli(*command, "--reader", run).code == 0
     compressor = load_compressor(run)
     expected = compressor.generate(["Book"], compressor.load(memory), config=CONFIG)[0].token_ids

@@ -214,10 +214,13 @@ class CompressCommand:
         log_message(f"resuming after {job.tokens:,} tokens")
 
     def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
-        """Raise `UsageError` (2) if a text of a file has more segments than the memory can hold."""
+        """Raise `UsageError` (2) if a text of a file has more segments than the memory can hold.
+
+        Standard input and pipes can be read only once.
+        """
         segment_tokens = self.segment_tokens or compressor.segment_tokens
         max_segments = compressor.method.max_segments(segment_tokens)
-        if max_segments is None or self.source == "-":
+        if max_segments is None or self.source == "-" or Path(to_utf8(self.source)).is_fifo():
             return
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
         with status("checking the length"):

@@ -59,6 +59,9 @@ class ExportCommand:
         from laconic.models import weights
         from laconic.storage.atomic import check_new_folder
 
+        if self.push is None:
+            flags = {"private": self.private, "license": self.license, "dry_run": self.dry_run}
+            refuse_flags(flags, "only with --push")
         if (kind := self.read_memory_kind()) is not None:
             flags = {"adapter": self.adapter, "dtype": self.dtype, "push": self.push}
             refuse_flags(flags, f"{self.model} is a memory")
@@ -82,17 +85,21 @@ class ExportCommand:
         return 0
 
     def read_memory_kind(self) -> str | None:
-        """Return the kind of a memory's file, by its content; None for what is no file that laconic wrote."""
+        """Return the kind of a memory's file, by its content; None for a GGUF file, a folder or a name.
+
+        Raises:
+            InputError: If there is no such file.
+            CorruptArtifactError: If laconic did not write the file, or it is damaged.
+        """
         from laconic.storage.atomic import read_artifact_kind
 
-        if not Path(self.model).is_file() and not self.model.endswith(".safetensors"):
+        path = Path(self.model)
+        if path.suffix.lower() == ".gguf" or not (path.is_file() or path.suffix == ".safetensors"):
             return None
         try:
-            return read_artifact_kind(Path(self.model))
+            return read_artifact_kind(path)
         except CorruptArtifactError as error:
-            if self.model.endswith(".safetensors"):
-                raise CorruptArtifactError(f"{error}; to export a checkpoint, give its folder") from None
-            return None  # a GGUF or llama2.c file
+            raise CorruptArtifactError(f"{error}; to export a checkpoint, give its folder") from None
 
     def export_cartridge(self, kind: str) -> int:
         """Write a KV memory as a folder that peft loads."""

@@ -7,10 +7,10 @@ from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
 
 def check_file(path: Path, expected: str) -> None:
-    """Raise `InputError` (66) if a path is not a file; `expected` says in the message what to give."""
+    """Raise `InputError` (66) if a path is neither a file nor a pipe; `expected` says in the message what to give."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give {expected}")
-    if not path.is_file():
+    if not (path.is_file() or path.is_fifo()):
         raise InputError(f"no file {path}; give {expected}")
 
 
