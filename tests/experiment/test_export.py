@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 
 import laconic
+from laconic.config.load import load_recipe
 from laconic.config.recipe import METHOD_TABLES
 from laconic.errors import BusyError, CorruptArtifactError, UsageError
 from laconic.evaluation.model_card import build_model_card
@@ -141,6 +142,13 @@ def test_model_card_of_a_run_that_began_with_another(tmp_path: Path) -> None:
     assert "base model: the run cot" in card
     assert "base model: see its page" in card
     assert str(tmp_path) not in card
+    assert (
+        "laconic train cot.toml --out runs/cot\nlaconic train laconic/recipe.toml model.init_from_run=runs/cot" in card
+    )
+    (tmp_path / "cot.toml").write_text(card.partition("```toml\n")[2].partition("```")[0])
+    assert load_recipe(tmp_path / "cot.toml")[0] == load_recipe(first / "recipe.toml")[0]
+    shutil.rmtree(first)
+    assert "laconic train laconic/recipe.toml model.init_from_run=RUN --out" in build_model_card(second, "me/tiny")
 
 
 def test_export_push_uploads_the_folder(

@@ -1,11 +1,14 @@
 """The model card of an exported run: what it is, how to use it, and every stored result with its caveats."""
 
+import tomllib
 from pathlib import Path
 
+import tomli_w
 import torch
 from huggingface_hub import ModelCardData
 
 from laconic import __version__
+from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.catalog import DATASETS
 from laconic.evaluation.run_names import short_run_names
@@ -13,6 +16,8 @@ from laconic.evaluation.runs import load_recipes
 from laconic.evaluation.suite import EvalRequest, load_results
 from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import Table
+from laconic.experiment.export import remove_folders
+from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
 from laconic.models.named_models import NAMED_MODELS
 from laconic.training.signals import StopSignal
 
@@ -76,13 +81,40 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         "## Results",
         *(describe_results(run) or ["This run has not been evaluated."]),
         "## Reproduce",
-        *(
-            [f"The training began with {base}, which `model.init_from_run` has to name."]
-            * bool(recipe.model.init_from_run)
-        ),
-        "```sh\nlaconic train laconic/recipe.toml --out runs/reproduced\nlaconic evaluate runs/reproduced\n```",
+        *describe_training(recipe),
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def describe_training(recipe: Recipe) -> list[str]:
+    """Return the commands that repeat a training, and the recipes of the runs that it began with."""
+    recipes, commands, override, bases = list[str](), list[str](), "", list_base_runs(recipe)
+    first = bases[0][1] if bases else recipe
+    if first.model.init_from_run:
+        recipes.append(f"RUN is {describe_base(first)}, with which the training began.")
+        override = " model.init_from_run=RUN"
+    for path, base in bases:
+        name = short_run_names([path])[0].replace("/", "-")
+        tables = tomllib.loads(to_toml(base))
+        remove_folders(tables)
+        block = f"```toml\n{tomli_w.dumps(tables)}```"
+        recipes.append(f"<details><summary>The recipe {name}.toml</summary>\n\n{block}\n\n</details>")
+        commands.append(f"laconic train {name}.toml{override} --out runs/{name}")
+        override = f" model.init_from_run=runs/{name}"
+    commands += [
+        f"laconic train laconic/recipe.toml{override} --out runs/reproduced",
+        "laconic evaluate runs/reproduced",
+    ]
+    return [*recipes, "```sh\n" + "\n".join(commands) + "\n```"]
+
+
+def list_base_runs(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    """Return the runs that a training began with, the first one first, as far as they still exist."""
+    runs = list[tuple[str, Recipe]]()
+    while (run := recipe.model.init_from_run) and is_run_dir(run):
+        recipe = load_recipe(Path(run) / RECIPE_FILE)[0]
+        runs.insert(0, (run, recipe))
+    return runs
 
 
 def describe_base(recipe: Recipe) -> str:
