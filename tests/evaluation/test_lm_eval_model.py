@@ -127,6 +127,30 @@ def test_laconic_lm_with_a_memory_of_selected_slots(run_cli: RunCli, tmp_path: P
     assert likelihood == pytest.approx(log_probs.sum().item(), abs=1e-3)
 
 
+@pytest.mark.parametrize("overrides", [(), ("mixer.kind=attention",)])
+def test_laconic_lm_scores_a_model_that_learns(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """In padded batches as one id after the other, from the run's fast weights or from those of a text."""
+    run = train_tiny_run("hope", tmp_path, *overrides)
+    model = laconic.load(run)
+    assert isinstance(model, laconic.NestedTextModel)
+    model.save(model.compress(["A sentence of a book. " * 3]), tmp_path / "state.safetensors")
+    pairs = [(("", ""), model.tokenizer.encode(a), model.tokenizer.encode(b)) for a, b in (("A", "x y"), ("Book", "!"))]
+    totals = list[float]()
+    for memory in (None, str(tmp_path / "state.safetensors")):
+        scores = LaconicLM(str(run), memory=memory)._loglikelihood_tokens(pairs)
+        for (_, context, continuation), (score, is_greedy) in zip(pairs, scores, strict=True):
+            state, expected, greedy = None if memory is None else model.load(memory), 0.0, True
+            for i, id in enumerate((context + continuation)[:-1], 1):
+                output = model.model.read_tokens(torch.tensor([[id]]), state, update_weights=not model.has_attention)
+                state, logprobs = output.cache, model.model.logits(output.hidden_states)[0, 0].log_softmax(-1)
+                if i >= len(context):
+                    target = (context + continuation)[i]
+                    expected, greedy = expected + float(logprobs[target]), greedy and int(logprobs.argmax()) == target
+            assert (score, is_greedy) == (pytest.approx(expected, abs=1e-4), greedy)
+            totals.append(score)
+    assert totals[:2] != totals[2:]
+
+
 def test_laconic_lm_answers_with_thoughts(tmp_path: Path) -> None:
     run = train_tiny_run("kava", tmp_path)
     model = LaconicLM(str(run), max_gen_toks=5)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from jaxtyping import Bool, Float, Int
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -21,8 +22,10 @@ from tqdm import tqdm
 import laconic
 from laconic.errors import UsageError
 from laconic.experiment.kv_compressor import load_kv_memories
+from laconic.experiment.read_into_state import fit_attention_window
 from laconic.generation.config import GenerationConfig
 from laconic.models.cache import KVCache
+from laconic.nested.state import FastWeightState, select_rows
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -36,11 +39,13 @@ class LaconicLM(TemplateLM):
     """A checkpoint or a run as a model of lm-eval.
 
     `loglikelihood` and `loglikelihood_rolling` need a model that continues texts. A run that answers questions has
-    `generate_until`, which takes the whole context as the question and answers after its latent thoughts.
+    `generate_until`, which takes the whole context as the question and answers after its latent thoughts. A model that
+    learns begins every row with the fast weights of the run, or of a state that is given as memory.
 
     Args:
         pretrained: What `laconic.load` takes: checkpoint, GGUF file, hub or short name, run, or exported run.
-        memory: File of `laconic compress` that every context follows, for a checkpoint or an AutoCompressor.
+        memory: File of `laconic compress` that every context follows, for a checkpoint, an AutoCompressor or a model
+            that learns.
         batch_size: Rows per forward pass; "auto" for 8.
         device: Device of the model.
         dtype: Type of a checkpoint's weights.
@@ -74,6 +79,9 @@ class LaconicLM(TemplateLM):
         self.batch_size = DEFAULT_BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
         self.max_gen_toks = max_gen_toks
         self._device = self.model.decoder.token_embedding.weight.device
+        self.state: FastWeightState | None = None
+        if memory is not None and isinstance(self.model, laconic.NestedTextModel):
+            self.state, memory = self.model.load(memory), None
         self.cache, self.first_position = self.read_memory(memory)
         used = 0 if self.cache is None else self.first_position or int(self.cache.next_position.max())
         self.max_length = max_length or self.model.decoder.config.max_position_embeddings - used
@@ -114,7 +122,7 @@ class LaconicLM(TemplateLM):
         """Return the ids of a text; by default with special tokens, unless it begins with one or follows a memory."""
         if add_special_tokens is None:
             prefix = self.tokenizer.decode([self.prefix_token_id], skip_special_tokens=False)
-            add_special_tokens = self.cache is None and not string.startswith(prefix)
+            add_special_tokens = self.cache is None and self.state is None and not string.startswith(prefix)
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -139,10 +147,10 @@ class LaconicLM(TemplateLM):
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests: list[EncodedRequest], disable_tqdm: bool = False, **_: Any) -> list[Any]:
         """Score continuations, in batches of rows of similar length."""
-        if isinstance(self.model, laconic.Reasoner | laconic.NestedTextModel):
-            kind = type(self.model).__name__
+        if isinstance(self.model, laconic.Reasoner):
             raise UsageError(
-                f"{self.pretrained} is a {kind}; lm-eval's loglikelihood tasks need one that continues texts"
+                f"{self.pretrained} is a run that answers questions; lm-eval's loglikelihood tasks need a model that "
+                "continues texts"
             )
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         results: dict[int, tuple[float, bool]] = {}
@@ -162,27 +170,39 @@ class LaconicLM(TemplateLM):
 
         Pairs are context and continuation; long contexts lose their beginning.
         """
-        decoder, device = self.model.decoder, self._device
+        device = self._device
         inputs = [(context + continuation)[-(self.max_length + 1) :][:-1] for context, continuation in pairs]
         T = max(map(len, inputs))
         ids = torch.tensor([[0] * (T - len(row)) + row for row in inputs], device=device)
         mask = torch.tensor([[False] * (T - len(row)) + [True] * len(row) for row in inputs], device=device)
-        cache = None if self.cache is None else self.cache.repeat_rows(len(pairs))
-        positions: Tensor | None = None
-        if self.first_position is not None:
-            positions = (self.first_position + mask.cumsum(1) - 1).clamp(min=0)
-        padding_mask = None if mask.all() else mask
-        with self.reading_mode():
-            hidden = decoder(
-                decoder.embed(ids), cache, attention_mask=padding_mask, position_ids=positions
-            ).hidden_states
         scores: list[tuple[float, bool]] = []
-        for row, (_, continuation) in zip(hidden, pairs, strict=True):
-            logprobs = decoder.logits(row[-len(continuation) :]).float().log_softmax(-1)
+        for row, (_, continuation) in zip(self.read_batch(ids, mask), pairs, strict=True):
+            logprobs = self.model.decoder.logits(row[-len(continuation) :]).float().log_softmax(-1)
             targets = torch.tensor(continuation, device=device)
             total = float(logprobs.gather(1, targets[:, None]).sum())
             scores.append((total, bool((logprobs.argmax(-1) == targets).all())))
         return scores
+
+    def read_batch(self, ids: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Return the hidden states of rows padded on the left, each after the memory, or on the fast weights.
+
+        Fast weights learn from what a row reads only where the model has no attention, as in `generate`: it could not
+        condition on a context otherwise.
+        """
+        padding_mask, positions = None if mask.all() else mask, None
+        if isinstance(self.model, laconic.NestedTextModel):
+            model, state, updates = self.model.model, None, self.model.update_weights and not self.model.has_attention
+            if self.state is not None:
+                state = fit_attention_window(model, self.state, ids.shape[1], self.model.attention_window)
+                state = select_rows(state, [0] * len(ids))
+            output = model.read_tokens(ids, state, attention_mask=padding_mask, update_weights=updates)
+            return output.hidden_states
+        cache = None if self.cache is None else self.cache.repeat_rows(len(ids))
+        if self.first_position is not None:
+            positions = (self.first_position + mask.cumsum(1) - 1).clamp(min=0)
+        decoder = self.model.decoder
+        with self.reading_mode():
+            return decoder(decoder.embed(ids), cache, attention_mask=padding_mask, position_ids=positions).hidden_states
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Write continuations or answers, in batches of requests with the same options."""
@@ -219,7 +239,8 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.Reasoner):
             return [cut_at(answer.text, until) for answer in self.model.generate(contexts, config)]
         if isinstance(self.model, laconic.NestedTextModel):
-            return [cut_at(generation.text, until) for generation in self.model.generate(contexts, config=config)]
+            generations = self.model.generate(contexts, self.state, config=config)
+            return [cut_at(generation.text, until) for generation in generations]
         decoder, room = self.model.decoder, self.max_length - config.max_tokens
         if room < 1:
             raise UsageError(f"max_gen_toks={config.max_tokens} leaves no room in a context of {self.max_length}")
