@@ -293,6 +293,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
     [
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone: no such local folder"),
+        (("kava", "--tasks", "gone.jsonl"), 66, "task gone.jsonl: no file gone.jsonl; name another one"),
         (("digits", "--limit", 0), 2, "--limit 0: must be at least 1"),
         (
             ("digits", "--jacobi-iterations", "two"),

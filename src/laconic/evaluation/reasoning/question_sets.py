@@ -148,6 +148,15 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
     return path
 
 
+def check_task_files(recipe: Recipe, names: Sequence[str], run: str) -> None:
+    """Raise `InputError` for a file that does not exist, before the run is loaded."""
+    for name in names:
+        path = resolve_set(recipe, name, run)
+        if is_row_file(path) and not Path(path).is_file():
+            origin = f"data.{name} of {run}" if name in RECIPE_SPLITS else f"task {name}"
+            raise InputError(f"{origin}: no file {path}; name another one, or a task that laconic tasks list shows")
+
+
 def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
     """Return how rows are read for evaluation: all of them; the recipe's chain field counts for its own splits only."""
     return data.model_copy(

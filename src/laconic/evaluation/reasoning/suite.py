@@ -17,7 +17,12 @@ from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_tabl
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.evaluate import AnswerFunction
 from laconic.evaluation.reasoning.latency import Latency, Throughput, measure_latencies, measure_throughput
-from laconic.evaluation.reasoning.question_sets import QuestionSet, check_unique_titles, load_question_set
+from laconic.evaluation.reasoning.question_sets import (
+    QuestionSet,
+    check_task_files,
+    check_unique_titles,
+    load_question_set,
+)
 from laconic.evaluation.reasoning.run import (
     COT_CONDITION,
     EvalCondition,
@@ -79,6 +84,7 @@ class ReasoningSuite:
             )
         for folder, recipe in recipes.items():
             check_unique_titles(recipe, request.tasks, str(folder))
+            check_task_files(recipe, request.tasks, str(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         """Return method and dtype, and how the recipe differs from the paper's row that it names."""
