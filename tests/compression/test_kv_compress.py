@@ -148,6 +148,22 @@ def test_compress_document_max_loss_that_no_smaller_memory_reaches_keeps_everyth
     assert losses["memory"]["mean"] <= losses["full"]["mean"]
 
 
+def test_compress_document_max_loss_of_many_windows_leaves_room_for_a_prompt() -> None:
+    decoder = make_decoder()
+    for p in decoder.parameters():
+        p.data.mul_(4)
+    context = decoder.config.max_position_embeddings
+    result = compress_document(
+        decoder, document(2 * context), KVCompressionConfig("random", max_loss=0.0), RepeatPrompt()
+    )
+    assert len(result.windows) == 2
+    assert 0.7 * context < result.memory.M <= 0.75 * context
+    for losses in result.measured["windows"]:
+        assert losses["trials"][-1]["loss"] == losses["memory"]["mean"] > losses["full"]["mean"]
+    config = GenerationConfig(max_tokens=2, eos_token_ids=())
+    assert generate(decoder, input_ids=[[5, 6]], state=result.memory.to_cache(), config=config)[0].token_ids
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

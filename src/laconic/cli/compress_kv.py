@@ -163,7 +163,12 @@ def loss_lines(measured: Mapping[str, Any]) -> list[str]:
             f"from the whole cache's {full['mean']:.3f}; at most {window['max_loss']:+g} allowed"
         )
         lines.append(f"measured   slots and loss against the whole cache: {sizes}")
-        if memory == full:
+        if excess > window["max_loss"]:
+            lines.append(
+                "           more than allowed: with more slots the windows would not leave a quarter of the context "
+                "to a prompt; give a shorter text"
+            )
+        elif memory == full:
             lines.append("           no smaller memory stays within the bound; all keys and values are kept")
     if "fit" in measured:
         step, losses = measured["fit"]["best_step"], measured["fit"]["held_out"]

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.compression.kv_loss import build_loss_probes, find_smallest_memory
+from laconic.compression.kv_loss import LossProbes, build_loss_probes, find_smallest_memory, measure_document_loss
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_selection import (
     NO_REPEAT_PROMPT,
@@ -27,6 +27,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
+PROMPT_SHARE = 1 / 4  # of the context that max_loss leaves for what follows a document of several windows
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class KVCompressionConfig:
         method: Score that ranks the keys: kvzip, snapkv, rkv, h2o, expected, knorm, window or random.
         keep: Share of the document's keys and values to keep.
         slots: Number of tokens to keep per KV head, on average.
-        max_loss: Keep as few as this increase of the loss on the document allows, in nats per token.
+        max_loss: Keep as few as this increase of the loss on the document allows, in nats per token, or as many as
+            possible if none is enough.
         num_sinks: First tokens that are always kept (attention sinks).
         equal_heads: Keep the same number in every head. By default KVzip's heads share the slots, which loses much
             less; a document read in several windows always has equal heads.
@@ -161,7 +163,7 @@ def compress_document(
             check_slots_fit(decoder, slots, ids.shape[1])
     expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
     reader = DocumentReader(decoder, lambda done: on_progress("reading", done, max(done, expected)))
-    memories, measured = list[KVMemory](), list[dict[str, Any]]()
+    memories, measured, probes_of_windows = list[KVMemory](), list[dict[str, Any]](), list[LossProbes]()
     for index, window in enumerate(windows):
         prefix = 0 if index else min(prefix_tokens, window.shape[1] - 1)
         equal_heads = config.equal_heads or len(windows) > 1  # windows are joined at consecutive positions
@@ -177,6 +179,9 @@ def compress_document(
         reader.positions += int(probes.attention_mask.sum()) * (len(losses["trials"]) + 1)
         memories.append(smallest)
         measured.append(losses)
+        probes_of_windows.append(probes)
+    if config.max_loss is not None and len(windows) > 1:
+        memories = shrink_to_context(decoder, memories, probes_of_windows, measured)
     lengths = [window.shape[1] for window in windows]
     memory = memories[0] if len(memories) == 1 else join_windows(decoder, memories, ids.shape[1])
     return DocumentCompression(memory, lengths, reader.positions, {"windows": measured} if measured else {})
@@ -210,6 +215,25 @@ def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> 
             f"{num_tokens:,} tokens in {len(slots)} windows leave {total:,} slots, more than the context of "
             f"{context:,}; keep fewer: a share of at most {math.floor(1000 * context / num_tokens) / 1000:g}"
         )
+
+
+def shrink_to_context(
+    decoder: Decoder, memories: Sequence[KVMemory], probes: Sequence[LossProbes], measured: Sequence[dict[str, Any]]
+) -> list[KVMemory]:
+    """Shorten the memories of windows, all by the same share, until a prompt fits behind them into the context.
+
+    Their losses are measured again and replaced in `measured`.
+    """
+    limit = int((1 - PROMPT_SHARE) * decoder.config.max_position_embeddings)
+    total = sum(memory.M for memory in memories)
+    if total <= limit:
+        return list(memories)
+    shorter = [memory.keep_top_slots(max(1, memory.M * limit // total)) for memory in memories]
+    for memory, texts, losses in zip(shorter, probes, measured, strict=True):
+        loss = measure_document_loss(decoder, memory.to_cache(), texts)
+        losses["memory"] = asdict(loss)
+        losses["trials"].append({"slots": memory.M, "loss": loss.mean})
+    return shorter
 
 
 def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int) -> KVMemory:
