@@ -202,6 +202,9 @@ def test_read_published_sampling_of_other_files(tmp_path: Path) -> None:
     sampling = read_published_sampling(tmp_path)
     assert sampling.describe() == "sampling with temperature 1 (the model publishes none)"
     assert read_published_sampling(None) == sampling
+    foreign = '{"temperature": 0.9, "top_k": 5, "temperature": 0.7, "eta_cutoff": Infinity}'
+    (tmp_path / "generation_config.json").write_text(foreign)
+    assert read_published_sampling(tmp_path).options["temperature"] == 0.7
     (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
     with pytest.raises(InputError, match="temperature = 'hot' is not a number"):
         read_published_sampling(tmp_path)

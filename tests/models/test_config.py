@@ -156,11 +156,20 @@ def agree_rope(ours: DecoderConfig, model: Any, source: dict[str, Any]) -> None:
         assert a == pytest.approx(rotary.attention_scaling, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("torch.bfloat16", torch.bfloat16), ("float16", torch.float16), ("auto", torch.float32)]
+)
+def test_config_reads_every_spelling_of_a_dtype(name: str, dtype: torch.dtype) -> None:
+    assert DecoderConfig.from_dict(file(torch_dtype=name)).dtype == dtype
+    assert DecoderConfig.from_dict(file(dtype=name)).dtype == dtype
+
+
 MINIMAL = [file(family) for family in FAMILIES]
 UNUSUAL = [
     file("llama", num_key_value_heads=None, head_dim=10, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     file("llama", rms_norm_eps=1e-5, hidden_act="gelu", attention_dropout=0.1, bos_token_id=None, eos_token_id=[2, 3]),
     file("llama", sliding_window=16, initializer_range=0.5, torch_dtype="bfloat16", pad_token_id=0, pretraining_tp=2),
+    file("llama", rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32.0}),
     file("mistral", sliding_window=None, head_dim=20, dtype="float16", torch_dtype="float32"),
     file("mistral", sliding_window=7, num_key_value_heads=1, tie_word_embeddings=True, attention_bias=True),
     file("qwen2", sliding_window=9, use_sliding_window=False, attention_bias=False, tie_word_embeddings=True),

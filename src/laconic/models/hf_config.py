@@ -90,7 +90,7 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
         "attention_scales": attention_scales(values["head_dim"], file),
         "nope_layers": nope_layers(file),
         "sliding_windows": sliding_windows(file),
-        "dtype": getattr(torch, file.dtype or file.torch_dtype),
+        "dtype": getattr(torch, file.dtype or file.torch_dtype or "float32"),
     }
     if isinstance(file, RopeFamilyKeys):
         values["rope"] = parse_rope(file)

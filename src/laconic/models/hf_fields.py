@@ -6,7 +6,13 @@ except for the few that change the mathematics (FIXED_KEYS).
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+
+def parse_dtype_name(value: Any) -> Any:
+    """Return the name of a dtype without torch's, and None for "auto", which leaves it to the reader."""
+    return None if value == "auto" else value.removeprefix("torch.") if isinstance(value, str) else value
+
 
 MAX_LAYERS = 1000  # this and the following limits are far above real models, and checked before anything is built
 NumLayers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
@@ -16,7 +22,7 @@ NumPositions = Annotated[int, Field(gt=0, le=2**31)]
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # some files write "none" as a negative number
 Probability = Annotated[float, Field(ge=0, lt=1)]
 ActivationName = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
-DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
+DtypeName = Annotated[Literal["float64", "float32", "bfloat16", "float16"] | None, BeforeValidator(parse_dtype_name)]
 LayerType = Literal["full_attention", "sliding_attention"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 NULLABLE = ("bos_token_id", "eos_token_id", "pad_token_id", "sliding_window")  # null differs from absent
@@ -64,7 +70,7 @@ class RopeTable(JsonModel):
     factor: PositiveFloat | None = None
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
-    original_max_position_embeddings: NumPositions | None = None
+    original_max_position_embeddings: NumPositions | None = Field(None, strict=False)  # some files have 32768.0
     beta_fast: PositiveFloat | None = None
     beta_slow: PositiveFloat | None = None
     truncate: bool | None = None
@@ -86,8 +92,8 @@ class FamilyKeys(TokenIds):
     num_hidden_layers: NumLayers
     tie_word_embeddings: bool = False
     initializer_range: NonNegativeFloat = 0.02
-    dtype: DtypeName | None = None
-    torch_dtype: DtypeName = "float32"
+    dtype: DtypeName = None
+    torch_dtype: DtypeName = None
 
 
 class RopeFamilyKeys(FamilyKeys):
