@@ -15,7 +15,7 @@ from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
-from laconic.storage.strict_json import read_json, read_safetensors_header
+from laconic.storage.strict_json import read_foreign_json, read_safetensors_header
 
 CONFIG_FILE, WEIGHTS_FILE, TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
 DIGEST = "digest"  # key of the header's metadata, which peft ignores
@@ -70,7 +70,7 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
 def is_cartridge(path: str | Path) -> bool:
     """Return whether a path is a folder with a peft cartridge."""
     file = Path(path) / CONFIG_FILE
-    return file.is_file() and read_json(file).get("peft_type") == "CARTRIDGE"
+    return file.is_file() and read_foreign_json(file).get("peft_type") == "CARTRIDGE"
 
 
 def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetadata | None = None) -> KVMemory:
