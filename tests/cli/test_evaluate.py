@@ -125,8 +125,8 @@ def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> Non
     code, out, err = run("kava", *data, "--baseline", "plain")
     assert code == 0, err
     for text in (
-        "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "1 seed: the intervals are about", "kava  ",
-        "plain ", "macro average", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
+        "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "1 seed: the intervals are about",
+        "kava  ", "plain ", "macro average", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
         "macro average: kava against plain: ",
         "kava: kava, float32; seed 0 at step 2, seed 1 at step 2, seed 2 at step 2",
         "kava differs from kava table 6, 1b aug, in model.family", "device: cpu",

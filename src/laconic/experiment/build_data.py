@@ -304,7 +304,7 @@ def describe_short_answers(recipe: Recipe, questions: ReasoningBatch) -> list[st
         return []
     return [
         f"validation.max_tokens {config.max_tokens} cuts the longest {part} of the held-out rows, {longest} tokens, "
-        f"which lowers {metric}; set {longest} or more"
+        f"which can lower {metric}; set {longest} or more"
     ]
 
 

@@ -61,10 +61,9 @@ def check_same_recipe(path: Path, recipe: Recipe) -> list[str]:
         if old is not None and new is not None and new < old:
             lines.append(f"train.{key}: {old} in the run, {new} requested; a run can only be made longer")
         elif old is not None and new is not None and new > old and recipe.train.lr_schedule != "constant":
-            schedule = f"{recipe.train.lr_schedule} schedule of {new} {key}"
             notes.append(
-                f"train.{key}: {old} in the run, {new} requested; the learning rate now follows the {schedule}, "
-                f"and the result differs from that of one run of {new}"
+                f"train.{key}: {old} in the run, {new} requested; the {recipe.train.lr_schedule} schedule of the "
+                f"learning rate now ends at {new}, so the run differs from one that is {new} {key} long from the start"
             )
     if lines:
         raise UsageError(
