@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
-from laconic.config.data import DataConfig
+from laconic.config.data import DataConfig, is_row_file
 from laconic.config.methods import (
     CoconutConfig,
     CompressionConfig,
@@ -64,10 +64,9 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
     "data.test": "rows",
     "data.data_dir": "path",
 }
-# Keys that do not change what is learned in an update, so a run can be resumed with other values.
+# Keys that do not change what is learned in an update, so a run can be resumed with other values; rows have a hash.
 BOOKKEEPING_KEYS = (
-    *("paper_table", "table_row", "deviations", "data.path", "data.name", "data.data_dir"),  # the rows have a hash
-    *("train.steps", "train.epochs"),
+    *("paper_table", "table_row", "deviations", "data.path", "data.data_dir", "train.steps", "train.epochs"),
     *("train.parallel", "train.reshard"),
     *("train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
     *("train.activation_checkpointing", "train.on_nonfinite"),
@@ -318,8 +317,7 @@ class Recipe(ConfigModel):
     def unused_tables(self) -> list[str]:
         """Tables that are present but not used by the method."""
         tables = {name for names in METHOD_TABLES.values() for name in names}
-        used = self.method_tables
-        return [name for name in sorted(tables) if getattr(self, name) is not None and name not in used]
+        return [name for name in sorted(tables - {*self.method_tables}) if getattr(self, name) is not None]
 
 
 def required_tables(method: str, trainable: str) -> list[str]:
@@ -394,7 +392,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def explicit_values(recipe: Recipe) -> dict[str, Any]:
     """Return the dotted keys that differ from their defaults and can change what is learned.
 
-    Defaults are left out so that a later version with more keys returns the same for the same recipe.
+    Defaults are left out so that a later version with more keys returns the same for the same recipe, and files of rows
+    because they may move.
     """
     values = flatten(recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
+    values["data.name"] = [name for name in values.get("data.name", ()) if not is_row_file(name)]
     return {k: v for k, v in values.items() if k not in RESUMABLE_KEYS and not k.startswith("deviations.")}
