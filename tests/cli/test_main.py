@@ -16,7 +16,7 @@ from laconic import Decoder, DecoderConfig
 from laconic.cli.verify import VerifyParityCommand
 from laconic.errors import CorruptArtifactError, NonFiniteError
 from laconic.storage.atomic import write_folder_atomically
-from tests.conftest import RunCli, needs
+from tests.conftest import REPO, RunCli, needs
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
 
@@ -251,6 +251,7 @@ def test_version_is_printed(run_cli: RunCli) -> None:
     from laconic import __version__
 
     assert run_cli("--version").out == f"{__version__}\n"
+    assert f"\nversion: {__version__}\n" in (REPO / "CITATION.cff").read_text()
     assert run_cli("version").out.startswith(f"laconic {__version__}, Python 3.")
 
 

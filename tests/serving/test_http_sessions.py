@@ -16,7 +16,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.nested.state import states_equal
 from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run
-from tests.serving.conftest import start_client
+from tests.serving.conftest import StartServer, start_client
 from tests.serving.interleaving import check_no_leaks
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -135,11 +135,14 @@ def test_sessions_have_limits_and_names(learner: TestClient, client: TestClient)
     assert client.post("/v1/sessions").status_code == 400
 
 
-@pytest.mark.parametrize("num_requests", [8, pytest.param(300, marks=pytest.mark.slow)])
-def test_sessions_do_not_leak_between_requests(learner: TestClient, num_requests: int) -> None:
-    ids = [post(learner, "")["id"] for _ in range(3)]
+@pytest.mark.parametrize("num_requests", [8, pytest.param(1000, marks=pytest.mark.slow)])
+def test_sessions_do_not_leak_between_requests(
+    model: NestedTextModel, start_server: StartServer, num_requests: int
+) -> None:
+    """Completions on sessions, and on forks that learn at the same time."""
+    client = start_server(model)
+    ids = [post(client, "")["id"] for _ in range(3)]
     for number, id in enumerate(ids[1:]):
-        post(learner, f"/{id}/learn", text=f"{TEXT} And {number} times more. " * (number + 1))
-    check_no_leaks(learner, [{"session": id} for id in ids] + [{}], num_requests)
-    for id in ids:
-        learner.delete(f"/v1/sessions/{id}")
+        post(client, f"/{id}/learn", text=f"{TEXT} And {number} times more. " * (number + 1))
+    texts = [f"{word} likes the {colour} room. " for word in ("Anna", "Tom") for colour in ("red", "blue")]
+    check_no_leaks(client, [{"session": id} for id in ids] + [{}], num_requests, texts)
