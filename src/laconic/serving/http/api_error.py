@@ -27,7 +27,9 @@ TYPES = {
 EXPECTED = {  # parameters of several types, for which pydantic has a message each
     "prompt": "a text, a list of texts, a list of token ids, or a list of lists of token ids, none of them empty",
     "stop": "a text or a list of texts",
+    "memory": "a list of the ids or names of memories",
 }
+NAMED_BY_MESSAGE = ("extra_forbidden", "missing")  # errors whose message says which field of an item
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat 408 and 409, where the same answer would follow
 
 
@@ -111,7 +113,9 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
         return ApiError(400, message)
     param = str(path[0])
-    name = param + "".join(f"[{part}]" if isinstance(part, int) else "" for part in path[1:2])
+    name = param
+    if len(path) > 1 and isinstance(path[1], int):  # otherwise the type of a union that does not fit
+        name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if first["type"] not in NAMED_BY_MESSAGE)
     match first["type"]:
         case "extra_forbidden" if len(path) > 1:
             message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; leave it out", "unknown_parameter"
