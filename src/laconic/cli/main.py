@@ -66,7 +66,8 @@ COMMANDS: dict[str, Any] = {
         Annotated[DemoCommand, subcommand("think")] | Annotated[DemoReadCommand, subcommand("read")],
         subcommand(
             "demo",
-            description="Show latent thoughts (think, also without the word: laconic demo --fast) or a memory of a chapter (read).",
+            description="Show latent thoughts (think, which may be left out: laconic demo --fast) or a memory of a "
+            "chapter (read).",
         ),
     ],
     "train": Annotated[TrainCommand, subcommand("train")],
