@@ -62,6 +62,8 @@ def hostile_requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "POST", "/v1/chat/completions", {"json": CHAT | {"stream_options": value, "stream": True}}
         yield "POST", "/v1/memories", {"json": {"text": "abc", "method": "snapkv", "keep": value}}
         yield "POST", "/v1/memories", {"json": {"text": value, "method": "knorm", "slots": 2}}
+        yield "POST", "/v1/sessions", {"json": value}
+        yield "POST", "/v1/sessions/none/learn", {"json": {"text": value}}
     for body, route in itertools.product(RAW_BODIES, ("/v1/completions", "/v1/chat/completions", "/v1/memories")):
         yield "POST", route, {"content": body, "headers": JSON}
     for body in RAW_BODIES:
