@@ -152,7 +152,9 @@ def test_gguf_file_works_as_a_model_name(cache: Path, tmp_path: Path, capsys: py
 
 
 def test_import_writes_a_folder_or_nothing(tmp_path: Path, run_cli: RunCli) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama"))
+    file = write_gguf(tmp_path / "tiny.gguf", random_decoder("llama")).rename(
+        tmp_path / "sha256-0123"
+    )  # as Ollama does
     assert run_cli("import", file, "--out", tmp_path / "out", "--dtype", "bfloat16").code == 0
     assert Decoder.from_pretrained(tmp_path / "out").config.vocab_size > 256
     record = read_export_record(tmp_path / "out")
@@ -164,8 +166,10 @@ def test_import_writes_a_folder_or_nothing(tmp_path: Path, run_cli: RunCli) -> N
     cut = run_cli("import", file, "--out", tmp_path / "cut")
     assert (cut.code, cut.err.count("\n")) == (66, 1)
     assert "download it again" in cut.err
-    assert run_cli("import", tmp_path / "x.safetensors", "--out", tmp_path / "y").code == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+    assert run_cli("import", tmp_path / "x.safetensors", "--out", tmp_path / "y").code == 66
+    (tmp_path / "notes").write_text("no model")
+    assert run_cli("import", tmp_path / "notes", "--out", tmp_path / "y").code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "out", "sha256-0123"]
 
 
 def test_read_tensor_needs_no_second_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

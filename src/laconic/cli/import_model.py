@@ -7,8 +7,9 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalDtype, parse_dtype
+from laconic.cli.files import check_file
 from laconic.console import log_message, progress
-from laconic.errors import UsageError
+from laconic.errors import UsageError, translate_os_errors
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class ImportCommand:
     """
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
-    """file to read: .gguf with weights, tokenizer and chat template, or .bin of llama2.c with weights"""
+    """file to read: GGUF with weights, tokenizer and chat template, or .bin of llama2.c with weights"""
     out: Path
     """folder to write; must be new or empty"""
     dtype: OptionalDtype = None
@@ -30,14 +31,18 @@ class ImportCommand:
         from laconic.experiment.export import export_model
         from laconic.models.decoder import Decoder
         from laconic.models.gguf.convert import convert_gguf
+        from laconic.models.gguf.header import MAGIC
 
+        check_file(self.file, "a .gguf file, or a .bin file of llama2.c")
         dtype, suffix = parse_dtype(self.dtype), self.file.suffix.lower()
-        if suffix == ".gguf":
+        with translate_os_errors(self.file), self.file.open("rb") as file:
+            is_gguf = file.read(len(MAGIC)) == MAGIC  # also of Ollama, whose files have no suffix
+        if is_gguf or suffix == ".gguf":
             with progress("converting") as on_progress:
                 convert_gguf(self.file, self.out, dtype, on_progress=on_progress)
         elif suffix == ".bin":
             export_model(Decoder.from_llama2c(self.file), self.out, dtype=dtype)
         else:
-            raise UsageError(f"{self.file}: expected a .gguf file, or a .bin file of llama2.c")
+            raise UsageError(f"{self.file}: expected a GGUF file, or a .bin file of llama2.c")
         log_message(f"wrote {self.out}")
         return 0
