@@ -51,17 +51,7 @@ def recipe(folder: Path, *more: str) -> Recipe:
 def train_run(path: Path, config: Recipe, **more: Any) -> None:
     experiment, run = build_experiment(config, CPU), RunDirectory(path)
     with run.lock():
-        train(
-            experiment.method,
-            experiment.training_data,
-            config.train,
-            run=run,
-            seed=5,
-            model_io=experiment.checkpoint,
-            fingerprints=experiment.fingerprints,
-            build_optimizer=build_optimizer,
-            **more,
-        )
+        train(experiment.build_training_setup(CPU), run=run, **more)
 
 
 @pytest.mark.parametrize("name", ["m3", "dgd"])

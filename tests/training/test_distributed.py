@@ -28,6 +28,7 @@ from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import SingleProcess, map_over_ranks
+from laconic.training.setup import TrainingSetup
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error
@@ -78,7 +79,7 @@ def train_on_ranks(path: Path, settings: TrainingConfig, method: nn.Module, **na
         run = RunDirectory(path)
         with ranks.lock_run(run):
             data = named.pop("data", None) or ToyData()
-            train(method, data, settings, run=run, seed=5, ranks=ranks, **named)
+            train(TrainingSetup(method, data, settings, seed=5, ranks=ranks), run=run, **named)
             return {name: ranks.full_tensor(p.detach()).tolist() for name, p in method.named_parameters()}
 
 
@@ -403,12 +404,14 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
                 assert results == sorted(results, key=results.index)
                 return {f"{i}": loss for i, loss in enumerate(results)}
 
-            return dict(train(method, ToyData(), settings, seed=5, ranks=ranks, validate=validate).validation)
+            return dict(
+                train(TrainingSetup(method, ToyData(), settings, seed=5, ranks=ranks), validate=validate).validation
+            )
 
     one, two = run_ranks_ok(tmp_path, work)
     assert one == two
     method = ToyMethod(0.0)
-    train(method, ToyData(), toy_config(steps=4), seed=5)
+    train(TrainingSetup(method, ToyData(), toy_config(steps=4), seed=5))
     with torch.no_grad():
         alone = map_over_ranks(
             SingleProcess(), 5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]

@@ -12,9 +12,9 @@ from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputErro
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.checkpoint import StateDictIO
 from laconic.training.loop import train
-from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
 from laconic.training.run import TrainingRun
+from laconic.training.setup import TrainingSetup
 from laconic.training.validation_log import read_validations
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyData, ToyMethod
@@ -24,7 +24,7 @@ from tests.training.toy_runs import flat_parameters, read_metrics, run_training,
 def test_train_order_does_not_depend_on_micro_batches() -> None:
     def order(micro: int | None) -> list[tuple[int, ...]]:
         points = ToyData()
-        train(ToyMethod(), points, toy_config(micro_batch_size=micro), seed=5)
+        train(TrainingSetup(ToyMethod(), points, toy_config(micro_batch_size=micro), seed=5))
         rows: dict[tuple[int, int], tuple[int, ...]] = {}
         for piece, epoch, step in points.requests:
             rows[epoch, step] = rows.get((epoch, step), ()) + piece
@@ -64,8 +64,8 @@ def test_update_index_is_a_pure_function_of_the_step() -> None:
 @pytest.mark.parametrize("micro", [1, 3])
 def test_train_micro_batches_equal_one_batch(micro: int) -> None:
     whole, parts = ToyMethod(0.0), ToyMethod(0.0)
-    one = train(whole, ToyData(), toy_config(micro_batch_size=None), seed=5)
-    many = train(parts, ToyData(), toy_config(micro_batch_size=micro), seed=5)
+    one = train(TrainingSetup(whole, ToyData(), toy_config(micro_batch_size=None), seed=5))
+    many = train(TrainingSetup(parts, ToyData(), toy_config(micro_batch_size=micro), seed=5))
     assert error(flat_parameters(parts), flat_parameters(whole)) <= RECOMPUTE
     assert many.metrics == pytest.approx(one.metrics, rel=RECOMPUTE)
 
@@ -84,7 +84,10 @@ def test_train_writes_metrics(tmp_path: Path) -> None:
 
 def test_train_reports_progress() -> None:
     seen: list[tuple[str, int, int]] = []
-    train(ToyMethod(), ToyData(), toy_config(steps=3), seed=5, report_progress=lambda *values: seen.append(values))
+    train(
+        TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=3), seed=5),
+        report_progress=lambda *values: seen.append(values),
+    )
     assert [(done, total) for _, done, total in seen] == [(1, 3), (2, 3), (3, 3)]
     assert all(name in seen[0][0] for name in ("loss", "square", "distance", "tokens/s"))
 
@@ -133,10 +136,8 @@ def test_train_checks_free_space_before_the_first_update(tmp_path: Path, monkeyp
 def test_train_step_without_the_base_model_needs_less_space() -> None:
     method = ToyMethod()
     frozen = next(method.parameters()).requires_grad_(False)
-    model_io, ranks = StateDictIO(method), SingleProcess()
     whole, adapter = (
-        TrainingRun(method, ToyData(), toy_config(trainable=name), None, 0, model_io, {}, ranks, "cpu")
-        for name in ("full", "lora")
+        TrainingRun(TrainingSetup(method, ToyData(), toy_config(trainable=name))) for name in ("full", "lora")
     )
     assert whole.step_bytes - adapter.step_bytes == frozen.nbytes
 
@@ -174,7 +175,9 @@ def test_train_ignores_a_damaged_log_of_validations(tmp_path: Path) -> None:
 def test_train_refuses_an_unknown_metric() -> None:
     for changed in ({"best_metric": "f1"}, {"early_stop": EarlyStopConfig(metric="f1", at_least=1)}):
         with pytest.raises(UsageError, match=r"f1 is not a metric.*accuracy"):
-            train(ToyMethod(), ToyData(), toy_config(**changed), validate=lambda epoch: {"accuracy": 1.0})
+            train(
+                TrainingSetup(ToyMethod(), ToyData(), toy_config(**changed)), validate=lambda epoch: {"accuracy": 1.0}
+            )
 
 
 def test_train_stops_early(tmp_path: Path) -> None:
@@ -192,8 +195,8 @@ def test_train_validation_changes_nothing(tmp_path: Path) -> None:
         return {"accuracy": torch.rand(()).item()}
 
     toy, plain = ToyMethod(), ToyMethod()
-    train(toy, ToyData(), toy_config(validate_every=1), seed=5, validate=validate)
-    train(plain, ToyData(), toy_config(), seed=5)
+    train(TrainingSetup(toy, ToyData(), toy_config(validate_every=1), seed=5), validate=validate)
+    train(TrainingSetup(plain, ToyData(), toy_config(), seed=5))
     assert toy.training
     assert torch.equal(flat_parameters(toy), flat_parameters(plain))
 
@@ -201,7 +204,7 @@ def test_train_validation_changes_nothing(tmp_path: Path) -> None:
 def test_train_max_grad_norm_0_does_not_clip() -> None:
     free, wide = ToyMethod(), ToyMethod()
     for toy, clip in ((free, 0.0), (wide, 1e9)):
-        train(toy, ToyData(), toy_config(max_grad_norm=clip), seed=5)
+        train(TrainingSetup(toy, ToyData(), toy_config(max_grad_norm=clip), seed=5))
     assert torch.equal(flat_parameters(free), flat_parameters(wide))
 
 
@@ -210,19 +213,19 @@ def test_train_clears_the_optimizer_state() -> None:
     plain.reset_steps = ()
     toy.reset_steps = (4,)
     for method in (toy, plain):
-        train(method, ToyData(), toy_config(), seed=5)
+        train(TrainingSetup(method, ToyData(), toy_config(), seed=5))
     assert not torch.equal(flat_parameters(toy), flat_parameters(plain))
     fresh = ToyMethod(0.0)
-    train(fresh, ToyData(), toy_config(steps=4, lr_schedule="constant", warmup_ratio=0.0), seed=5)
+    train(TrainingSetup(fresh, ToyData(), toy_config(steps=4, lr_schedule="constant", warmup_ratio=0.0), seed=5))
     again = ToyMethod(0.0)
     again.reset_steps = (0,)
-    train(again, ToyData(), toy_config(steps=4, lr_schedule="constant", warmup_ratio=0.0), seed=5)
+    train(TrainingSetup(again, ToyData(), toy_config(steps=4, lr_schedule="constant", warmup_ratio=0.0), seed=5))
     assert torch.equal(flat_parameters(fresh), flat_parameters(again))
 
 
 def test_train_refuses_fewer_rows_than_a_batch() -> None:
     with pytest.raises(InputError, match=r"7 rows .* batch_size = 8"):
-        train(ToyMethod(), ToyData(7), toy_config())
+        train(TrainingSetup(ToyMethod(), ToyData(7), toy_config()))
 
 
 def test_train_resume_never_and_by_step(tmp_path: Path) -> None:
@@ -243,13 +246,7 @@ def test_train_refuses_to_resume_with_other_data(tmp_path: Path) -> None:
 
 
 def test_train_refuses_to_resume_with_other_parameters(tmp_path: Path) -> None:
-    class WholeModelIO:
-        def __init__(self, toy: ToyMethod) -> None:
-            self.toy = toy
-
-        def save(self, writer: Any) -> None:
-            writer.add_tensors("model.safetensors", self.toy.state_dict())
-
+    class WholeModelIO(StateDictIO):
         def load(self, folder: Path) -> None:
             pass
 
@@ -264,15 +261,13 @@ def test_train_requires_the_lock(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.steps_folder.mkdir(parents=True)
     with pytest.raises(ValueError, match="commit_step requires the lock"):
-        train(ToyMethod(), ToyData(), toy_config(steps=1), run=run)
+        train(TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=1)), run=run)
 
 
 def test_deterministic_kernels_are_restored() -> None:
     seen: list[bool] = []
     train(
-        ToyMethod(),
-        ToyData(),
-        toy_config(steps=1),
+        TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=1)),
         validate=lambda epoch: seen.append(torch.are_deterministic_algorithms_enabled()) or {"accuracy": 1.0},
     )
     assert seen == [True]

@@ -11,6 +11,7 @@ from laconic.config.training import TrainingConfig
 from laconic.errors import UsageError
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
+from laconic.training.setup import TrainingSetup
 from laconic.training.step import learning_rate_at
 from tests.training.toy import ToyData, ToyMethod
 
@@ -51,7 +52,7 @@ def test_train_equals_a_plain_loop() -> None:
         "min_lr_ratio": 0.02,
     }  # fmt: skip
     config = TrainingConfig(steps=steps, batch_size=8, micro_batch_size=3, **optimizer)  # type: ignore[arg-type]
-    output = train(ours, ToyData(), config, seed=11)
+    output = train(TrainingSetup(ours, ToyData(), config, seed=11))
     plain.train()
     norms = plain_loop(plain, ToyData(), 11, steps)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))

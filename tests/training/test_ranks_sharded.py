@@ -16,7 +16,6 @@ from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
 from laconic.experiment.build import build_experiment
 from laconic.experiment.load_run import load_run
-from laconic.experiment.optimizers import build_optimizer
 from laconic.experiment.run_init import init_run
 from laconic.models.block import Block
 from laconic.storage.run_dir import RunDirectory
@@ -100,17 +99,7 @@ def train_recipe(path: Path, recipe: Recipe) -> None:
         experiment = build_experiment(recipe, CPU)
         if recipe.train.optimizer != "adamw":  # M3's Newton-Schulz rounds float32 to bfloat16, DGD solves a system
             experiment.method.double()
-        train(
-            experiment.method,
-            experiment.training_data,
-            recipe.train,
-            run=run,
-            seed=5,
-            model_io=experiment.checkpoint,
-            fingerprints=experiment.fingerprints,
-            ranks=ranks,
-            build_optimizer=build_optimizer,
-        )
+        train(experiment.build_training_setup(CPU, ranks), run=run)
 
 
 def compare_losses(one: Path, other: Path) -> float:

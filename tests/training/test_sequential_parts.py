@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from laconic.interfaces import StepOutput
 from laconic.training.loop import train
+from laconic.training.setup import TrainingSetup
 from tests.training.toy_runs import toy_config
 
 A, B = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])
@@ -83,7 +84,7 @@ def test_updater_detaches_the_state_between_parts() -> None:
     (gradient,) = torch.autograd.grad(expected, w)
     gradients: list[Tensor] = []
     method.w.register_post_accumulate_grad_hook(lambda p: gradients.append(p.grad.clone()))  # type: ignore[union-attr]
-    result = train(method, TwoPartData(), toy_config(steps=1, batch_size=1, micro_batch_size=1))
+    result = train(TrainingSetup(method, TwoPartData(), toy_config(steps=1, batch_size=1, micro_batch_size=1)))
     assert result.metrics["loss"] == expected.item()
     torch.testing.assert_close(gradients[-1], gradient, rtol=0, atol=0)
 
@@ -92,11 +93,15 @@ def test_updater_does_not_carry_the_state_unless_stateful() -> None:
     method = RunningSum()
     losses = [
         train(
-            method, TwoPartData(), toy_config(steps=1, batch_size=1, micro_batch_size=1, learning_rate=1e-12)
+            TrainingSetup(
+                method, TwoPartData(), toy_config(steps=1, batch_size=1, micro_batch_size=1, learning_rate=1e-12)
+            )
         ).metrics["loss"]
         for _ in range(2)
     ]
     two = train(
-        RunningSum(), TwoPartData(), toy_config(steps=2, batch_size=1, micro_batch_size=1, learning_rate=1e-12)
+        TrainingSetup(
+            RunningSum(), TwoPartData(), toy_config(steps=2, batch_size=1, micro_batch_size=1, learning_rate=1e-12)
+        )
     ).metrics["loss"]
     assert losses[0] == two

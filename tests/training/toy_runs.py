@@ -1,6 +1,7 @@
 """Runs of the toy method in a folder, and comparisons of two runs."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import torch
 from torch import nn
 
 from laconic.config.training import TrainingConfig
+from laconic.interfaces import TrainingData
 from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory
+from laconic.training.checkpoint import ModelIO
 from laconic.training.loop import train
 from laconic.training.run import TrainingResult
+from laconic.training.setup import TrainingSetup
 from tests.training.toy import ToyData, ToyMethod
 
 STEPS = 12
@@ -28,13 +32,21 @@ def toy_config(**changed: Any) -> TrainingConfig:
 
 
 def run_training(
-    path: Path, settings: TrainingConfig | None = None, *, method: nn.Module | None = None, **named: Any
+    path: Path,
+    settings: TrainingConfig | None = None,
+    *,
+    method: nn.Module | None = None,
+    data: TrainingData | None = None,
+    model_io: ModelIO | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+    **named: Any,
 ) -> tuple[TrainingResult, nn.Module]:
     """Start or resume a run and train to its end, in this process."""
     method = ToyMethod() if method is None else method
-    run = RunDirectory(path)
+    run, data, config = RunDirectory(path), ToyData() if data is None else data, settings or toy_config()
+    setup = TrainingSetup(method, data, config, seed=5, model_io=model_io, fingerprints=fingerprints or {})
     with run.lock():
-        return train(method, named.pop("data", ToyData()), settings or toy_config(), run=run, seed=5, **named), method
+        return train(setup, run=run, **named), method
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

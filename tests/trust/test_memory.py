@@ -10,6 +10,7 @@ from laconic.errors import OutOfMemoryError
 from laconic.interfaces import StepOutput
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
+from laconic.training.setup import TrainingSetup
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, run_training, runs_equal, toy_config
@@ -38,10 +39,10 @@ class LimitedMemory(ToyMethod):
 def test_out_of_memory_halves_the_micro_batch(tmp_path: Path, error_: BaseException) -> None:
     limited, plain = LimitedMemory(3, error_), ToyMethod(0.0)
     run_training(tmp_path / "run", toy_config(micro_batch_size=None), method=limited)
-    train(plain, ToyData(), toy_config(micro_batch_size=2), seed=5)
+    train(TrainingSetup(plain, ToyData(), toy_config(micro_batch_size=2), seed=5))
     assert torch.equal(flat_parameters(limited), flat_parameters(plain))
     whole = ToyMethod(0.0)
-    train(whole, ToyData(), toy_config(micro_batch_size=None), seed=5)
+    train(TrainingSetup(whole, ToyData(), toy_config(micro_batch_size=None), seed=5))
     assert error(flat_parameters(limited), flat_parameters(whole)) <= RECOMPUTE
 
 
@@ -57,7 +58,11 @@ def test_out_of_memory_resumes_with_the_smaller_micro_batch(tmp_path: Path) -> N
 @pytest.mark.parametrize(("rows", "batch", "last"), [(1, 32, 4), (0, 2, 1)])
 def test_out_of_memory_advice_after_three_halvings(rows: int, batch: int, last: int) -> None:
     with pytest.raises(OutOfMemoryError, match=f"micro-batch of {last} rows; set activation_checkpointing = 1"):
-        train(LimitedMemory(rows, ERRORS[0]), ToyData(), toy_config(batch_size=batch, micro_batch_size=None))
+        train(
+            TrainingSetup(
+                LimitedMemory(rows, ERRORS[0]), ToyData(), toy_config(batch_size=batch, micro_batch_size=None)
+            )
+        )
 
 
 def test_out_of_memory_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +72,9 @@ def test_out_of_memory_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None
     toy = ToyMethod()
     monkeypatch.setattr(type(build_adamw(toy, toy_config())), "step", full)
     with pytest.raises(OutOfMemoryError, match="in the optimizer; set activation_checkpointing = 1"):
-        train(toy, ToyData(), toy_config())
+        train(TrainingSetup(toy, ToyData(), toy_config()))
 
 
 def test_other_runtime_errors_are_not_out_of_memory() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
-        train(LimitedMemory(0, RuntimeError("a bug")), ToyData(), toy_config())
+        train(TrainingSetup(LimitedMemory(0, RuntimeError("a bug")), ToyData(), toy_config()))

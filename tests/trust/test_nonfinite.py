@@ -12,6 +12,7 @@ from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import run as training_run
 from laconic.training.loop import replay, train
+from laconic.training.setup import TrainingSetup
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
 from tests.trust.nonfinite_cases import BAD_STEP, CASES, NonFiniteMethod, check_run_stops
@@ -32,7 +33,9 @@ def test_nonfinite_stops_and_replay_repeats_it(tmp_path: Path, case: str) -> Non
         assert all(value is not None for value in report["largest"].values())
         settings = toy_config(stateful=case in ("state", "fast weight"), save_every=100)
         again = replay(
-            NonFiniteMethod(case), ToyData(), settings, run=RunDirectory(tmp_path / "run"), step=BAD_STEP + 1, seed=5
+            TrainingSetup(NonFiniteMethod(case), ToyData(), settings, seed=5),
+            run=RunDirectory(tmp_path / "run"),
+            step=BAD_STEP + 1,
         )
         assert again == report
 
@@ -46,7 +49,7 @@ def test_nonfinite_again_after_resume(tmp_path: Path) -> None:
 
 def test_nonfinite_without_a_folder() -> None:
     with pytest.raises(NonFiniteError, match=r"the update was not applied, first in NonFiniteMethod: aten::mul"):
-        train(NonFiniteMethod("input"), ToyData(), toy_config())
+        train(TrainingSetup(NonFiniteMethod("input"), ToyData(), toy_config()))
 
 
 def test_nonfinite_skip(tmp_path: Path) -> None:
@@ -79,7 +82,7 @@ def test_nonfinite_skip_changes_nothing_but_the_step(tmp_path: Path) -> None:
     """The optimizer counts applied updates; the learning rate follows the step."""
     one, other = NonFiniteMethod("input", (2,)), NonFiniteMethod("loss", (2,))
     for toy in (one, other):
-        train(toy, ToyData(), toy_config(on_nonfinite="skip"), seed=5)
+        train(TrainingSetup(toy, ToyData(), toy_config(on_nonfinite="skip"), seed=5))
     assert torch.equal(flat_parameters(one), flat_parameters(other))
 
 
@@ -112,4 +115,4 @@ def test_overflow_below_a_scale_of_one_is_nonfinite() -> None:
             return step._replace(loss=step.loss + zero.abs().sqrt())
 
     with pytest.raises(NonFiniteError, match=r"^step 18: grad_norm not finite"):
-        train(InfiniteGradient(), ToyData(), toy_config(precision="float16", steps=40))
+        train(TrainingSetup(InfiniteGradient(), ToyData(), toy_config(precision="float16", steps=40)))

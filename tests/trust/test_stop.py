@@ -16,6 +16,7 @@ from laconic.errors import PreemptedError
 from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
+from laconic.training.setup import TrainingSetup
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import run_training, runs_equal, toy_config
 from tests.trust.children import Child
@@ -125,7 +126,7 @@ def test_signal_without_a_folder_restores_handlers() -> None:
             return super().forward(batch, state)
 
     with pytest.raises(PreemptedError, match="SIGUSR1: stopped after step 1 of 12"):
-        train(Signalled(), ToyData(), toy_config(micro_batch_size=None))
+        train(TrainingSetup(Signalled(), ToyData(), toy_config(micro_batch_size=None)))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 
 
@@ -133,7 +134,9 @@ def test_signals_outside_the_main_thread_are_ignored() -> None:
     import threading
 
     done: list[int] = []
-    thread = threading.Thread(target=lambda: done.append(train(ToyMethod(), ToyData(), toy_config(steps=2)).steps))
+    thread = threading.Thread(
+        target=lambda: done.append(train(TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=2))).steps)
+    )
     thread.start()
     thread.join()
     assert done == [2]

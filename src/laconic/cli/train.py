@@ -126,7 +126,6 @@ class TrainCommand:
         with stop.preemptible():
             from laconic.evaluation.validation import build_validation
             from laconic.experiment.build import build_experiment
-            from laconic.experiment.optimizers import build_optimizer
             from laconic.experiment.run_init import check_same_rows, init_run
             from laconic.storage.run_dir import RunDirectory
             from laconic.training.distributed import init_ranks
@@ -150,19 +149,11 @@ class TrainCommand:
                     settings = recipe.model_dump(mode="json", exclude_none=True)
                     tracker = start_tracker(self.track, out, self.track_project, settings)
                 outcome = train(
-                    built.method,
-                    built.training_data,
-                    recipe.train,
+                    built.build_training_setup(device, ranks),
                     run=run,
-                    seed=recipe.seed,
-                    model_io=built.checkpoint,
-                    fingerprints=built.fingerprints,
+                    resume=resume,
                     validate=validate,
                     report_progress=show,
-                    ranks=ranks,
-                    device=device,
-                    build_optimizer=build_optimizer,
-                    resume=resume,
                     tracker=tracker,
                     stop=stop,
                 )

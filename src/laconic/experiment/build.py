@@ -14,7 +14,10 @@ from laconic.experiment.build_model import ModelParts
 from laconic.experiment.load_run import held_out_fingerprint, load_initial_decoder, recipe_fingerprint
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
+from laconic.experiment.optimizers import build_optimizer
 from laconic.interfaces import TrainingData
+from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.setup import TrainingSetup
 
 NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
 
@@ -40,6 +43,20 @@ class Experiment:
     checkpoint: ModelCheckpoint
     fingerprints: Mapping[str, str]
     notes: tuple[str, ...] = ()
+
+    def build_training_setup(self, device: torch.device, ranks: Ranks | None = None) -> TrainingSetup:
+        """Return what the training loop needs to train on this device, alone or with other processes."""
+        return TrainingSetup(
+            self.method,
+            self.training_data,
+            self.recipe.train,
+            seed=self.recipe.seed,
+            model_io=self.checkpoint,
+            fingerprints=self.fingerprints,
+            ranks=ranks or SingleProcess(),
+            device=device,
+            build_optimizer=build_optimizer,
+        )
 
 
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:

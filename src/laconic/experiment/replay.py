@@ -10,10 +10,9 @@ from laconic.errors import InputError
 from laconic.experiment.build import build_experiment
 from laconic.experiment.custom_method import check_code_allowed
 from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
-from laconic.experiment.optimizers import build_optimizer
 from laconic.storage.run_dir import RunDirectory
 from laconic.storage.strict_json import read_json
-from laconic.training import loop
+from laconic.training.loop import replay
 
 INCIDENT_FILE = "incident.json"
 
@@ -37,17 +36,6 @@ def replay_update(folder: Path, device: torch.device) -> ReplayResult:
     recorded = read_json(folder / INCIDENT_FILE)
     recipe, _ = load_recipe(run / RECIPE_FILE)
     check_code_allowed(recipe, run, False)
-    experiment = build_experiment(recipe, device)
-    repeated = loop.replay(
-        experiment.method,
-        experiment.training_data,
-        recipe.train,
-        run=RunDirectory(run),
-        step=int(recorded["step"]),
-        seed=recipe.seed,
-        model_io=experiment.checkpoint,
-        fingerprints=experiment.fingerprints,
-        device=device,
-        build_optimizer=build_optimizer,
-    )
+    setup = build_experiment(recipe, device).build_training_setup(device)
+    repeated = replay(setup, RunDirectory(run), int(recorded["step"]))
     return ReplayResult(recorded, repeated)

@@ -1,66 +1,45 @@
 """Train a method to the end of its run, or repeat an update that was not finite; independent of the method."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from laconic.config.training import TrainingConfig
 from laconic.console import log_note
 from laconic.errors import InputError
-from laconic.interfaces import TrainingData
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import nonfinite_report
-from laconic.training.checkpoint import ModelIO, StateDictIO
-from laconic.training.optim import build_adamw
-from laconic.training.ranks import Ranks, SingleProcess
 from laconic.training.row_order import compute_update_index
 from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
+from laconic.training.setup import TrainingSetup
 from laconic.training.signals import StopSignal, handle_signals
-from laconic.training.step import OptimizerBuilder, get_random_state
+from laconic.training.step import get_random_state
 from laconic.training.trackers import Tracker
 
 
 def train(
-    method: nn.Module,
-    data: TrainingData,
-    config: TrainingConfig,
+    setup: TrainingSetup,
     *,
     run: RunDirectory | None = None,
-    seed: int = 0,
-    model_io: ModelIO | None = None,
-    fingerprints: Mapping[str, str] | None = None,
+    resume: Resume = "auto",
     validate: ValidateFn | None = None,
     report_progress: ProgressFn | None = None,
-    ranks: Ranks | None = None,
-    device: torch.device | str = "cpu",
-    build_optimizer: OptimizerBuilder = build_adamw,
-    resume: Resume = "auto",
     tracker: Tracker | None = None,
     stop: StopSignal | None = None,
 ) -> TrainingResult:
-    """Train until all steps are done or `config.early_stop` is reached.
+    """Train until all steps are done or `early_stop` of the config is reached.
 
     A resumed run equals an uninterrupted one bit for bit, on the same build, device type and number of ranks.
 
     Args:
-        method: Module that implements `Method`.
-        data: Rows to train on.
-        config: Steps, batch sizes, optimizer, checkpoints.
+        setup: Method, data and settings.
         run: Directory to save steps in; the caller holds its lock.
-        seed: Seed of the order of rows and of all random numbers.
-        model_io: Saves and loads the model of a step; by default all tensors of the method.
-        fingerprints: SHA-256 of recipe and base weights, to which those of the data are added. Steps with other ones
-            are not resumed.
+        resume: "auto" continues from the latest valid step, "never" refuses a run that has steps, a number names one.
         validate: Called with the epoch; returns metrics.
         report_progress: Called after every update with a text, the updates done and their total, those of the steps
             before a resumed one included.
-        ranks: Processes that train together; by default this one alone.
-        device: Device to train on.
-        build_optimizer: Builds the optimizer of the trainable parameters.
-        resume: "auto" continues from the latest valid step, "never" refuses a run that has steps, a number names one.
         tracker: Receives a copy of the metrics of a run.
         stop: Signals, if the caller handles them already.
 
@@ -73,18 +52,16 @@ def train(
         OutOfMemoryError: If memory does not suffice.
         PreemptedError: After a signal; the current step is committed.
     """
-    if len(data) < config.batch_size:
-        raise InputError(f"{len(data)} rows are fewer than batch_size = {config.batch_size}; lower it or add rows")
+    num_rows, batch_size = len(setup.data), setup.config.batch_size
+    if num_rows < batch_size:
+        raise InputError(f"{num_rows} rows are fewer than batch_size = {batch_size}; lower it or add rows")
     signals = handle_signals() if stop is None else nullcontext(stop)
-    with deterministic_kernels(config, torch.device(device)), signals as stop:
-        model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
-        start = choose_start(run, resume, ranks) if run else None
-        training = TrainingRun(
-            method, data, config, run, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
-        )
+    with deterministic_kernels(setup.config, torch.device(setup.device)), signals as stop:
+        start = choose_start(run, resume, setup.ranks) if run else None
+        training = TrainingRun(setup, run, start)
         training.check_free_space()
         training.open_metrics(tracker)
-        if start and report_progress and ranks.rank == 0:
+        if start and report_progress and setup.ranks.rank == 0:
             log_note(f"{start.path.parent.parent.name}: resumed from step {start.step} of {training.num_steps}")
         try:
             training.run_to_end(stop, validate, report_progress)
@@ -93,37 +70,17 @@ def train(
         return training.result
 
 
-def replay(
-    method: nn.Module,
-    data: TrainingData,
-    config: TrainingConfig,
-    *,
-    run: RunDirectory,
-    step: int,
-    seed: int = 0,
-    model_io: ModelIO | None = None,
-    fingerprints: Mapping[str, str] | None = None,
-    ranks: Ranks | None = None,
-    device: torch.device | str = "cpu",
-    build_optimizer: OptimizerBuilder = build_adamw,
-) -> dict[str, Any]:
-    """Repeat the update saved in incidents/step-N, where N is `step`, and return its report.
-
-    The other arguments are those of `train`.
-    """
-    with deterministic_kernels(config, torch.device(device)):
-        model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
+def replay(setup: TrainingSetup, run: RunDirectory, step: int) -> dict[str, Any]:
+    """Repeat the update saved in incidents/step-N of a run, where N is `step`, and return its report."""
+    with deterministic_kernels(setup.config, torch.device(setup.device)):
         earlier = [number for number in run.step_numbers() if number < step]
-        start = run.get_step(earlier[-1]) if earlier else None
-        training = TrainingRun(
-            method, data, config, None, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
-        )
+        training = TrainingRun(setup, start=run.get_step(earlier[-1]) if earlier else None)
         while training.progress.step < step - 1:
             training.advance()
-        index = compute_update_index(config, seed, step - 1, len(data))
+        index = compute_update_index(setup.config, setup.seed, step - 1, len(setup.data))
         random_state = get_random_state()
-        result = training.updater.update(data, index)
-        return nonfinite_report.build_report(training.updater, data, index, result, random_state)
+        result = training.updater.update(setup.data, index)
+        return nonfinite_report.build_report(training.updater, setup.data, index, result, random_state)
 
 
 @contextmanager

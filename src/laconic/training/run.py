@@ -10,25 +10,23 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
 
 from laconic import rng
-from laconic.config.training import TrainingConfig
 from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError
-from laconic.interfaces import CarriesState, TrainingData
+from laconic.interfaces import CarriesState
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
 from laconic.storage.atomic import check_free_space
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory, StepFolder
 from laconic.training import checkpoint, nonfinite_report
-from laconic.training.checkpoint import ModelIO, Progress
+from laconic.training.checkpoint import Progress, StateDictIO
 from laconic.training.metrics import MetricsWriter
-from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
+from laconic.training.setup import TrainingSetup
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, get_random_state, set_random_state
+from laconic.training.step import Updater, UpdateResult, get_random_state, set_random_state
 from laconic.training.trackers import Tracker
 from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
@@ -64,36 +62,32 @@ class TrainingResult:
 
 
 class TrainingRun:
-    """A run in progress; see `train` for the arguments. `start` is the step to resume from."""
+    """A run in progress.
+
+    Args:
+        setup: Method, data and settings.
+        run_directory: Directory to save steps in.
+        start: Step to resume from.
+    """
 
     def __init__(
-        self,
-        method: nn.Module,
-        data: TrainingData,
-        config: TrainingConfig,
-        run_directory: RunDirectory | None,
-        seed: int,
-        model_io: ModelIO,
-        fingerprints: Mapping[str, str],
-        ranks: Ranks,
-        device: torch.device | str,
-        start: StepFolder | None = None,
-        build_optimizer: OptimizerBuilder = build_adamw,
+        self, setup: TrainingSetup, run_directory: RunDirectory | None = None, start: StepFolder | None = None
     ) -> None:
-        self.method, self.data, self.config = method, data, config
-        self.run_directory, self.seed, self.model_io = run_directory, seed, model_io
-        self.fingerprints = {"data": data.fingerprint, **fingerprints}
-        self.ranks, self.device = ranks, torch.device(device)
-        self.num_steps = config.total_updates(len(data))
+        method, config, ranks = setup.method, setup.config, setup.ranks
+        self.method, self.data, self.config, self.ranks = method, setup.data, config, ranks
+        self.run_directory, self.seed, self.device = run_directory, setup.seed, torch.device(setup.device)
+        self.model_io = setup.model_io or StateDictIO(method)
+        self.fingerprints = {"data": setup.data.fingerprint, **setup.fingerprints}
+        self.num_steps = config.total_updates(len(setup.data))
         for module in method.modules():
             if isinstance(module, Decoder):
                 module.activation_checkpointing = config.activation_checkpointing
         if start:
             self.check_fingerprints(start)
-            checkpoint.load_model(start.path, model_io, method)
+            checkpoint.load_model(start.path, self.model_io, method)
         method.to(self.device).train()
-        torch.manual_seed(seed if ranks.rank == 0 else int(rng.hash64(seed, ranks.rank)) >> 1)
-        self.updater = Updater(method, config, self.num_steps, ranks, self.device, build_optimizer)
+        torch.manual_seed(self.seed if ranks.rank == 0 else int(rng.hash64(self.seed, ranks.rank)) >> 1)
+        self.updater = Updater(method, config, self.num_steps, ranks, self.device, setup.build_optimizer)
         self.progress = Progress(micro_batch_size=self.updater.micro_batch_size)
         self.metrics_writer: MetricsWriter | None = None
         self.last_metrics: Mapping[str, float] = {}
