@@ -82,6 +82,22 @@ def test_session_learns_forks_resets_and_is_deleted(
     assert learner.get(f"/v1/sessions/{fork['id']}").status_code == 404
 
 
+def test_sessions_of_a_plain_checkpoint(start_server: StartServer) -> None:
+    """As `laconic generate --learn` has them, with BOS before the first text alone."""
+    stories = NestedTextModel.from_pretrained("stories260k")
+    assert stories.tokenizer.encode("") == [stories.tokenizer.bos_token_id]
+    client, texts = start_server(stories), ["Once upon a time, there was a red dog. " * 9, "The dog saw a bird. " * 16]
+    session = post(client, "")["id"]
+    answers = [complete(client, session, "The dog")]
+    encode, num_tokens = stories.tokenizer.encode, 0
+    for text in texts:
+        num_tokens += len(encode(text, add_special_tokens=num_tokens == 0))
+        assert post(client, f"/{session}/learn", text=text)["tokens"] == num_tokens
+        answers.append(complete(client, session, "The dog"))
+    assert answers == [generate(stories, *texts[:n], prompt="The dog") for n in range(3)]
+    assert len(set(answers)) > 1
+
+
 def test_session_has_one_writer_and_readers_see_the_state_before(
     learner: TestClient, model: NestedTextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from laconic.cli.arguments import (
     OptionalQuantization,
     OptionalStr,
     parse_dtype,
+    refuse_flags,
     to_utf8,
 )
 from laconic.errors import UsageError
@@ -53,6 +54,11 @@ class ServeCommand:
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     quantize: OptionalQuantization = None
     """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
+    learn: bool = False
+    """plain model: let its MLPs learn the texts of sessions, without training; each session then has weights of its
+    own, as many bytes as the MLPs have"""
+    inner_lr: OptionalFloat = None
+    """with --learn: learning rate of the MLPs (default: 0.1)"""
     jacobi_tolerance: OptionalFloat = None
     """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
     change is below this (default: 0, all of them)"""
@@ -95,6 +101,11 @@ class ServeCommand:
         if not 0 <= self.shutdown_seconds < math.inf:
             raise UsageError(f"--shutdown-seconds {self.shutdown_seconds:g}: give 0 or more")
         memory_files = dict(map(parse_memory, self.memory))
+        if self.learn:
+            flags = {"quantize": self.quantize, "jacobi_tolerance": self.jacobi_tolerance, "memory": self.memory}
+            refuse_flags(flags, "not available with --learn")
+        else:
+            refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
         import laconic
         from laconic.serving.http.api_model import choose_model_name
         from laconic.serving.http.limits import ServerLimits
@@ -103,6 +114,8 @@ class ServeCommand:
         model = to_utf8(self.model)
 
         def load() -> "LoadedModel":
+            if self.learn:
+                return self.load_learner(model)
             loaded = laconic.load(
                 model,
                 device=self.device,
@@ -124,6 +137,23 @@ class ServeCommand:
             memory_files=memory_files,
         )
         return 0
+
+    def load_learner(self, model: str) -> "LoadedModel":
+        """Load a plain checkpoint whose MLPs learn; raise `UsageError` (2) for other models."""
+        import laconic
+        from laconic.cli.compress import is_plain_model
+        from laconic.experiment.nested_model import is_nested
+        from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR
+
+        if is_nested(model) or not is_plain_model(model):
+            raise UsageError(f"--learn: {model} is no plain model; leave it out")
+        return laconic.NestedTextModel.from_pretrained(
+            model,
+            inner_lr=UNTRAINED_INNER_LR if self.inner_lr is None else self.inner_lr,
+            device=self.device,
+            dtype=parse_dtype(self.dtype),
+            revision=self.revision,
+        )
 
 
 def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":

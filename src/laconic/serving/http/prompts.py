@@ -76,7 +76,7 @@ def prepare_text(
     elif prefix.memory is not None and prefix.memory.opening:  # a memory of a chat is continued as a chat
         ids = ChatSession(served.decoder, tokenizer, prefix=prefix.memory).encode([{"role": "user", "content": prompt}])
     else:
-        ids = tokenizer.encode(prompt, add_special_tokens=prefix.memory is None)
+        ids = tokenizer.encode(prompt, add_special_tokens=prefix == PromptPrefix())
     eos = model.stop_token_ids if isinstance(model, TextCompressor | NestedTextModel) else None
     return check_prompt(served, ids, prefix, limits, eos or served.decoder.config.eos_token_ids, "prompt")
 

@@ -43,7 +43,7 @@ async def learn(id: str, body: LearnRequest, request: Request, services: Service
 
         def read(check: Callable[[], None]) -> tuple[FastWeightState | None, ReadDocument]:
             job = model.start_reading(state)
-            for _ in job.run([[model.token_stream(name, [body.text])]]):
+            for _ in job.run([[model.token_stream(name, [body.text], is_new=state is None)]]):
                 check()
             return job.done, job.documents[0][0]
 
