@@ -267,7 +267,7 @@ class Decoder(nn.Module):
 
     def build_context(
         self,
-        position_ids: Int[Tensor, "B P"],
+        position_ids: Int[Tensor, "#B P"],
         valid: Bool[Tensor, "B P"],
         S: int,
         attention_bias: Tensor | None,
@@ -275,20 +275,18 @@ class Decoder(nn.Module):
         *,
         all_valid: bool,
         needs_scores: bool,
-        shared_positions: bool = False,
         prefix: KVPrefix | None = None,
     ) -> ForwardContext:
         """Compute the RoPE tables of the new positions and each layer's mask, once per pass.
 
-        `shared_positions`: every row has the positions of the first; the caller knows, so the tensor is not read.
+        `position_ids` has one row if all rows have the same positions, so that their tables are computed once.
         """
         cos = sin = None
         config = self.config
         if config.rope is not None:
-            positions = position_ids[:1] if shared_positions else position_ids
-            longest = 1 + positions.masked_fill(~valid[: len(positions)], -1).amax(1)
+            longest = 1 + position_ids.masked_fill(~valid[: len(position_ids)], -1).amax(1)
             omega, a = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
-            cos, sin = rope.cos_sin_tables(positions[:, S:], omega, a, dtype)
+            cos, sin = rope.cos_sin_tables(position_ids[:, S:], omega, a, dtype)
         sdpa_only = self.attn_implementation == "sdpa" and not needs_scores and prefix is None
         masks = {
             window: attention.build_attention_mask(
@@ -346,14 +344,13 @@ class Decoder(nn.Module):
             all_valid = all_valid or bool(valid.all())
         request = parse_capture(capture, self.config) if capture else self.no_capture
         context = self.build_context(
-            positions,
+            positions[:1] if shared_positions else positions,
             valid,
             past.S,
             attention_bias,
             inputs_embeds.dtype,
             all_valid=all_valid,
             needs_scores=any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request.layers),
-            shared_positions=shared_positions,
             prefix=past.prefix,
         )
         if last_only:

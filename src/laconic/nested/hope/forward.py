@@ -179,14 +179,13 @@ def forward_pass(
         positions = torch.cat([cache.positions, position_ids], 1)
         valid = torch.cat([cache.valid, attention_mask], 1)
         context = model.build_context(
-            positions,
+            positions[:1] if shared_positions else positions,
             valid,
             cache.S,
             attention_bias,
             inputs_embeds.dtype,
             all_valid=all_valid or bool(valid.all()),
             needs_scores=double_backward,
-            shared_positions=shared_positions,
         )
         context = context._replace(backend="eager") if double_backward else context
         options = replace(options, context=context, key_positions=(positions, valid))
