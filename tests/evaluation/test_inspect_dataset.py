@@ -16,6 +16,7 @@ from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice, TeacherChain
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
+from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
 from tests.latent.batches import build_kava, reasoning_batch
 
@@ -73,6 +74,7 @@ def subject() -> InspectedRun:
 
 
 EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range(len(SIZES))]
+QUESTIONS = QuestionSet("five", Rows(), EXAMPLES, DIGIT, range(len(SIZES)), 6, has_text_answers=False)
 
 
 def requested(
@@ -80,7 +82,7 @@ def requested(
 ) -> inspection_dataset.DatasetInspection:
     monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
     return inspection_dataset.inspect_dataset(
-        subject, Rows(), EXAMPLES, DIGIT, [SWAP, ZERO, InterventionSpec("mean")], iterations=(0, 2), batch_size=batch
+        subject, QUESTIONS, [SWAP, ZERO, InterventionSpec("mean")], iterations=(0, 2), batch_size=batch
     )
 
 
@@ -138,7 +140,7 @@ def test_answers_that_become_the_donors() -> None:
 
 def test_a_mean_needs_its_questions(subject: InspectedRun) -> None:
     with pytest.raises(InputError, match="mean needs 256 questions, this set has 5"):
-        inspection_dataset.inspect_dataset(subject, Rows(), EXAMPLES, DIGIT, [InterventionSpec("mean")])
+        inspection_dataset.inspect_dataset(subject, QUESTIONS, [InterventionSpec("mean")])
 
 
 def test_chains_kept_whole_are_counted_apart(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_chains_kept_whole_are_counted_apart(subject: InspectedRun, monkeypatch:
         2,
         2,
     )  # of 3 and 4 tokens; of 6 and 5, and one row has no chain
-    without = inspection_dataset.inspect_dataset(replace(subject, teacher_chain=None), Rows(), EXAMPLES, DIGIT, [])
+    without = inspection_dataset.inspect_dataset(replace(subject, teacher_chain=None), QUESTIONS, [])
     assert (without.map_statistics, without.selector_statistics, without.donors) == ({}, (), None)
     assert without.baseline == result.baseline
 

@@ -229,10 +229,9 @@ class InspectCommand:
                 inspections.append(
                     inspect_dataset(
                         inspected_run,
-                        questions.source,
-                        questions.examples[: self.limit],
-                        protocol,
+                        questions,
                         specs,
+                        limit=self.limit,
                         iterations=iteration_counts(self.jacobi_iterations, run),
                         seed=self.seed,
                         batch_size=self.batch_size,

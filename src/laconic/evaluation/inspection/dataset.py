@@ -17,6 +17,7 @@ from laconic.evaluation.inspection.interventions import InterventionInputs, Inte
 from laconic.evaluation.inspection.kv_selection import ChainSelection, SelectorStatistics
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
 from laconic.evaluation.reasoning.evaluate import match_answers
+from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import ProgressCallback
 from laconic.evaluation.statistics import ScoreMatrix
 from laconic.interfaces import TrainingData
@@ -101,11 +102,10 @@ class InspectionAccumulator:
 @torch.no_grad()
 def inspect_dataset(
     run: InspectedRun,
-    source: TrainingData,
-    examples: Sequence[ReasoningExample],
-    protocol: AnswerProtocol,
+    questions: QuestionSet,
     specs: Sequence[InterventionSpec],
     *,
+    limit: int | None = None,
     iterations: Sequence[int] = (),
     seed: int = 0,
     batch_size: int = 64,
@@ -113,13 +113,21 @@ def inspect_dataset(
 ) -> DatasetInspection:
     """Ask every question as trained, under each intervention, and with other numbers of Jacobi iterations.
 
-    `examples[i]` is row i of `source`, whose first `MIN_REFERENCE_QUESTIONS` rows are the reference of "mean".
-    `progress` is called after each batch.
+    Args:
+        run: Run to inspect.
+        questions: The set, whose first `MIN_REFERENCE_QUESTIONS` questions are the reference of "mean".
+        specs: Interventions to answer under.
+        limit: Ask only so many questions.
+        iterations: Numbers of Jacobi iterations.
+        seed: Seed of the donors and of shuffling.
+        batch_size: Questions that are answered together.
+        progress: Called after each batch.
 
     Raises:
         InputError: There are too few questions for "mean".
         UsageError: An intervention is not possible.
     """
+    source, protocol, examples = questions.source, questions.protocol, questions.examples[:limit]
     kinds = {spec.kind for spec in specs}
     donors = interventions.choose_donors(len(examples), seed) if "swap" in kinds else None
     means = reference_means_of(run, source, batch_size) if "mean" in kinds else None
