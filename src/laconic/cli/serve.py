@@ -109,7 +109,7 @@ class ServeCommand:
         import laconic
         from laconic.serving.http.api_model import choose_model_name
         from laconic.serving.http.limits import ServerLimits
-        from laconic.serving.http.server import serve
+        from laconic.serving.http.server import ServerOptions, serve
 
         model = to_utf8(self.model)
 
@@ -125,17 +125,16 @@ class ServeCommand:
             )
             return loaded if self.jacobi_tolerance is None else set_tolerance(loaded, self.jacobi_tolerance)
 
-        serve(
-            choose_model_name(model),
-            load,
+        options = ServerOptions(
             host=self.host,
             port=self.port,
+            api_key=key,
             limits=ServerLimits(**limits),
             shutdown_seconds=self.shutdown_seconds,
-            api_key=key,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
         )
+        serve(choose_model_name(model), load, options)
         return 0
 
     def load_learner(self, model: str) -> "LoadedModel":

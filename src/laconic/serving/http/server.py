@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -53,42 +54,48 @@ class GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(
-    name: str,
-    load: Callable[[], LoadedModel],
-    *,
-    host: str,
-    port: int,
-    limits: ServerLimits,
-    shutdown_seconds: float,
-    api_key: str | None = None,
-    memory_folder: Path | None = None,
-    memory_files: Mapping[str, Path] | None = None,
-) -> None:
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where a server listens, and what requests may use.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port; 0 chooses a free one.
+        api_key: Key that requests must have.
+        limits: Limits of requests.
+        shutdown_seconds: How long running requests may go on after a signal. Then a text that has begun ends with
+            `finish_reason` "length", anything else with status 503.
+        memory_folder: Folder of the memories; by default they are lost when the server ends.
+        memory_files: Memory files that requests may name, by name.
+    """
+
+    host: str
+    port: int
+    api_key: str | None
+    limits: ServerLimits
+    shutdown_seconds: float
+    memory_folder: Path | None
+    memory_files: Mapping[str, Path]
+
+
+def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) -> None:
     """Serve a model until SIGTERM or SIGINT; then finish what runs.
 
     Args:
         name: Name of the model in requests.
         load: Returns the model; called once the address is bound.
-        host: Address to listen on.
-        port: Port; 0 chooses a free one.
-        limits: Limits of requests.
-        shutdown_seconds: How long running requests may go on after the signal. Then a text that has begun ends with
-            `finish_reason` "length", anything else with status 503.
-        api_key: Key that requests must have.
-        memory_folder: Folder of the memories; by default they are lost when the server ends.
-        memory_files: Memory files that requests may name, by name.
+        options: Address, key, limits and memories.
 
     Raises:
-        UnprotectedAddressError: Without a key, if `host` is not loopback.
+        UnprotectedAddressError: Without a key, if the host is not loopback.
         BusyError: If the port is in use, or another server has the memory folder.
         LaconicError: What `load` raises.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # uvicorn raises the signal again at its end
     AppStatus.disable_automatic_graceful_drain()  # streams end when they are complete, or at their deadline
     with ExitStack() as stack:
-        listener = stack.enter_context(bind_socket(host, port, api_key))
-        if memory_folder is not None:
+        listener = stack.enter_context(bind_socket(options.host, options.port, options.api_key))
+        if (memory_folder := options.memory_folder) is not None:
             with translate_os_errors(memory_folder):
                 memory_folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_folder(memory_folder))
@@ -96,7 +103,11 @@ def serve(
         def build() -> tuple[ApiModel, FastAPI]:
             served = ApiModel(name, load())
             return served, build_app(
-                served, limits=limits, api_key=api_key, memory_folder=memory_folder, memory_files=memory_files
+                served,
+                limits=options.limits,
+                api_key=options.api_key,
+                memory_folder=memory_folder,
+                memory_files=options.memory_files,
             )
 
         with status(f"loading {name}"):
@@ -111,10 +122,10 @@ def serve(
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(shutdown_seconds) + SEND_SECONDS,
+            timeout_graceful_shutdown=math.ceil(options.shutdown_seconds) + SEND_SECONDS,
         )
         log_message(f"laconic: serving {served.name} at {format_address(listener)}; Ctrl-C ends")
-        GracefulServer(config, app.state.deadlines, shutdown_seconds).run(sockets=[listener])
+        GracefulServer(config, app.state.deadlines, options.shutdown_seconds).run(sockets=[listener])
 
 
 def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
