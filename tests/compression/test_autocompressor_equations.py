@@ -60,7 +60,8 @@ def test_read_segment(name: str) -> None:
     def of(
         decoder: Any, memory: Tensor, memory_mask: Tensor, embeds: Tensor, mask: Tensor, e: Tensor, zero: bool
     ) -> Any:
-        seen = compression_segment.read_segment(decoder, reading, memory_of(memory, memory_mask), embeds, mask, e)
+        inputs = compression_segment.SegmentInputs(memory_of(memory, memory_mask), embeds, mask)
+        seen = compression_segment.read_segment(decoder, reading, inputs, e)
         return seen.summary_states, seen.text_states.masked_fill(~mask[..., None], 0.0)
 
     misreadings = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
@@ -76,9 +77,8 @@ def test_read_segment_by_finite_differences() -> None:
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
     def of(memory: Tensor, embeds: Tensor, e: Tensor) -> Tensor:
-        return compression_segment.read_segment(
-            decoder, CompressionConfig(max_vectors=2), memory_of(memory, memory_mask), embeds, mask, e
-        ).summary_states
+        inputs = compression_segment.SegmentInputs(memory_of(memory, memory_mask), embeds, mask)
+        return compression_segment.read_segment(decoder, CompressionConfig(max_vectors=2), inputs, e).summary_states
 
     assert gradcheck(of, leaves)
 

@@ -123,7 +123,8 @@ class Written(torch.nn.Module):
         self.inside = inside
 
     def forward(self, decoder: Any, memory: SummaryMemory, embeds: Tensor, mask: Tensor, n: int) -> Tensor:
-        return compression_segment.compress_segment(decoder, self.inside, memory, embeds, mask, n).summary_states
+        inputs = compression_segment.SegmentInputs(memory, embeds, mask)
+        return compression_segment.compress_segment(decoder, self.inside, inputs, n).summary_states
 
 
 @pytest.mark.equation("halting", "VL2")

@@ -8,6 +8,7 @@ attended by nothing. K is the largest number of summary positions, D the width.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,6 +28,23 @@ from laconic.models.positions import last_valid
 
 PositionScheme = Literal["contiguous", "reserved", "zero"]
 StopCheck = Callable[[Tensor], bool]
+
+
+@dataclass(frozen=True)
+class SegmentInputs:
+    """The text of a segment and what precedes it.
+
+    Attributes:
+        memory: M_{i-1}, in front of the text.
+        text_embeds: Embeddings of the text.
+        attention_mask: Mask of the text.
+        bos_token_id: Id of bos, if prompts begin with it.
+    """
+
+    memory: SummaryMemory
+    text_embeds: Float[Tensor, "B T D"]
+    attention_mask: Bool[Tensor, "B T"]
+    bos_token_id: int | None = None
 
 
 class SegmentOutput(NamedTuple):
@@ -160,15 +178,13 @@ def build_memory_prompt(
 def read_segment(
     decoder: Decoder,
     config: CompressionConfig,
-    memory: SummaryMemory,
-    text_embeds: Float[Tensor, "B T D"],
-    attention_mask: Bool[Tensor, "B T"],
+    inputs: SegmentInputs,
     summary_embeds: Float[Tensor, "*#B n D"] | None = None,
-    bos_token_id: int | None = None,
 ) -> SegmentOutput:
     """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n]; a soft memory is gated."""
-    (B, T), n = attention_mask.shape, 0 if summary_embeds is None else summary_embeds.shape[-2]
-    prompt = build_memory_prompt(decoder, config, memory, bos_token_id, attention_mask, n)
+    memory, text_embeds, mask = inputs.memory, inputs.text_embeds, inputs.attention_mask
+    (B, T), n = mask.shape, 0 if summary_embeds is None else summary_embeds.shape[-2]
+    prompt = build_memory_prompt(decoder, config, memory, inputs.bos_token_id, mask, n)
     parts, P = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds], prompt.inputs_embeds.shape[1]
     if summary_embeds is not None:
         parts.append(summary_embeds.to(text_embeds.dtype).expand(B, -1, -1))
@@ -225,11 +241,8 @@ def generate_summaries(
 def compress_segment(
     decoder: Decoder,
     summaries: SummaryParameters,
-    memory: SummaryMemory,
-    text_embeds: Float[Tensor, "B T D"],
-    attention_mask: Bool[Tensor, "B T"],
+    inputs: SegmentInputs,
     num_vectors: int,
-    bos_token_id: int | None = None,
     *,
     keep_graph: bool = True,
     should_stop: StopCheck | None = None,
@@ -239,39 +252,33 @@ def compress_segment(
     Args:
         decoder: Decoder that reads the segment.
         summaries: Summary tokens or trigger.
-        memory: Memory in front of the text.
-        text_embeds: Embeddings of the text.
-        attention_mask: Mask of the text.
+        inputs: The text and what precedes it.
         num_vectors: Number of summary positions; pooled and selected summaries have none.
-        bos_token_id: Id of bos, if prompts begin with it.
         keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
         should_stop: Ends that loop early, see `generate_summaries`.
     """
-    config = summaries.config
-
-    def read(text: Tensor, summary_embeds: Tensor | None) -> SegmentOutput:
-        return read_segment(decoder, config, memory, text, attention_mask, summary_embeds, bos_token_id)
-
+    config, text_embeds, attention_mask = summaries.config, inputs.text_embeds, inputs.attention_mask
     if config.summary == "parallel":
         last = None
         if summaries.copies_last_tokens:
             last = last_token_embeds(text_embeds, attention_mask, summaries.K)[:, :num_vectors]
-        output = read(text_embeds, summaries.summary_inputs(num_vectors, last))
+        output = read_segment(decoder, config, inputs, summaries.summary_inputs(num_vectors, last))
         return CompressionOutput(output.text_states, output.summary_states, output.summary_states[:, 0], last)
     if config.summary in ("pool", "select"):
-        output = read(text_embeds, None)
+        output = read_segment(decoder, config, inputs)
         return CompressionOutput(
             output.text_states, output.summary_states, masked_mean(output.text_states, attention_mask)
         )
     if config.trigger_placement == "replace":
-        output = read(replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask), None)
+        text_embeds = replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask)
+        output = read_segment(decoder, config, replace(inputs, text_embeds=text_embeds))
         z = last_valid(output.text_states, attention_mask)[:, None]
     else:
-        output = read(text_embeds, summaries.trigger_vector[None])
+        output = read_segment(decoder, config, inputs, summaries.trigger_vector[None])
         z = output.summary_states
     with torch.set_grad_enabled(keep_graph and torch.is_grad_enabled()):
         start = output if keep_graph else output._replace(cache=output.cache.detach())
-        states = generate_summaries(decoder, summaries, memory, z, start, num_vectors, should_stop)
+        states = generate_summaries(decoder, summaries, inputs.memory, z, start, num_vectors, should_stop)
     return CompressionOutput(output.text_states, states, z[:, 0])
 
 

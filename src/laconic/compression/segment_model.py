@@ -20,6 +20,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, check_fits, exceeds_budget, update_memory
 from laconic.compression.segment import (
     CompressionOutput,
+    SegmentInputs,
     StopCheck,
     compress_segment,
     mark_last_valid,
@@ -120,7 +121,8 @@ class SegmentModel:
         before = self.apply_gate(memory)
         with self.reading_context():
             embeds = self.decoder.embed(input_ids)
-            output = read_segment(self.decoder, self.config, before, embeds, attention_mask, None, self.bos_token_id)
+            inputs = SegmentInputs(before, embeds, attention_mask, self.bos_token_id)
+            output = read_segment(self.decoder, self.config, inputs)
         return output.text_states
 
     def compress_segment(
@@ -133,16 +135,10 @@ class SegmentModel:
         should_stop: StopCheck | None = None,
     ) -> CompressionOutput:
         """Compute the states of which a text's vectors are made; see `segment.compress_segment`."""
+        embeds = self.decoder.embed(input_ids)
+        inputs = SegmentInputs(self.apply_gate(memory), embeds, attention_mask, self.bos_token_id)
         return compress_segment(
-            self.decoder,
-            self.summaries,
-            self.apply_gate(memory),
-            self.decoder.embed(input_ids),
-            attention_mask,
-            num_vectors,
-            self.bos_token_id,
-            keep_graph=keep_graph,
-            should_stop=should_stop,
+            self.decoder, self.summaries, inputs, num_vectors, keep_graph=keep_graph, should_stop=should_stop
         )
 
     def read_and_compress(
@@ -216,7 +212,8 @@ class SegmentModel:
         """Compute the last hidden states of the teacher, the base model without a memory, over a text."""
         with self.teacher_context():
             memory, embeds = self.empty_memory(len(input_ids)), self.decoder.embed(input_ids)
-            output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, None, self.bos_token_id)
+            inputs = SegmentInputs(memory, embeds, attention_mask, self.bos_token_id)
+            output = read_segment(self.decoder, self.config, inputs)
         return output.text_states
 
     def reads_as_teacher(self, memory: SummaryMemory) -> bool:
