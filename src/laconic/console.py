@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 ProgressFn = Callable[[str, int, int], None]
 FIRST_LINE_AFTER = 2.0  # seconds without a terminal
 LOG_INTERVAL = 5  # seconds between later lines
-UNCHANGED_INTERVAL = 30  # seconds between lines of the same progress
+UNCHANGED_INTERVAL = 30  # seconds between lines once nothing has changed for so long
 # Control characters except line ends and tabs, and those that change the direction of text.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -65,9 +65,9 @@ def log_note(text: str) -> None:
 
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show a spinner with a text on a terminal; elsewhere print the text if it takes some seconds."""
+    """Show a spinner with a text on a terminal; elsewhere print the text while it takes long, as `progress` does."""
     if not is_interactive():
-        with call_after(FIRST_LINE_AFTER, lambda: log_message(f"{text} …")):
+        with progress(text):
             yield
         return
     from rich.console import Console
@@ -80,13 +80,14 @@ def status(text: str) -> Iterator[None]:
 def progress(text: str) -> Iterator[ProgressFn]:
     """Show progress with the time left: a bar on a terminal, elsewhere lines.
 
-    The first line comes after two seconds, others every five seconds, or every thirty while nothing changes.
+    The first line comes after two seconds, others every five seconds, or every thirty once nothing has changed for half
+    a minute.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """
     if not is_interactive():
         log = ProgressLog(text)
-        with call_after(FIRST_LINE_AFTER, log.print_line):
+        with call_every_second(FIRST_LINE_AFTER, log.print_if_due):
             yield log.update
         return
     from rich.console import Console
@@ -102,15 +103,23 @@ def progress(text: str) -> Iterator[ProgressFn]:
 
 
 @contextlib.contextmanager
-def call_after(seconds: float, function: Callable[[], None]) -> Iterator[None]:
-    """Call a function from another thread if the block takes longer."""
-    timer = threading.Timer(seconds, function)
-    timer.daemon = True
-    timer.start()
+def call_every_second(delay: float, function: Callable[[], None]) -> Iterator[None]:
+    """Call a function from another thread while the block runs, first after `delay` seconds."""
+    is_over = threading.Event()
+
+    def call() -> None:
+        pause = delay
+        while not is_over.wait(pause):
+            function()
+            pause = 1.0
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
+        is_over.set()
+        thread.join()
 
 
 class ProgressLog:
@@ -118,29 +127,40 @@ class ProgressLog:
 
     def __init__(self, text: str) -> None:
         self.text, self.name, self.done, self.total, self.first = text, "", 0, 0, 0
-        self.printed: tuple[str, int] | None = None
-        self.start = self.last = time.monotonic()
+        self.start = self.changed = time.monotonic()
+        self.last: float | None = None
 
     def update(self, name: str, done: int, total: int) -> None:
         """Print a line, unless the last one is recent."""
+        now = time.monotonic()
         if done < self.done:
-            self.start = time.monotonic()
+            self.start = now
+        if (name, done) != (self.name, self.done):
+            self.changed = now
         if done < self.done or not self.total:
             self.first = max(0, done - 1)  # a resumed run does not begin at 0
         self.name, self.done, self.total = name, done, total
-        interval = UNCHANGED_INTERVAL if self.printed == (name, done) else LOG_INTERVAL
-        if time.monotonic() - self.last >= interval:
+        if self.last is not None or now - self.start >= LOG_INTERVAL:
+            self.print_if_due()
+
+    def print_if_due(self) -> None:
+        """Print what was reported last, unless the last line is recent."""
+        now = time.monotonic()
+        interval = LOG_INTERVAL if now - self.changed < UNCHANGED_INTERVAL else UNCHANGED_INTERVAL
+        if self.last is None or now - self.last >= interval:
             self.print_line()
 
     def print_line(self) -> None:
         """Print what was reported last."""
-        self.last, self.printed = time.monotonic(), (self.name, self.done)
+        self.last = time.monotonic()
         line = f"{self.text} {self.name}".rstrip()
         if self.total:
             line += f": {self.done} of {self.total}"
         if self.total and self.done:
             seconds = (self.last - self.start) / (self.done - self.first)
             line += f", {seconds * (self.total - self.done):.0f} s left"
+        elif self.last - self.changed >= LOG_INTERVAL:
+            line += f", {self.last - self.changed:.0f} s"
         log_message(line if self.total else f"{line} …")
 
 
