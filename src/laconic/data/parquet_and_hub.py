@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from laconic.console import status
 from laconic.data.reasoning.catalog import find_dataset, suggest_dataset
 from laconic.errors import InputError
 
 LOCAL_COPY_HINT = (
-    "a local copy also works: set data.name to its .jsonl or .parquet file, or data.data_dir to the folder"
+    "a local copy also works: name its .jsonl or .parquet file in --tasks or data.name, or its folder in --data-dir or "
+    "data.data_dir"
 )
 BATCH_ROWS = 1024
 
@@ -85,7 +87,8 @@ def load_hub_split(
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hide its messages about retries
     try:
-        dataset = datasets.load_dataset(repo, config, split=split, revision=revision)
+        with status(f"fetching {repo} from the Hugging Face Hub"):
+            dataset = datasets.load_dataset(repo, config, split=split, revision=revision)
     except Exception as error:  # the client raises many types: HTTP, names, offline, cache
         match = re.search(r"Unknown split .* one of \[(.*)\]", str(error))
         if match:

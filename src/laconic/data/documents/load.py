@@ -175,7 +175,8 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
         if has_part(config, documents, other):
             held_out = select_part(config, documents, other)
             check_documents_disjoint(train, held_out, other, config.allow_contamination)
-            notes.append(f"{other}: {len(held_out):,} documents held out, such as {held_out[0].name}")
+            noun = "document" if len(held_out) == 1 else "documents"
+            notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
     return train, notes
 
 
