@@ -17,7 +17,7 @@ import torch
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.load import load_recipe
-from laconic.data.reasoning.catalog import split_name
+from laconic.data.reasoning.catalog import find_dataset, split_name
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import load_tokenizer
@@ -127,16 +127,19 @@ def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[
     """Load the solved examples of a task: the first ones with a chain, of the training split.
 
     Raises:
-        UsageError: A file has no training split; `shots_from` is needed.
+        UsageError: The task has no training split; `shots_from` is needed.
         InputError: There are too few examples.
     """
     if not prompt.shots:
         return []
-    source = prompt.shots_from or f"{split_name(task)[0]}:train"
-    if is_row_file(prompt.shots_from or task):
-        if prompt.shots_from is None:
-            raise UsageError(f"--shots {prompt.shots}: {task} has no training split; name one with --shots-from")
-        examples = read_examples(prompt.shots_from, config).examples
+    name = split_name(task)[0]
+    source, info = prompt.shots_from or f"{name}:train", find_dataset(name)
+    if prompt.shots_from is None and (is_row_file(task) or (info is not None and "train" not in info.splits)):
+        raise UsageError(
+            f"--shots {prompt.shots}: {task} has no training split; name a data set or file with --shots-from"
+        )
+    if is_row_file(source):
+        examples = read_examples(source, config).examples
     else:
         examples = load_examples(source, "train", config).examples
     solved = [example for example in examples if example.steps] or list(examples)
