@@ -18,7 +18,7 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.rope import rotate_pairs
 
 Scores = Float[Tensor, "B G N"]
-BLOCK_NUMBERS = 2**18  # attention logits computed at once: 1 MiB in float32, which stay in the processor's cache
+BLOCK_NUMBERS = 2**19  # attention logits computed at once: 2 MiB in float32, which stay in the processor's cache
 SNAPKV_KERNEL = 5  # width of SnapKV's average pool
 RKV_KERNEL, RKV_LAMBDA, RKV_THRESHOLD = 7, 0.07, 0.5  # width of R-KV's max pool, weight of importance, similar keys
 
@@ -33,16 +33,19 @@ def group_logits(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale
 
 def causal_blocks(
     q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float
-) -> Iterator[Float[Tensor, "B G R n N"]]:
-    """Yield the attention probabilities of T queries, whose own keys are the last T of N, for blocks of queries."""
+) -> Iterator[Float[Tensor, "B G R n m"]]:
+    """Yield the attention probabilities of T queries, whose own keys are the last T of N, for blocks of queries.
+
+    A block of n queries has the m keys up to its last query.
+    """
     (B, H, T, _), N = q.shape, k.shape[2]
     rows = max(1, BLOCK_NUMBERS // (B * H * N))
-    k = k.to(accumulation_dtype(k.dtype))
+    k = k.to(accumulation_dtype(k.dtype)).mT.contiguous().mT  # the layout that the products of all blocks read
     index = torch.arange(T, device=q.device)
     for start in range(0, T, rows):
-        a = group_logits(q[:, :, start : start + rows], k, scale)
-        is_later = index > index[start : start + rows, None]
-        a[..., N - T :].masked_fill_(is_later, -torch.inf)
+        block = index[start : start + rows]
+        a = group_logits(q[:, :, start : start + rows], k[:, :, : N - T + start + len(block)], scale)
+        a[..., -len(block) :].masked_fill_(block > block[:, None], -torch.inf)
         yield a.softmax(-1)
 
 
@@ -52,8 +55,8 @@ def snapkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scal
     The keys of the T queries themselves get 0; the selection keeps them without a score.
     """
     past = k.shape[2] - q.shape[2]
-    p = torch.stack([block.sum(3) for block in causal_blocks(q, k, scale)]).sum(0) / q.shape[2]
-    pooled = F.avg_pool1d(p[..., :past].flatten(0, 2), SNAPKV_KERNEL, 1, SNAPKV_KERNEL // 2)
+    p = torch.stack([block[..., :past].sum(3) for block in causal_blocks(q, k, scale)]).sum(0) / q.shape[2]
+    pooled = F.avg_pool1d(p.flatten(0, 2), SNAPKV_KERNEL, 1, SNAPKV_KERNEL // 2)
     return F.pad(pooled.view(*p.shape[:3], past).mean(2), (0, q.shape[2]))
 
 
@@ -94,7 +97,7 @@ def accumulated_attention(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E
     """
     total = torch.zeros(q.shape[0], *k.shape[1:3], dtype=accumulation_dtype(q.dtype), device=q.device)
     for p in causal_blocks(q, k, scale):
-        total += p.sum(3).mean(2)
+        total[..., : p.shape[-1]] += p.sum(3).mean(2)
     return total
 
 
