@@ -66,6 +66,10 @@ class Scale:
     streams: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384)  # lengths of texts that a memory reads
     delta_rule: tuple[tuple[int, int, int], ...] = ((4, 64, 1_024), (8, 64, 4_096), (16, 128, 2_048))  # heads, width, T
     first_token: tuple[int, ...] = (512, 4_000)  # lengths of prompts to a real model
+    documents: tuple[int, ...] = (512, 1_024, 2_048)  # lengths of documents whose KV cache is selected
+    fitted: int = 1_024  # length of a document that a cartridge is fitted to
+    fit_rows: int = 16
+    fit_steps: int = 5
     windows: int = 40  # windows of book text for the loss of int8 weights
 
 
@@ -75,7 +79,7 @@ TINY = Scale(
     rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, vocab=64, small_vocab=64, large=None,
     cached=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, kava_rows=2, question=5, chain=4,
     latents=3, iterations=1, chain_tokens=4, num_generated=20, streams=(8, 16),
-    delta_rule=((2, 8, 128),), first_token=(8,), windows=2,
+    delta_rule=((2, 8, 128),), first_token=(8,), windows=2, documents=(16,), fitted=32, fit_steps=2,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Compare speed and memory on SmolLM2 with transformers and llama.cpp: `python benchmarks/real.py [--only NAME]`.
+"""Measure speed and memory on SmolLM2, beside transformers and llama.cpp: `python benchmarks/real.py [--only NAME]`.
 
 A full run writes docs/benchmarks-real.md; `--quick` only prints. llama.cpp takes part if llama-cpp-python is installed.
 """
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import laconic
+from benchmarks import compressing
 from benchmarks.decoding import generate_laconic, generate_transformers
 from benchmarks.measure import (
     ABSENT,
@@ -330,7 +331,15 @@ PAGE = Page(
     REPO / "docs" / "benchmarks-real.md",
     "benchmarks/real.py",
     INTRODUCTION,
-    {"decoding": decoding, "first_token": first_token, "memory": memory, "start": start, "loss": loss},
+    {
+        "decoding": decoding,
+        "first_token": first_token,
+        "memory": memory,
+        "start": start,
+        "loss": loss,
+        "selection": lambda scale: compressing.selection(MODEL, scale),
+        "fit": lambda scale: compressing.fit(MODEL, scale),
+    },
 )
 
 
