@@ -91,6 +91,13 @@ class InspectCommand:
             return self.inspect_file()
         if not folder.exists():
             raise InputError(f"no {self.model}; give the directory of a run and a question, or a memory file")
+        from laconic.compression.cartridge_file import is_cartridge
+
+        if is_cartridge(folder):
+            raise UsageError(
+                f"{self.model} is a peft cartridge, whose files do not name a text; use it with "
+                f"laconic generate MODEL PROMPT --memory {self.model}"
+            )
         from laconic.evaluation.inspection.page import render_inspection_page
         from laconic.evaluation.inspection.summary import format_summary, summary_to_json
         from laconic.experiment.load_run import load_run
