@@ -55,8 +55,8 @@ def run_chunks(q: Tensor, k: Tensor, v: Tensor, step_size: Tensor) -> tuple[Tens
     S, outputs = k.new_zeros(1, k.shape[1], v.shape[-1], k.shape[-1]), list[Tensor]()
     for start in range(0, k.shape[2], CHUNK):
         at = slice(start, start + CHUNK)
-        gates = Gates(torch.ones_like(step_size[..., at]), step_size[..., at])
-        S, _, Y = chunk_gated_delta_rule(S, k[:, :, at], v[:, :, at], q[:, :, at], gates, erase=gates.step_size)
+        gates = Gates(torch.ones_like(step_size[..., at]), step_size[..., at], erase=step_size[..., at])
+        S, _, Y = chunk_gated_delta_rule(S, k[:, :, at], v[:, :, at], q[:, :, at], gates)
         assert Y is not None
         outputs.append(Y)
     return torch.cat(outputs, 2), S

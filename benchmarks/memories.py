@@ -65,8 +65,8 @@ def recurrence(form: Any, S: Any, k: Any, u: Any, q: Any, gates: Gates, T: int) 
     """Run the delta rule over T tokens, one chunk per call."""
     for a in range(0, T, CHUNK):
         at = slice(a, min(a + CHUNK, T))
-        gates_ = Gates(gates.decay[..., at], gates.step_size[..., at])
-        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], gates_, erase=gates_.step_size).S
+        gates_ = Gates(gates.decay[..., at], gates.step_size[..., at], erase=gates.step_size[..., at])
+        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], gates_).S
 
 
 def titans_workloads(x: torch.Tensor, depth: Any, num_recurrent: int) -> tuple[Workload, Workload]:

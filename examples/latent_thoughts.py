@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from laconic import DecoderOutput, KVCache
 from laconic.latent.kava import kv_loss
 from laconic.latent.rkv import answer_logits, gather_selected, importance, redundancy, score, select_top_m
-from laconic.latent.rollout import run_latent_rollout
+from laconic.latent.rollout import LatentPrefix, run_latent_rollout
 
 
 class OneLayerModel(nn.Module):
@@ -48,8 +48,8 @@ project = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D), nn.LayerNor
 begin, placeholder = (nn.Parameter(torch.randn(D)) for _ in range(2))
 optimizer = torch.optim.AdamW([begin, placeholder, *project.parameters(), *model.parameters()], lr=3e-3)
 for step in range(101):
-    prefix, cache = begin.expand(8, 1, D), model(question).cache
-    rollout = run_latent_rollout(model, prefix, placeholder, M, 3, project=project, cache=cache)
+    prefix = LatentPrefix(begin.expand(8, 1, D), model(question).cache)
+    rollout = run_latent_rollout(model, prefix, placeholder, M, 3, project=project)
     k_s, v_s = (x[0][:, :, -M:] for x in (rollout.cache.keys, rollout.cache.values))
     loss = kv_loss([gather_selected(k, columns)], [gather_selected(v, columns)], [k_s], [v_s], columns.valid)
     optimizer.zero_grad()

@@ -9,7 +9,7 @@ from torch import Tensor
 from laconic.batches import PassCounts
 from laconic.errors import UsageError
 from laconic.latent.adaptive_rollout import jacobi_residual, run_adaptive_rollout
-from laconic.latent.rollout import LatentRollout, run_latent_rollout
+from laconic.latent.rollout import LatentPrefix, LatentRollout, run_latent_rollout
 from laconic.latent.thoughts import LatentThoughts, Projection
 from laconic.models.decoder import Decoder
 from tests.models.fixtures import assert_close, fresh, noise, valid_slots
@@ -31,17 +31,15 @@ def small_weight_decoder(name: str) -> Decoder:
 
 def rollout(decoder: Decoder, question: Tensor, mask: Tensor, tolerance: float, T: int = T) -> LatentRollout:
     """An adaptive rollout after questions that are read in the same pass."""
-    return run_adaptive_rollout(
-        decoder, question, noise(2, D), M, T, project=PROJECT, tolerance=tolerance, attention_mask=mask
-    )
+    prefix = LatentPrefix(question, attention_mask=mask)
+    return run_adaptive_rollout(decoder, prefix, noise(2, D), M, T, project=PROJECT, tolerance=tolerance)
 
 
 def rollout_by_row(decoder: Decoder, question: Tensor, tolerance: float) -> tuple[LatentRollout, int]:
     """One question alone: the shortest fixed rollout after which another iteration changes little."""
+    prefix = LatentPrefix(question[None])
     for t in range(1, T + 1):
-        fixed, longer = (
-            run_latent_rollout(decoder, question[None], noise(2, D), M, n, project=PROJECT) for n in (t, t + 1)
-        )
+        fixed, longer = (run_latent_rollout(decoder, prefix, noise(2, D), M, n, project=PROJECT) for n in (t, t + 1))
         changes = [
             math.dist(longer.latents[0, m], fixed.latents[0, m]) / math.hypot(*fixed.latents[0, m]) for m in range(M)
         ]
@@ -81,7 +79,7 @@ def test_run_adaptive_rollout_calls_the_decoder_for_running_rows_only() -> None:
         return decoder(x, *args, **kwargs)  # pyright: ignore
 
     got = run_adaptive_rollout(
-        forward, QUESTIONS, noise(2, D), M, T, project=PROJECT, tolerance=0.6, attention_mask=MASK  # pyright: ignore
+        forward, LatentPrefix(QUESTIONS, None, MASK), noise(2, D), M, T, project=PROJECT, tolerance=0.6  # pyright: ignore
     )  # fmt: skip
     counts = [p.latent for p in got.passes]
     assert sizes == [4, *(sum(n >= t for n in counts) for t in range(1, max(counts) + 1))]
@@ -91,7 +89,8 @@ def test_run_adaptive_rollout_calls_the_decoder_for_running_rows_only() -> None:
 def test_run_adaptive_rollout_equals_the_fixed_one_bit_for_bit(tolerance: float, num_iterations: int) -> None:
     """Without a row that ends early (latents are not exact before iteration M), or all rows after the first."""
     decoder = small_weight_decoder("llama")
-    fixed = run_latent_rollout(decoder, QUESTIONS, noise(2, D), M, num_iterations, project=PROJECT, attention_mask=MASK)
+    prefix = LatentPrefix(QUESTIONS, None, MASK)
+    fixed = run_latent_rollout(decoder, prefix, noise(2, D), M, num_iterations, project=PROJECT)
     got = rollout(decoder, QUESTIONS, MASK, tolerance, T if tolerance != 1e-300 else 3)
     assert got.passes == fixed.passes
     assert torch.equal(got.latents, fixed.latents)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.config.methods import DistillationConfig
+from laconic.config.methods import DistillationConfig, KVDistillationConfig
 from laconic.latent import kava
 from laconic.latent.kava import kv_loss, pad_short_chain
 from laconic.latent.rkv import SelectedColumns
@@ -29,7 +29,7 @@ def sides(columns: int) -> Sides:
 
 def ours(targets_kv: Sides, state: Sides, earlier: Sides, mask: Tensor, options: dict[str, Any]) -> Tensor:
     slots = ([x[:, :, 1 : 1 + M] for x in xs] for xs in state)
-    return kv_loss(*targets_kv, *slots, mask, **options)  # type: ignore[arg-type]
+    return kv_loss(*targets_kv, *slots, mask, KVDistillationConfig(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.equation("kava", "4")
@@ -42,7 +42,7 @@ def test_kv_loss_equation() -> None:
     for x in (*k_target, *v_target):
         x.requires_grad_()
     assert not kv_loss(
-        k_target, v_target, [k.detach() for k in k_s], [v.detach() for v in v_s], TARGET_MASK
+        k_target, v_target, [k.detach() for k in k_s], [v.detach() for v in v_s], TARGET_MASK, KVDistillationConfig()
     ).requires_grad
 
 
@@ -64,9 +64,8 @@ def test_kv_loss_without_targets_is_zero() -> None:
     leaves = [x.requires_grad_() for xs in state for x in xs]
     for reduction in ("mean", "row_mean", "paper_sum"):
         for scale in ("none", "layer", "global", "each_side"):
-            loss = kv_loss(
-                *targets_kv, *state, torch.zeros(B, G, M).bool(), reduction=reduction, scale=scale, denominator=0.0
-            )
+            config = KVDistillationConfig(reduction=reduction, scale=scale)
+            loss = kv_loss(*targets_kv, *state, torch.zeros(B, G, M).bool(), config, denominator=0.0)
             assert float(loss.detach()) == 0
             assert not any(g.any() for g in torch.autograd.grad(loss, leaves))
 
@@ -74,7 +73,7 @@ def test_kv_loss_without_targets_is_zero() -> None:
 def test_kv_loss_of_constant_latents_has_finite_gradients() -> None:
     """A standard deviation of 0 is clamped and has no gradient."""
     targets_kv, state = sides(M), [[torch.ones(B, G, M, E, dtype=torch.float64, requires_grad=True)] * L] * 2
-    loss = kv_loss(*targets_kv, *state, TARGET_MASK, scale="each_side")
+    loss = kv_loss(*targets_kv, *state, TARGET_MASK, KVDistillationConfig(scale="each_side"))
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, state[0][:1]))
 
 

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from laconic.config.methods import CoconutConfig
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import tokens_to_remove
-from laconic.latent.rollout import run_sequential_rollout
+from laconic.latent.rollout import LatentPrefix, run_sequential_rollout
 from laconic.latent.thoughts import LatentThoughts
 from tests.latent.batches import reasoning_batch
 from tests.models.fixtures import noise, small
@@ -90,7 +90,7 @@ def test_coconut_equation() -> None:
     decoder = coconut.decoder.requires_grad_(False)
 
     def latents(question: Tensor, bot: Tensor) -> Tensor:
-        prefix = torch.cat([question, bot.expand(1, 1, D)], 1)
+        prefix = LatentPrefix(torch.cat([question, bot.expand(1, 1, D)], 1))
         return torch.einsum(
             "bmd,d->m", run_sequential_rollout(decoder, prefix, 3, lambda x: x).hidden_states, noise(3, D)
         )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.latent.rollout import LatentRollout, initial_latents, jacobi_update, run_latent_rollout
+from laconic.latent.rollout import LatentPrefix, LatentRollout, initial_latents, jacobi_update, run_latent_rollout
 from laconic.latent.thoughts import Projection
 from tests.models.fixtures import assert_close, noise, small
 from tests.oracles import rollout_codi, rollout_pccot
@@ -33,13 +33,11 @@ def run_rollout(case: Case, schedule: str) -> LatentRollout:
     state = DECODER(case.question, attention_mask=case.live).cache
     return run_latent_rollout(
         DECODER,
-        case.bot.expand(2, 1, D),
+        LatentPrefix(case.bot.expand(2, 1, D), state),
         case.slot,
         case.M,
         case.rounds if schedule == "jacobi" else None,
         project=lambda x: torch.func.functional_call(MAP, dict(case.weights), (x,)),
-        cache=state,
-        schedule=schedule,
     )
 
 

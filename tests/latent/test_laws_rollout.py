@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.latent.rollout import LatentRollout, run_latent_rollout
+from laconic.latent.rollout import LatentPrefix, LatentRollout, run_latent_rollout
 from laconic.latent.thoughts import Projection
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
@@ -54,10 +54,9 @@ def rollout_after(
     """A rollout after a question that is read first."""
     decoder = named.pop("decoder", None) or small_weight_decoder(name)
     state = named.pop("state", None) or decoder(question, attention_mask=mask).cache
-    bot = noise(1001, D).expand(len(question), 1, D)
-    mode = "sequential" if num_iterations is None else "jacobi"
+    prefix = LatentPrefix(noise(1001, D).expand(len(question), 1, D), state)
     named = {"project": PROJECT, **named}
-    return run_latent_rollout(decoder, bot, noise(1002, D), M, num_iterations, cache=state, schedule=mode, **named)
+    return run_latent_rollout(decoder, prefix, noise(1002, D), M, num_iterations, **named)
 
 
 def same_rollout(got: LatentRollout, inputs: LatentRollout) -> None:
@@ -138,16 +137,13 @@ def test_rollout_padding_and_other_rows_change_nothing(
     apart, B = rollout_after(name, question.masked_fill(~mask[..., None], 7.0), mask, M, num_iterations), len(question)
     prefix = torch.cat([question, noise(1001, D).expand(B, 1, D)], 1)
     alive = torch.cat([mask, torch.ones(B, 1, dtype=torch.bool)], 1)
-    mode = "sequential" if num_iterations is None else "jacobi"
     at_once = run_latent_rollout(
         small_weight_decoder(name),
-        prefix,
+        LatentPrefix(prefix, None, alive),
         noise(1002, D),
         M,
         num_iterations,
         project=PROJECT,
-        attention_mask=alive,
-        schedule=mode,
     )
     same_rollout(at_once, apart)
     assert at_once.passes == apart.passes
@@ -218,13 +214,11 @@ def test_finite_differences(name: str, num_iterations: int | None) -> None:
         state = KVCache(tuple(rest[:L]), tuple(rest[L : 2 * L]), past.positions, past.valid)
         got = run_latent_rollout(
             decoder,
-            prefix,
+            LatentPrefix(prefix, state),
             slot if num_iterations is None else rest[-1],
             3,
             num_iterations,
             project=lambda x: torch.func.functional_call(project, named, (x,)),
-            cache=state,
-            schedule="sequential" if num_iterations is None else "jacobi",
         )
         return tuple((x * noise(7 + i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
 
@@ -238,8 +232,8 @@ def test_gradients_reach_all_that_was_read_and_nothing_else(num_iterations: int 
     question = noise(1, 2, 4, D).requires_grad_()
     prefix, slot = noise(2, 2, 1, D).requires_grad_(), noise(3, D).requires_grad_()
     mask = torch.tensor([[True] * 4, [False, True, True, False]])
-    state, mode = decoder(question, attention_mask=mask).cache, "sequential" if num_iterations is None else "jacobi"
-    got = run_latent_rollout(decoder, prefix, slot, 3, num_iterations, project=project, cache=state, schedule=mode)
+    after = LatentPrefix(prefix, decoder(question, attention_mask=mask).cache)
+    got = run_latent_rollout(decoder, after, slot, 3, num_iterations, project=project)
     (got.cache.keys[1][:, :, -3:].square().sum() + got.hidden_states.sum()).backward()
     assert question.grad[mask].any()
     assert not question.grad[~mask].any()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from laconic.batches import PassCounts
 from laconic.errors import UsageError
-from laconic.latent.rollout import LatentRollout, run_latent_rollout
+from laconic.latent.rollout import LatentPrefix, LatentRollout, run_latent_rollout
 from tests.models.fixtures import assert_close, decoder_of, noise
 
 D, M = 48, 4
@@ -17,11 +17,9 @@ def project(x: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(torch.tanh(x) + x.roll(1, -1), (D,))
 
 
-def run_rollout(num_iterations: int | None, schedule: str = "jacobi", **options: object) -> LatentRollout:
-    prefix, slot = noise(1, 2, 3, D), noise(2, D)
-    return run_latent_rollout(
-        decoder_of("llama"), prefix, slot, M, num_iterations, project=project, schedule=schedule, **options
-    )
+def run_rollout(num_iterations: int | None, **options: object) -> LatentRollout:
+    prefix, slot = LatentPrefix(noise(1, 2, 3, D)), noise(2, D)
+    return run_latent_rollout(decoder_of("llama"), prefix, slot, M, num_iterations, project=project, **options)
 
 
 @pytest.mark.parametrize("num_iterations", [0, 1, 3])
@@ -38,7 +36,7 @@ def test_rollout_jacobi_result(num_iterations: int) -> None:
 
 
 def test_rollout_sequential_result() -> None:
-    got = run_rollout(None, "sequential", record_passes=True)
+    got = run_rollout(None, record_passes=True)
     assert got.latents.shape == got.hidden_states.shape == (2, M, D)
     assert (got.cache.S, got.passes) == (3 + M, (PassCounts(1, 0, M, 0),) * 2)
     assert torch.equal(got.records[0].latents, got.latents)
@@ -46,20 +44,11 @@ def test_rollout_sequential_result() -> None:
     assert_close(got.latents[:, 1:], project(got.hidden_states[:, :-1]))
 
 
-@pytest.mark.parametrize(
-    ("num_iterations", "schedule", "M", "message"),
-    [
-        (3, "sequential", M, "sequential rollout has no iterations"),
-        (None, "jacobi", M, "num_iterations=None"),
-        (-1, "jacobi", M, "num_iterations=-1"),
-        (3, "jacobi", 0, "num_latents=0"),
-    ],
-)
-def test_rollout_refuses_invalid_numbers(num_iterations: int | None, schedule: str, M: int, message: str) -> None:
+@pytest.mark.parametrize(("num_iterations", "M", "message"), [(-1, M, "num_iterations=-1"), (3, 0, "num_latents=0")])
+def test_rollout_refuses_invalid_numbers(num_iterations: int, M: int, message: str) -> None:
+    prefix = LatentPrefix(noise(1, 1, 2, D))
     with pytest.raises(UsageError, match=message):
-        run_latent_rollout(
-            decoder_of("llama"), noise(1, 1, 2, D), noise(2, D), M, num_iterations, project=project, schedule=schedule
-        )
+        run_latent_rollout(decoder_of("llama"), prefix, noise(2, D), M, num_iterations, project=project)
 
 
 @pytest.mark.parametrize("num_iterations", [0, 2])
@@ -91,7 +80,7 @@ def test_rollout_sequential_intervention() -> None:
         assert z.shape == (2, 1, D)
         return z * 0 if t == 2 else z
 
-    plain, got = run_rollout(None, "sequential"), run_rollout(None, "sequential", intervention=intervene)
+    plain, got = run_rollout(None), run_rollout(None, intervention=intervene)
     assert calls == [1, 2, 3, 4]
     assert_close(got.latents[:, :1], plain.latents[:, :1])
     assert not got.latents[:, 1].any()
@@ -99,8 +88,6 @@ def test_rollout_sequential_intervention() -> None:
 
 
 def test_rollout_of_one_latent() -> None:
-    args = (decoder_of("llama"), noise(1, 1, 3, D), noise(2, D), 1)
+    args = (decoder_of("llama"), LatentPrefix(noise(1, 1, 3, D)), noise(2, D), 1)
     jacobi = run_latent_rollout(*args, 3, project=project)
-    assert_close(
-        jacobi.cache.keys[1], run_latent_rollout(*args, None, project=project, schedule="sequential").cache.keys[1]
-    )
+    assert_close(jacobi.cache.keys[1], run_latent_rollout(*args, None, project=project).cache.keys[1])

@@ -34,8 +34,8 @@ def inputs(T: int, momentum: bool, erase: int, anchor: bool) -> tuple[list[Tenso
     gates = Gates(*(fractions(7 + n, B, H, T).requires_grad_() for n in range(2)))
     if momentum:
         gates = gates._replace(momentum=fractions(9, B, H, T).requires_grad_())
+    gates = gates._replace(erase=(None, gates.step_size, fractions(10, B, H, T).requires_grad_())[erase])
     options = {
-        "erase": (None, gates.step_size, fractions(10, B, H, T).requires_grad_())[erase],
         "N": noise(11, B, H, OUT, IN).requires_grad_() if momentum else None,
         "anchor": noise(12, B, H, T, OUT).requires_grad_() if anchor else None,
     }
@@ -51,8 +51,9 @@ def test_gated_delta_rule_chunk_equals_recurrence(momentum: bool, erase: int, an
         valid = torch.arange(T) < torch.tensor([[T], [T - padding]]) if padding else None
         leaves = list({id(x): x for x in (*tensors, *gates, *options.values()) if x is not None}.values())
         results: list[list[Tensor]] = []
+        masked = gates._replace(valid=valid)
         for form in (chunk_gated_delta_rule, recurrent_gated_delta_rule):
-            outputs = [x for x in form(*tensors, gates, **options, valid=valid, read=read) if x is not None]  # type: ignore[arg-type]
+            outputs = [x for x in form(*tensors, masked, **options, read=read) if x is not None]  # type: ignore[arg-type]
             loss = torch.stack([(x * noise(n, *x.shape)).sum() for n, x in enumerate(outputs)]).sum()
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
             filled = (torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))
@@ -62,13 +63,13 @@ def test_gated_delta_rule_chunk_equals_recurrence(momentum: bool, erase: int, an
 
 def test_gated_delta_rule_first_and_second_gradients() -> None:
     tensors, gates, options = inputs(3, True, 1, True)
-    leaves = (*tensors, *gates, options["N"], options["anchor"])
+    leaves = (*tensors, *gates[:3], options["N"], options["anchor"])
     single = [x[:1, :1].detach().requires_grad_() for x in leaves if x is not None]
 
     def run(
         S: Tensor, k: Tensor, u: Tensor, q: Tensor, decay: Tensor, step: Tensor, m: Tensor, N: Tensor, a: Tensor
     ) -> Tensor:
-        output: ChunkOutput = chunk_gated_delta_rule(S, k, u, q, Gates(decay, step, m), erase=step, N=N, anchor=a)
+        output: ChunkOutput = chunk_gated_delta_rule(S, k, u, q, Gates(decay, step, m, step), N=N, anchor=a)
         return torch.cat([x.flatten() for x in output if x is not None])
 
     assert gradcheck(run, single)
@@ -79,17 +80,19 @@ def test_gated_delta_rule_one_write_of_a_unit_key_is_read_back() -> None:
     """With decay 1 and step size 1 the state then returns the value, whatever it stored."""
     S, k, u = noise(0, 1, 1, OUT, IN), noise(1, 1, 1, 1, IN), noise(2, 1, 1, 1, OUT)
     k, one = k / k.norm(), torch.ones(1, 1, 1, dtype=torch.float64)
-    output = chunk_gated_delta_rule(S, k, u, k, Gates(one, one), erase=one)
+    output = chunk_gated_delta_rule(S, k, u, k, Gates(one, one, erase=one))
     assert output.Y is not None
     assert_close([output.Y, output.S @ k.mT], [u, u.mT])
 
 
 def test_gated_delta_rule_zero_gates_have_finite_gradients() -> None:
     tensors, gates, _ = inputs(6, True, 1, False)
-    zero = Gates(*(torch.zeros_like(x).requires_grad_() for x in gates if x is not None))
-    output = chunk_gated_delta_rule(*tensors, zero, erase=gates.step_size, N=noise(3, B, H, OUT, IN))
+    decay, step_size, momentum = (torch.zeros(B, H, 6, dtype=torch.float64).requires_grad_() for _ in range(3))
+    S, k, u, q = tensors
+    zero = Gates(decay, step_size, momentum, gates.step_size)
+    output = chunk_gated_delta_rule(S, k, u, q, zero, N=noise(3, B, H, OUT, IN))
     parts = [x for x in output if x is not None]
-    grads = torch.autograd.grad(torch.cat([x.flatten() for x in parts]).sum(), [zero.decay, tensors[1]])
+    grads = torch.autograd.grad(torch.cat([x.flatten() for x in parts]).sum(), [decay, k])
     assert all(x.isfinite().all() for x in (*parts, *grads))
 
 
@@ -106,8 +109,8 @@ def test_cap_step_bounds_the_spectral_norm(max_norm: float) -> None:
         norms = []
         for t in range(T):
             at = slice(t, t + 1)
-            gates = Gates(decay[..., at], used[..., at])
-            S = chunk_gated_delta_rule(S, k[:, :, at], u[:, :, at], q[:, :, at], gates, erase=used[..., at]).S
+            gates = Gates(decay[..., at], used[..., at], erase=used[..., at])
+            S = chunk_gated_delta_rule(S, k[:, :, at], u[:, :, at], q[:, :, at], gates).S
             norms.append(torch.linalg.matrix_norm(S[0, 0], 2).item())
         assert (max(norms) <= max_norm) is is_capped
 

@@ -13,13 +13,12 @@ def recurrent_gated_delta_rule(
     q: Tensor | None,
     gates: Gates,
     *,
-    erase: Tensor | None = None,
     N: Tensor | None = None,
     anchor: Tensor | None = None,
-    valid: Tensor | None = None,
     read: str = "after",
 ) -> ChunkOutput:
     """Run the recurrence; arguments as in `chunk_gated_delta_rule`."""
+    valid, erase = gates.valid, gates.erase
     on_tokens = torch.ones_like(gates.decay) if valid is None else valid[:, None].expand_as(gates.decay).to(S.dtype)
     outputs: list[Tensor] = []
     for t in range(k.shape[2]):

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.batches import PassCounts
 from laconic.errors import UsageError
 from laconic.latent.rollout import (
     ForwardFn,
+    LatentPrefix,
     LatentRollout,
     ProjectFn,
     initial_latents,
@@ -63,7 +64,7 @@ def jacobi_residual(z: Float[Tensor, "B M D"], z_next: Float[Tensor, "B M D"]) -
 
 def run_adaptive_rollout(
     decoder: ForwardFn,
-    prefix: Float[Tensor, "B Np D"],
+    prefix: LatentPrefix,
     placeholder: Float[Tensor, " D"],
     M: int,
     num_iterations: int,
@@ -71,8 +72,6 @@ def run_adaptive_rollout(
     project: ProjectFn,
     tolerance: float = 0.0,
     count_latents: CountFn | None = None,
-    cache: KVCache | None = None,
-    attention_mask: Bool[Tensor, "B Np"] | None = None,
 ) -> LatentRollout:
     """Run the Jacobi iteration of `run_latent_rollout`, and end each row on its own.
 
@@ -91,10 +90,10 @@ def run_adaptive_rollout(
         UsageError: If the tolerance is negative, or there are no iterations to leave out.
     """
     check_tolerance(tolerance, num_iterations)
-    B, Np, D = prefix.shape
-    placeholders = placeholder.to(prefix.dtype).expand(B, M, D)
-    output, prefix_cache = read_placeholders(decoder, prefix, placeholders, cache, attention_mask)
-    begin_hidden, rows = output.hidden_states[:, Np - 1], torch.arange(B, device=prefix.device)
+    B, Np, D = prefix.embeds.shape
+    placeholders = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
+    output, prefix_cache = read_placeholders(decoder, prefix, placeholders)
+    begin_hidden, rows = output.hidden_states[:, Np - 1], torch.arange(B, device=placeholders.device)
     z_next = initial_latents(output.hidden_states[:, Np - 1 :], project)
     ended: list[EndedRows] = []
     for t in range(1, num_iterations + 1):

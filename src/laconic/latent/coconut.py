@@ -27,7 +27,7 @@ from laconic.latent.answering import (
     prompt_with_cache,
 )
 from laconic.latent.cot import check_no_teacher, compute_single_loss, drop_chain_prefix
-from laconic.latent.rollout import Intervention, LatentRollout, run_sequential_rollout
+from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, run_sequential_rollout
 from laconic.latent.stepwise_rollout import run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
@@ -142,10 +142,8 @@ class Coconut(PromptedAnswers):
         question = self.decoder.embed(batch.question_ids)
         bot = self.latent_thoughts.begin.to(question.dtype).expand(batch.B, 1, -1)
         mask = torch.cat([batch.question_mask, batch.question_mask.new_ones(batch.B, 1)], 1)
-        prefix, project = torch.cat([question, bot], 1), self.latent_thoughts.project
-        return run_sequential_rollout(
-            self.decoder, prefix, num_latents, project, cache, mask, intervention, record_passes
-        )
+        prefix, project = LatentPrefix(torch.cat([question, bot], 1), cache, mask), self.latent_thoughts.project
+        return run_sequential_rollout(self.decoder, prefix, num_latents, project, intervention, record_passes)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this is the first step of an epoch other than the first."""

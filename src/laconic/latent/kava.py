@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.batches import ReasoningBatch
-from laconic.config.methods import Distance, DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
@@ -28,7 +28,7 @@ from laconic.models.modes import eval_no_grad
 
 LayerTensors = Sequence[Float[Tensor, "B G M E"]]
 KVReduction = Literal["mean", "row_mean", "paper_sum"]
-KVScale = Literal["layer", "global", "each_side", "none"]
+DEFAULT_CONFIG = KVDistillationConfig()
 
 
 def pad_short_chain(
@@ -71,18 +71,16 @@ def key_or_value_loss(
     student: LayerTensors,
     target_mask: Bool[Tensor, "B G M"],
     weights: Float[Tensor, " B"],
-    distance: Distance,
-    scale: KVScale,
-    scale_power: int,
+    config: KVDistillationConfig,
 ) -> Float[Tensor, ""]:
     """Return the weighted sum over rows of d between detached targets and the student, for keys or for values."""
-    mask = target_mask[..., None]
+    mask, scale, power = target_mask[..., None], config.scale, config.scale_power
     target = [x.detach().to(accumulation_dtype(x.dtype)) for x in target]
     student = [x.to(accumulation_dtype(x.dtype)) for x in student]
     if scale == "each_side":
-        target, student = ([x / codi.masked_std(x, mask) ** scale_power for x in xs] for xs in (target, student))
-    sigma = codi.compute_layer_scales(target, mask, "none" if scale == "each_side" else scale) ** scale_power
-    d = codi.DISTANCES[distance]
+        target, student = ([x / codi.masked_std(x, mask) ** power for x in xs] for xs in (target, student))
+    sigma = codi.compute_layer_scales(target, mask, "none" if scale == "each_side" else scale) ** power
+    d = codi.DISTANCES[config.distance]
     layers = [(d(s, t) * mask).sum((1, 2, 3)) for s, t in zip(student, target, strict=True)]
     return (torch.stack(layers) * weights.to(sigma.dtype) / sigma[:, None]).sum()
 
@@ -93,11 +91,8 @@ def kv_loss(
     k_s: LayerTensors,
     v_s: LayerTensors,
     target_mask: Bool[Tensor, "B G M"],
+    config: KVDistillationConfig = DEFAULT_CONFIG,
     *,
-    distance: Distance = "smooth_l1",
-    reduction: KVReduction = "mean",
-    scale: KVScale = "none",
-    scale_power: int = 1,
     denominator: float | None = None,
 ) -> Float[Tensor, ""]:
     """Eq. 4: L_KV = 1/2 [mean d(sg K~ - K_s) + mean d(sg V~ - V_s)], means over targets (b, l, g, m) and E.
@@ -108,15 +103,12 @@ def kv_loss(
         k_s: The student's keys at the latents.
         v_s: The student's values.
         target_mask: Slots that have a target.
-        distance: Elementwise distance d.
-        reduction: See `compute_row_weights`.
-        scale: Divisor of the distance: sigma of each layer, of all layers, each side by its own, or 1.
-        scale_power: Power of sigma.
+        config: Distance d, its scale, and the reduction (see `compute_row_weights`).
         denominator: Number of targets (or rows) in the whole optimizer step.
     """
-    weights = compute_row_weights(target_mask, len(k_s), k_s[0].shape[3], reduction, denominator)
-    keys = key_or_value_loss(k_target, k_s, target_mask, weights, distance, scale, scale_power)
-    values = key_or_value_loss(v_target, v_s, target_mask, weights, distance, scale, scale_power)
+    weights = compute_row_weights(target_mask, len(k_s), k_s[0].shape[3], config.reduction, denominator)
+    keys = key_or_value_loss(k_target, k_s, target_mask, weights, config)
+    values = key_or_value_loss(v_target, v_s, target_mask, weights, config)
     return (keys + values) / 2
 
 
@@ -236,10 +228,7 @@ class Kava(codi.Codi):
             v_target,
             *self.gather_latent_kv(latent_passes),
             targets[0][1],
-            distance=config.distance,
-            reduction=config.reduction,
-            scale=config.scale,
-            scale_power=config.scale_power,
+            config,
             denominator=denominators["kv" if config.reduction == "mean" else "rows"],
         )
         M, valid = self.latent_thoughts.num_latents, selections[0].columns.valid

@@ -25,6 +25,20 @@ Intervention = Callable[[Tensor, int], Tensor]
 LatentSchedule = Literal["jacobi", "sequential"]
 
 
+class LatentPrefix(NamedTuple):
+    """What is read before the latents.
+
+    Attributes:
+        embeds: Vectors to read first; the last one is bot.
+        cache: KV cache of what precedes them.
+        attention_mask: True at real vectors of `embeds`.
+    """
+
+    embeds: Float[Tensor, "B Np D"]
+    cache: KVCache | None = None
+    attention_mask: Bool[Tensor, "B Np"] | None = None
+
+
 class PassRecord(NamedTuple):
     """One pass over the latents: the vectors read, the hidden states, and the cache after it."""
 
@@ -61,15 +75,12 @@ class LatentRollout(NamedTuple):
 
 def run_latent_rollout(
     decoder: ForwardFn,
-    prefix: Float[Tensor, "B Np D"],
+    prefix: LatentPrefix,
     placeholder: Float[Tensor, " D"],
     M: int,
     num_iterations: int | None,
     *,
     project: ProjectFn,
-    cache: KVCache | None = None,
-    attention_mask: Bool[Tensor, "B Np"] | None = None,
-    schedule: LatentSchedule = "jacobi",
     intervention: Intervention | None = None,
     record_passes: bool = False,
 ) -> LatentRollout:
@@ -77,52 +88,44 @@ def run_latent_rollout(
 
     Args:
         decoder: Called like `Decoder.forward`.
-        prefix: Vectors to read first; the last one is bot.
+        prefix: What is read first.
         placeholder: Vector read in every latent's position in the first pass of the Jacobi iteration.
         M: Number of latents.
-        num_iterations: Jacobi iterations T after the placeholder pass; None for a sequential rollout.
+        num_iterations: Jacobi iterations T after the placeholder pass, each of which computes all latents at once; None
+            for a sequential rollout, which computes one after the other.
         project: Map from a hidden state to the next vector.
-        cache: KV cache of what precedes the prefix.
-        attention_mask: True at real vectors of the prefix.
-        schedule: "jacobi" computes all latents at once in each iteration, "sequential" one after the other.
         intervention: Changes latents just before they are read. It is called with all of them and the iteration t (0
             for the placeholders if there are no iterations), or with z_m of shape [B, 1, D] and m. The next iteration
             starts from the unchanged latents.
         record_passes: Return a `PassRecord` of every pass.
 
     Raises:
-        UsageError: If M is not positive, or the number of iterations does not fit the schedule.
+        UsageError: If M is not positive, or the number of iterations is negative.
     """
     if M < 1:
         raise UsageError(f"num_latents={M}; at least one is required")
-    if schedule == "sequential":
-        if num_iterations is not None:
-            raise UsageError(f"num_iterations={num_iterations}: a sequential rollout has no iterations; leave it out")
-        return run_sequential_rollout(decoder, prefix, M, project, cache, attention_mask, intervention, record_passes)
-    if num_iterations is None or num_iterations < 0:
-        raise UsageError(f"num_iterations={num_iterations}: the Jacobi schedule requires 0 or more")
-    return run_jacobi_rollout(
-        decoder, prefix, placeholder, M, num_iterations, project, cache, attention_mask, intervention, record_passes
-    )
+    if num_iterations is None:
+        return run_sequential_rollout(decoder, prefix, M, project, intervention, record_passes)
+    if num_iterations < 0:
+        raise UsageError(f"num_iterations={num_iterations}: the Jacobi iteration requires 0 or more")
+    return run_jacobi_rollout(decoder, prefix, placeholder, M, num_iterations, project, intervention, record_passes)
 
 
 def run_jacobi_rollout(
     decoder: ForwardFn,
-    prefix: Float[Tensor, "B Np D"],
+    prefix: LatentPrefix,
     placeholder: Float[Tensor, " D"],
     M: int,
     num_iterations: int,
     project: ProjectFn,
-    cache: KVCache | None = None,
-    attention_mask: Bool[Tensor, "B Np"] | None = None,
     intervention: Intervention | None = None,
     record_passes: bool = False,
 ) -> LatentRollout:
     """Read the placeholders after the prefix, then all latents in every iteration, each time after the prefix only."""
-    B, Np, D = prefix.shape
-    z = placeholder.to(prefix.dtype).expand(B, M, D)
+    B, Np, D = prefix.embeds.shape
+    z = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     latents = intervention(z, 0) if intervention is not None and num_iterations == 0 else z
-    output, prefix_cache = read_placeholders(decoder, prefix, latents, cache, attention_mask)
+    output, prefix_cache = read_placeholders(decoder, prefix, latents)
     begin_hidden, hidden_states = output.hidden_states[:, Np - 1], output.hidden_states[:, Np:]
     records = [PassRecord(latents, hidden_states, output.cache)]
     for t in range(1, num_iterations + 1):
@@ -141,16 +144,12 @@ def run_jacobi_rollout(
 
 
 def read_placeholders(
-    decoder: ForwardFn,
-    prefix: Float[Tensor, "B Np D"],
-    placeholders: Float[Tensor, "B M D"],
-    cache: KVCache | None,
-    attention_mask: Bool[Tensor, "B Np"] | None,
+    decoder: ForwardFn, prefix: LatentPrefix, placeholders: Float[Tensor, "B M D"]
 ) -> tuple[DecoderOutput, KVCache]:
     """Read prefix and placeholders in one pass; return its output, and the cache without the placeholders."""
-    B, M, _ = placeholders.shape
-    mask = None if attention_mask is None else torch.cat([attention_mask, attention_mask.new_ones(B, M)], 1)
-    output = decoder(torch.cat([prefix, placeholders], 1), cache, attention_mask=mask)
+    (B, M, _), mask = placeholders.shape, prefix.attention_mask
+    mask = None if mask is None else torch.cat([mask, mask.new_ones(B, M)], 1)
+    output = decoder(torch.cat([prefix.embeds, placeholders], 1), prefix.cache, attention_mask=mask)
     return output, output.cache.crop(output.cache.S - M)
 
 
@@ -168,16 +167,14 @@ def jacobi_update(
 
 def run_sequential_rollout(
     decoder: ForwardFn,
-    prefix: Float[Tensor, "B Np D"],
+    prefix: LatentPrefix,
     M: int,
     project: ProjectFn,
-    cache: KVCache | None = None,
-    attention_mask: Bool[Tensor, "B Np"] | None = None,
     intervention: Intervention | None = None,
     record_passes: bool = False,
 ) -> LatentRollout:
     """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)), each read after all before it; M may be 0."""
-    output = decoder(prefix, cache, attention_mask=attention_mask)
+    output = decoder(prefix.embeds, prefix.cache, attention_mask=prefix.attention_mask)
     begin_hidden = output.hidden_states[:, -1]
     latents: list[Tensor] = []
     hidden_states = [output.hidden_states[:, -1:]]
@@ -189,5 +186,5 @@ def run_sequential_rollout(
     empty = output.hidden_states[:, :0]  # Coconut's first stage has no latents
     record = PassRecord(torch.cat([empty, *latents], 1), torch.cat([empty, *hidden_states[1:]], 1), output.cache)
     records = (record,) if record_passes else ()
-    passes = (PassCounts(1, 0, M, 0),) * len(prefix)
+    passes = (PassCounts(1, 0, M, 0),) * len(prefix.embeds)
     return LatentRollout(record.latents, record.hidden_states, begin_hidden, output.cache, passes, records)

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from laconic.errors import UsageError
 from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollout
-from laconic.latent.rollout import ForwardFn, Intervention, LatentRollout, LatentSchedule, run_latent_rollout
+from laconic.latent.rollout import (
+    ForwardFn,
+    Intervention,
+    LatentPrefix,
+    LatentRollout,
+    LatentSchedule,
+    run_latent_rollout,
+)
 from laconic.latent.stop_head import StopHead, keep_first_latents
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
@@ -150,11 +157,12 @@ class LatentThoughts(nn.Module):
         if cache is None and question is None:
             raise UsageError("think requires the cache of a question or its embeddings")
         B = cache.B if cache is not None else len(question) if question is not None else 0
-        prefix = self.begin.to(decoder.token_embedding.weight.dtype).expand(B, 1, -1)
+        embeds = self.begin.to(decoder.token_embedding.weight.dtype).expand(B, 1, -1)
         if question is not None:
             if attention_mask is not None:
                 attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
-            prefix = torch.cat([question, prefix.to(question.dtype)], 1)
+            embeds = torch.cat([question, embeds.to(question.dtype)], 1)
+        prefix = LatentPrefix(embeds, cache, attention_mask)
         if tolerance:
             check_tolerance(tolerance, self.num_iterations)
         is_inspected, count_latents = intervention is not None or record_passes, None
@@ -170,16 +178,11 @@ class LatentThoughts(nn.Module):
                 project=self.project,
                 tolerance=tolerance,
                 count_latents=count_latents,
-                cache=cache,
-                attention_mask=attention_mask,
             )
         rollout = run_latent_rollout(
             *inputs,
             self.num_iterations,
             project=self.project,
-            cache=cache,
-            attention_mask=attention_mask,
-            schedule=self.schedule,
             intervention=intervention,
             record_passes=record_passes,
         )

@@ -11,7 +11,7 @@ the state at the chunk's first token, from which the whole chunk is generated; u
 from collections.abc import Mapping
 
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, decay_gate
@@ -67,11 +67,10 @@ def self_modifying_write(
     q: Vectors | None,
     gates: Gates,
     rule: UpdateRule,
-    erase: bool,
-    valid: Bool[Tensor, "B T"] | None = None,
+    erases: bool,
 ) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
     """Eq. 88,90,96: M_t = M_{t-1}(decay I - step k kᵀ) + step u kᵀ over one chunk, and what the queries read."""
-    return write_linear(start, m, k, u, q, gates, rule, erase=gates.step_size if erase else None, valid=valid)
+    return write_linear(start, m, k, u, q, gates._replace(erase=gates.step_size if erases else None), rule)
 
 
 def mlp_memory(z: Vectors, W1: Float[Tensor, "*B H E F"], W2: Float[Tensor, "*B H F E"]) -> Vectors:

@@ -27,6 +27,7 @@ from laconic.nested.state import LayerState
 from laconic.nested.titans.layer import Titans
 
 Vectors = Float[Tensor, "B T D"]
+FULL_GRADIENTS = GradientMode()
 Sublayer = Callable[[Tensor, LayerState], tuple[Tensor, LayerState]]
 
 
@@ -41,14 +42,16 @@ class ForwardOptions:
         context: masks and rotations of attention.
         key_positions: positions and validity mask of all cache slots after the pass.
         records: for each layer where the inputs and outputs of its linear maps are recorded.
+        double_backward: whether gradients of this pass are differentiated, which fused attention does not support.
     """
 
-    attention_mask: Bool[Tensor, "B T"] | None
-    update_weights: bool
-    gradient_mode: GradientMode
+    attention_mask: Bool[Tensor, "B T"] | None = None
+    update_weights: bool = True
+    gradient_mode: GradientMode = FULL_GRADIENTS
     context: ForwardContext | None = None
     key_positions: tuple[Tensor, Tensor] | None = None
     records: tuple[LinearRecords, ...] | None = None
+    double_backward: bool = False
 
 
 class LayerOutputs(NamedTuple):
@@ -153,22 +156,15 @@ def forward_pass(
     model: Decoder,
     inputs_embeds: Vectors,
     layers: tuple[LayerState, ...],
-    *,
-    attention_mask: Bool[Tensor, "B T"] | None = None,
+    options: ForwardOptions,
     position_ids: Int[Tensor, "B T"] | None = None,
     attention_bias: Float[Tensor, "#B #T #P"] | None = None,
-    update_weights: bool = True,
-    gradient_mode: GradientMode | None = None,
-    records: tuple[LinearRecords, ...] | None = None,
-    double_backward: bool = False,
 ) -> tuple[Vectors, LayerOutputs]:
     """Run the layers of a Hope model once; return the hidden states after the final norm, and the layers' outputs.
 
-    Arguments are those of `Hope.forward`, and of `ForwardOptions`. `double_backward` says that gradients of this pass
-    are differentiated, which fused attention does not support.
+    Other arguments are those of `Hope.forward`; masks and positions of attention are added to the options.
     """
-    options = ForwardOptions(attention_mask, update_weights, gradient_mode or GradientMode(), records=records)
-    cache = layers[0].cache
+    cache, attention_mask = layers[0].cache, options.attention_mask
     if cache is not None:
         all_valid = attention_mask is None and cache.S == 0
         shared_positions = all_valid and position_ids is None
@@ -185,9 +181,9 @@ def forward_pass(
             attention_bias,
             inputs_embeds.dtype,
             all_valid=all_valid or bool(valid.all()),
-            needs_scores=double_backward,
+            needs_scores=options.double_backward,
         )
-        context = context._replace(backend="eager") if double_backward else context
+        context = context._replace(backend="eager") if options.double_backward else context
         options = replace(options, context=context, key_positions=(positions, valid))
         inputs_embeds = model.add_positions(inputs_embeds, position_ids)
     blocks = [block for block in model.layers if isinstance(block, Block)]

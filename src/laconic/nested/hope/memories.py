@@ -30,6 +30,7 @@ from laconic.nested.recurrence.gated_delta_rule import (
 )
 from laconic.nested.recurrence.memory_cells import (
     MemoryStates,
+    MLPGates,
     MLPStart,
     UpdateRule,
     Vectors,
@@ -99,16 +100,17 @@ class SelfModifyingMemories:
         """Generate, write and read tokens (inputs of the heads, static queries) that no chunk boundary separates."""
         x, q = inputs
         k, v, group_gates = self.generate(states, x)
+        group_gates = {group: gates._replace(valid=valid) for group, gates in group_gates.items()}
         if self.shape.options.adaptive_query:
             q = l2_normalize(self.generate_vectors(states, "q", x))
         new_states: dict[str, MemoryState] = {}
         if self.shape.options.memory_kind == "mlp":
-            y = self.write_mlps(states, new_states, k, v, q, group_gates, valid)
+            y = self.write_mlps(states, new_states, k, v, q, group_gates)
         elif self.shape.adaptive:
-            y = self.write_shared_linear(states, new_states, k, v, q, group_gates, valid)
+            y = self.write_shared_linear(states, new_states, k, v, q, group_gates)
         else:
             gates = group_gates[self.shape.group_of("memory")]
-            y = self.write_static(states, new_states, k, v, q, gates, valid)
+            y = self.write_static(states, new_states, k, v, q, gates)
         return y, new_states
 
     def generate(self, states: MemoryStates, x: Vectors) -> tuple[Vectors, Vectors, dict[str, Gates]]:
@@ -191,7 +193,6 @@ class SelfModifyingMemories:
         v: Vectors,
         q: Vectors,
         gates: Gates,
-        valid: Tensor | None,
     ) -> Vectors:
         """Eq. 76-78: the baseline, k = l2(W_k x), v = W_v x and gates static; values are written as they are."""
         o, M, state = self.shape.options, self.w["memory.M"], states["memory"]
@@ -199,7 +200,7 @@ class SelfModifyingMemories:
         at_key = apply_start(M, k) + k @ change_for_writes(state, self.rule).mT
         at_key = k + at_key if o.memory_kind == "affine" else at_key
         u = self.write_value(v, at_key)
-        y, new_states["memory"] = self_modifying_write(M, state, k, u, q, gates, self.rule, o.delta_rule, valid)
+        y, new_states["memory"] = self_modifying_write(M, state, k, u, q, gates, self.rule, o.delta_rule)
         assert y is not None
         return q + y if o.memory_kind == "affine" else y
 
@@ -211,7 +212,6 @@ class SelfModifyingMemories:
         v: Vectors,
         q: Vectors,
         group_gates: Mapping[str, Gates],
-        valid: Tensor | None,
     ) -> Vectors:
         """Write P of every group, and Q; y = M_0 P q, plus q + Q q if the memory is affine."""
         o, y, M = self.shape.options, torch.zeros_like(q), self.w["memory.M"]
@@ -227,13 +227,11 @@ class SelfModifyingMemories:
                 u_own = self.write_value(value, k + k @ change.mT)
                 write_norm = vector_norm(torch.stack([write_norm, vector_norm(u_own)], -1))
             gates = self.cap_gates(group_gates[group], group, write_norm)
-            output, new_states[group] = self_modifying_write(
-                None, P, k, u, queries, gates, self.rule, o.delta_rule, valid
-            )
+            output, new_states[group] = self_modifying_write(None, P, k, u, queries, gates, self.rule, o.delta_rule)
             y = y if output is None else y + output @ M.mT
             if isinstance(Q, LinearMemoryState) and u_own is not None:
                 output, new_states[f"{group}_own"] = self_modifying_write(
-                    torch.zeros_like(M), Q, k, u_own, queries, gates, self.rule, o.delta_rule, valid
+                    torch.zeros_like(M), Q, k, u_own, queries, gates, self.rule, o.delta_rule
                 )
                 y = y if output is None or queries is None else y + queries + output
         return y
@@ -246,7 +244,6 @@ class SelfModifyingMemories:
         v: Vectors,
         q: Vectors,
         group_gates: Mapping[str, Gates],
-        valid: Tensor | None,
     ) -> Vectors:
         """Write every memory's two layers, and one P for the rows of the gates."""
         o, y = self.shape.options, q
@@ -255,13 +252,11 @@ class SelfModifyingMemories:
             if isinstance(state, LinearMemoryState):
                 u = self.shared_write_value(v, k, change_for_writes(state, self.rule))
                 gates = self.cap_gates(gates, group, self.shared_write_norm(u, k))
-                _, new_states[name] = self_modifying_write(
-                    None, state, k, u, None, gates, self.rule, o.delta_rule, valid
-                )
+                _, new_states[name] = self_modifying_write(None, state, k, u, None, gates, self.rule, o.delta_rule)
                 continue
             value = self.generate_vectors(states, name, v) if self.shape.adaptive else v
             queries = q if name == "memory" else None
-            output, new_states[name] = self.write_one_mlp(name, group, state, k, value, queries, gates, valid)
+            output, new_states[name] = self.write_one_mlp(name, group, state, k, value, queries, gates)
             y = y if output is None else output
         return y
 
@@ -274,7 +269,6 @@ class SelfModifyingMemories:
         v: Vectors,
         q: Vectors | None,
         gates: Gates,
-        valid: Tensor | None,
     ) -> tuple[Vectors | None, MLPMemoryState]:
         """Write one two-layer memory: W2 erases along k, W1 along its own input h, at most what is stored there."""
         o, start = self.shape.options, MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
@@ -288,21 +282,11 @@ class SelfModifyingMemories:
         if o.delta_rule and decays_to_start:
             write_norm = write_norm + vector_norm(apply_start(start.W1, inner.h))
         gates_W1 = self.cap_gates(gates, group, write_norm * h_norm)
-        max_erase = gates_W1.decay / h_norm.square().clamp(min=1e-12)
-        return write_mlp(
-            start,
-            state,
-            k,
-            e,
-            inner,
-            q,
-            gates_W2,
-            self.rule,
-            gates_W1=gates_W1,
-            erase=gates_W2.step_size if o.delta_rule else None,
-            erase_W1=torch.minimum(gates_W1.step_size, max_erase) if o.delta_rule else None,
-            valid=valid,
-        )
+        if o.delta_rule:
+            max_erase = gates_W1.decay / h_norm.square().clamp(min=1e-12)
+            gates_W1 = gates_W1._replace(erase=torch.minimum(gates_W1.step_size, max_erase))
+            gates_W2 = gates_W2._replace(erase=gates_W2.step_size)
+        return write_mlp(start, state, k, e, inner, q, MLPGates(gates_W1, gates_W2), self.rule)
 
     def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
         """End chunks: clip the norm of the memory that is read (P and Q together), and compute next writes from it."""

@@ -28,7 +28,7 @@ from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.config import HopeConfig
-from laconic.nested.hope.forward import collect_activations, forward_pass
+from laconic.nested.hope.forward import ForwardOptions, collect_activations, forward_pass
 from laconic.nested.hope.init import check_growth, copy_donor_weights, init_added_levels, replace_sublayers
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import empty_open_chunk, flush_open_chunk, mask_untaught, read_and_learn
@@ -226,11 +226,9 @@ class Hope(Decoder):
             self,
             inputs_embeds,
             state.layers,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            attention_bias=attention_bias,
-            update_weights=update_weights,
-            gradient_mode=gradient_mode,
+            ForwardOptions(attention_mask, update_weights, gradient_mode),
+            position_ids,
+            attention_bias,
         )
         num_tokens = torch.full_like(state.position, inputs_embeds.shape[1])
         num_tokens = num_tokens if attention_mask is None else attention_mask.sum(1).cpu()

@@ -26,7 +26,7 @@ from laconic.nested.cms.forward import accumulate_tokens, require_levels
 from laconic.nested.cms.forward import tokens_to_boundary as tokens_to_level_boundary
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
-from laconic.nested.hope.forward import LayerOutputs, Vectors, forward_pass
+from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
 from laconic.nested.recurrence.packing import to_ints
 from laconic.nested.state import (
     CMSState,
@@ -135,7 +135,7 @@ def _read_aligned(
             rows = AlignedRows(layers, part[:, :0], layers)
         else:
             embeds = model.embed(unmask_ids(part))
-            y, forward = forward_pass(model, embeds, rows.layers, gradient_mode=gradient_mode)
+            y, forward = forward_pass(model, embeds, rows.layers, ForwardOptions(gradient_mode=gradient_mode))
             rows = AlignedRows(forward.layers, torch.cat([rows.chunk_ids, part], 1), rows.layers_at_start)
         outputs.append(y)
         position = end
@@ -160,7 +160,9 @@ def finish_chunk(
         start = rows.layers_at_start if create_graph else map_tensors(rows.layers_at_start, detach_for_grad)
         records: tuple[LinearRecords, ...] = tuple({} for _ in start)
         embeds = model.embed(unmask_ids(detach_for_grad(rows.chunk_ids)))
-        hidden, outputs = forward_pass(model, embeds, start, records=records, double_backward=create_graph)
+        hidden, outputs = forward_pass(
+            model, embeds, start, ForwardOptions(records=records, double_backward=create_graph)
+        )
         targets = chunk_targets(rows.chunk_ids, next_ids)
         errors = backward_errors(model, hidden, targets, records, create_graph=create_graph, retain_graph=False)
     layers = apply_errors(model, rows.layers, errors, outputs, gradient_mode)
@@ -175,10 +177,8 @@ def read_whole_chunk(
     with torch.inference_mode(False), torch.enable_grad():
         start = layers if is_training else map_tensors(layers, detach_for_grad)
         records: tuple[LinearRecords, ...] = tuple({} for _ in layers)
-        hidden, outputs = forward_pass(
-            model, model.embed(unmask_ids(detach_for_grad(ids))), start,
-            gradient_mode=gradient_mode, records=records, double_backward=create_graph,
-        )  # fmt: skip
+        options = ForwardOptions(gradient_mode=gradient_mode, records=records, double_backward=create_graph)
+        hidden, outputs = forward_pass(model, model.embed(unmask_ids(detach_for_grad(ids))), start, options)
         targets = chunk_targets(ids, next_ids)
         errors = backward_errors(model, hidden, targets, records, create_graph=create_graph, retain_graph=is_training)
     if not is_training:

@@ -35,11 +35,19 @@ class Gates(NamedTuple):
         decay: factor of the state (1 keeps all of it).
         step_size: factor of what a token writes.
         momentum: factor of the previous momentum N; None if there is no momentum.
+        erase: step size e_t of the erasure, None to erase nothing. For keys of length 1, it is the write's step size.
+        valid: tokens that write; None if all do.
     """
 
     decay: PerToken
     step_size: PerToken
     momentum: PerToken | None = None
+    erase: PerToken | None = None
+    valid: Bool[Tensor, "B T"] | None = None
+
+    def detach(self) -> "Gates":
+        """Return the gates without their gradients."""
+        return Gates(*(None if x is None else x.detach() for x in self))  # pyright: ignore[reportArgumentType]
 
 
 class ChunkOutput(NamedTuple):
@@ -76,13 +84,29 @@ class InitialMomentum(NamedTuple):
     factor: Float[Tensor, "B H T 1"]
 
 
-def mask_gates(gates: Gates, valid: Bool[Tensor, "B T"] | None) -> Gates:
-    """Set the gates of tokens that are not valid to decay 1, step size 0 and momentum 1."""
-    if valid is None:
+class ChunkProducts(NamedTuple):
+    """Products of the gates within a chunk.
+
+    Attributes:
+        G: of decay, the factors of erasures and of the state.
+        c: of decay and momentum, the factors of writes; G without momentum.
+        initial: momentum at the start of the chunk, if there is any.
+    """
+
+    G: DecayProducts
+    c: DecayProducts
+    initial: InitialMomentum | None
+
+
+def mask_gates(gates: Gates) -> Gates:
+    """Set the gates of tokens that are not valid to decay 1, step size 0, momentum 1 and erasure 0."""
+    if gates.valid is None:
         return gates
-    invalid = ~valid[:, None]
+    invalid = ~gates.valid[:, None]
     momentum = None if gates.momentum is None else gates.momentum.masked_fill(invalid, 1.0)
-    return Gates(gates.decay.masked_fill(invalid, 1.0), gates.step_size.masked_fill(invalid, 0.0), momentum)
+    erase = None if gates.erase is None else gates.erase.masked_fill(invalid, 0.0)
+    decay, step_size = gates.decay.masked_fill(invalid, 1.0), gates.step_size.masked_fill(invalid, 0.0)
+    return Gates(decay, step_size, momentum, erase, gates.valid)
 
 
 def decay_gate(a: PerToken) -> PerToken:
@@ -124,10 +148,8 @@ def chunk_gated_delta_rule(
     q: Float[Tensor, "B H T I"] | None,
     gates: Gates,
     *,
-    erase: PerToken | None = None,
     N: StateMatrices | None = None,
     anchor: Float[Tensor, "B H T O"] | None = None,
-    valid: Bool[Tensor, "B T"] | None = None,
     read: ReadTime = "after",
 ) -> ChunkOutput:
     """Run the recurrence over one chunk without storing the state of every token.
@@ -137,37 +159,33 @@ def chunk_gated_delta_rule(
         k: keys.
         u: values to write.
         q: queries, None to read nothing.
-        gates: decay, step size and momentum of each token.
-        erase: step size e_t of the erasure, None to erase nothing. For keys of length 1, it is the write's step size.
+        gates: decay, step size, momentum and erasure of each token, and which tokens write.
         N: momentum before the chunk, if there is momentum.
         anchor: a_t, added to what S reads at the key, for a state stored as a difference from another one.
-        valid: tokens that write.
         read: whether a query reads the state after its own token's update or before it.
 
     Returns:
         The state and momentum after the chunk and what the queries read.
     """
-    gates = mask_gates(gates, valid)
+    gates = mask_gates(gates)
     G = decay_products(gates.decay)
-    c, L = (G, None) if gates.momentum is None else momentum_products(G, gates.momentum, valid)
+    c, L = (G, None) if gates.momentum is None else momentum_products(G, gates.momentum, gates.valid)
     write = gates.step_size[..., None] * u
-    if erase is not None:
-        erase = erase if valid is None else erase.masked_fill(~valid[:, None], 0.0)
     initial = InitialMomentum(N, c.from_start) if L is not None and N is not None else None
-    erased = None
-    if erase is not None:
-        steps = EraseSteps(erase[..., None], (erase / gates.decay.clamp(min=MIN_GATE))[..., None])
+    products, erased = ChunkProducts(G, c, initial), None
+    if gates.erase is not None:
+        steps = EraseSteps(gates.erase[..., None], (gates.erase / gates.decay.clamp(min=MIN_GATE))[..., None])
         if L is None:
             write = solve_writes(S, k, write, steps, G, anchor)
         else:
-            erased = solve_erasures(S, k, write, steps, G, c, anchor, initial)
+            erased = solve_erasures(S, k, write, steps, products, anchor)
     end = slice(-1, None)
     S_end = torch.addcmul((write * c.between[..., end, :].mT).mT @ k, G.from_start[..., end, :], S)
     if erased is not None:
         S_end = S_end - (erased * G.between[..., end, :].mT).mT @ k
     if initial is not None:
         S_end = S_end + c.from_start[..., end, :] * initial.N
-    Y = None if q is None else read_out(S, k, q, write, erased, G, c, initial, read)
+    Y = None if q is None else read_out(S, k, q, write, erased, products, read)
     N_end = None
     if L is not None and N is not None:
         N_end = L.from_start[..., end, :] * N + (write * L.between[..., end, :].mT).mT @ k
@@ -198,16 +216,14 @@ def solve_erasures(
     k: Tensor,
     write: Tensor,
     erase: EraseSteps,
-    G: DecayProducts,
-    c: DecayProducts,
+    products: ChunkProducts,
     anchor: Tensor | None,
-    initial: InitialMomentum | None,
 ) -> Float[Tensor, "B H T O"]:
     """Solve for R = e_t r_t of every token, with momentum.
 
     (I + e/decay K Kᵀ⊙G) R = e (anchor + what the initial state, its momentum and the writes hold at k).
     """
-    similarity = k @ k.mT
+    (G, c, initial), similarity = products, k @ k.mT
     r = (similarity * shift_right(c.between)) @ write
     if initial is not None:
         r = r + shift_right(initial.factor) * (k @ initial.N.mT)
@@ -222,13 +238,11 @@ def read_out(
     q: Tensor,
     write: Tensor,
     erased: Tensor | None,
-    G: DecayProducts,
-    c: DecayProducts,
-    initial: InitialMomentum | None,
+    products: ChunkProducts,
     read: ReadTime,
 ) -> Float[Tensor, "B H T O"]:
     """Return S_t q_t of every token, or S_{t-1} q_t."""
-    before, similarity = read == "before", q @ k.mT
+    (G, c, initial), before, similarity = products, read == "before", q @ k.mT
     y = (similarity * (shift_right(c.between) if before else c.between)) @ write
     y = torch.addcmul(y, shift_right(G.from_start, 1.0) if before else G.from_start, q @ S.mT)
     if erased is not None:

@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import OuterGradient, ReadPosition
-from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, chunk_gated_delta_rule, norm_clip_factor
+from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule, norm_clip_factor
 from laconic.nested.state import LinearMemoryState, MLPMemoryState, detach
 
 MemoryStates = Mapping[str, LinearMemoryState | MLPMemoryState]
@@ -72,13 +72,8 @@ def write_linear(
     q: Float[Tensor, "B H T I"] | None,
     gates: Gates,
     rule: UpdateRule,
-    *,
-    erase: PerToken | None = None,
-    valid: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
     """Write the valid tokens into one matrix: values `u` along their keys.
-
-    `erase` is the step size of the erasure along the key, None to erase nothing.
 
     Returns:
         What the queries read, None without queries, and the state after the tokens.
@@ -86,8 +81,7 @@ def write_linear(
     base = start
     if rule.outer_gradient == "none":
         m, key, u, base = detach(m), key.detach(), u.detach(), None if start is None else start.detach()
-        gates = Gates(*(None if x is None else x.detach() for x in gates))  # pyright: ignore[reportArgumentType]
-        erase = None if erase is None else erase.detach()
+        gates = gates.detach()
     decays_to_start = rule.decay_to == "start"
     output = chunk_gated_delta_rule(
         m.change if decays_to_start else materialize(base, m.change),
@@ -95,10 +89,8 @@ def write_linear(
         u,
         None if rule.read == "boundary" else q,
         gates,
-        erase=erase,
         N=m.momentum,
-        anchor=apply_start(base, key) if decays_to_start and erase is not None else None,
-        valid=valid,
+        anchor=apply_start(base, key) if decays_to_start and gates.erase is not None else None,
         read="before" if rule.read == "before" else "after",
     )
     change = output.S if decays_to_start else output.S - start_matrix(base, m.change)
@@ -128,6 +120,13 @@ class MLPStart(NamedTuple):
 
     W1: Float[Tensor, "H E F"]
     W2: Float[Tensor, "H F E"]
+
+
+class MLPGates(NamedTuple):
+    """Gates of the two layers of a memory."""
+
+    W1: Gates
+    W2: Gates
 
 
 class MLPActivations(NamedTuple):
@@ -162,25 +161,18 @@ def write_mlp(
     e: Vectors,
     activations: MLPActivations,
     q: Vectors | None,
-    gates: Gates,
+    gates: MLPGates,
     rule: UpdateRule,
-    *,
-    gates_W1: Gates | None = None,
-    erase: PerToken | None = None,
-    erase_W1: PerToken | None = None,
-    valid: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Vectors | None, MLPMemoryState]:
     """Write tokens into a two-layer memory and read the queries.
 
-    The gradients at the chunk's start are -d kᵀ for W2 and -e hᵀ for W1, each of rank one per token. `erase` acts on W2
-    along k and `erase_W1` on W1 along h; `gates_W1` are the gates of W1 if they differ from W2's.
+    The gradients at the chunk's start are -d kᵀ for W2 and -e hᵀ for W1, each of rank one per token. W2 is erased along
+    k, W1 along h.
     """
     d = (e @ activations.W1) * silu_derivative(activations.a)
-    z, W2 = write_linear(starts.W2, m.W2, k, -d, q, gates, rule, erase=erase, valid=valid)
+    z, W2 = write_linear(starts.W2, m.W2, k, -d, q, gates.W2, rule)
     h = None if z is None else F.silu(z)
-    y, W1 = write_linear(
-        starts.W1, m.W1, activations.h, -e, h, gates_W1 or gates, rule, erase=erase_W1, valid=valid
-    )  # fmt: skip
+    y, W1 = write_linear(starts.W1, m.W1, activations.h, -e, h, gates.W1, rule)
     return (None if y is None or q is None else q + y), MLPMemoryState(W1, W2)
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from laconic.models.attention import accumulation_dtype, split_heads
 from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import (
     MemoryStates,
+    MLPGates,
     MLPStart,
     Start,
     UpdateRule,
@@ -90,7 +91,6 @@ def chunk_update(
     gates: Gates,
     rule: UpdateRule,
     factor: int = 1,
-    valid: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Vectors, LinearMemoryState | MLPMemoryState]:
     """Eq. 16-18: M_t(q_t) of a chunk, and M and S at its end, with every gradient taken at M_c.
 
@@ -99,12 +99,12 @@ def chunk_update(
     if isinstance(start, MLPStart) and isinstance(state, MLPMemoryState):
         inner = mlp_forward(start, state, k, rule)
         error = loss_gradient(inner.y, v, factor)
-        y, new_state = write_mlp(start, state, k, error, inner, q, gates, rule, valid=valid)
+        y, new_state = write_mlp(start, state, k, error, inner, q, MLPGates(gates, gates), rule)
     else:
         assert not isinstance(start, MLPStart)
         assert isinstance(state, LinearMemoryState)
         error = loss_gradient(k @ materialize(start, change_for_writes(state, rule)).mT, v, factor)
-        y, new_state = write_linear(start, state, k, -error, q, gates, rule, valid=valid)
+        y, new_state = write_linear(start, state, k, -error, q, gates, rule)
     assert y is not None
     return y, new_state
 
@@ -130,7 +130,8 @@ class TitansMemory:
     ) -> tuple[Tensor, MemoryStates]:
         """Write and read tokens (q, k, v and the gates) that no chunk boundary separates."""
         q, k, v, *gates = inputs
-        y, state = chunk_update(self.start, states[self.name], k, v, q, Gates(*gates), self.rule, self.factor, valid)
+        all_gates = Gates(*gates)._replace(valid=valid)
+        y, state = chunk_update(self.start, states[self.name], k, v, q, all_gates, self.rule, self.factor)
         return y, {self.name: state}
 
     def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
