@@ -10,7 +10,7 @@ import pytest
 
 import laconic
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.errors import InputError, UnsafeFileError
+from laconic.errors import InputError, UnsafeFileError, UsageError
 from tests.conftest import needs, shared_dir
 
 TEXTS = ["Once upon a time", "", " a  b\n\n\tc", "it's naïve: 日本 😀", "hello<|endoftext|> world</s> <s>x", "x" * 700]
@@ -102,6 +102,12 @@ def test_load_tokenizer_template_not_utf8(stories: Path, tmp_path: Path) -> None
     (tmp_path / "model" / "chat_template.jinja").write_bytes(b"ab\xff")
     with pytest.raises(InputError, match=r"chat_template.jinja: not UTF-8 at byte 2"):
         load_tokenizer(tmp_path / "model")
+
+
+def test_encode_of_several_texts_names_the_call_for_them(stories: Path) -> None:
+    texts: Any = ["a", "b"]
+    with pytest.raises(UsageError, match="not list; call the tokenizer"):
+        load_tokenizer(stories).encode(texts)
 
 
 def test_encode_neither_truncates_nor_pads(stories: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from laconic.data.tokenizer_files import (
     read_special_tokens,
 )
 from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
-from laconic.errors import InputError, LaconicError, translate_os_errors
+from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
 from laconic.models.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
 from laconic.storage.strict_json import read_small_file, resolve_inside, to_canonical_json
@@ -156,6 +156,8 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
         """Return the ids of a text with the characters of each, and a mask of the special tokens; see `encode`."""
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"encode takes one text, not {type(text).__name__}; call the tokenizer to encode several")
         with translate_tokenizer_errors():
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
