@@ -111,6 +111,11 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
     ("args", "code", "message"),
     [
         (("generate", "x", "y", "--max-token", 3), 2, "did you mean --max-tokens?"),
+        (
+            ("verify", "parity", "stories260k", "--format", "json"),
+            2,
+            "--format (applied to laconic verify parity); see",
+        ),
         (("gen",), 2, "no command gen; did you mean generate?"),
         (("trian", "x"), 2, "no command trian; did you mean train?"),
         (("serv",), 2, "no command serv; "),

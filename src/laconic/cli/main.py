@@ -157,7 +157,8 @@ def summarise_usage_error(text: str) -> str:
     if not lines:
         return "cannot parse the arguments; see laconic --help"
     suggestions = (lines[i + 1].split()[0] for i, row in enumerate(lines[:-1]) if row.strip().startswith("Perhaps you"))
-    suggestion = next(suggestions, None)
+    typed = " ".join(lines[:2]).split()
+    suggestion = next((word for word in suggestions if word not in typed), None)
     end = next((i for i, row in enumerate(body) if not row.strip("│─ ")), len(body))
     sentence_lines = list(takewhile(lambda row: not row.startswith(" "), lines[:end]))  # wrapped lines are not indented
     sentence = " ".join(sentence_lines).rstrip(".")
