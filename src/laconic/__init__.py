@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from laconic.data.tokenizer import load_tokenizer
     from laconic.errors import LaconicError
     from laconic.experiment.chat_session import ChatSession
+    from laconic.experiment.compress import SummaryLength
     from laconic.experiment.compressor import TextCompressor
     from laconic.experiment.language_model import LanguageModel
     from laconic.experiment.load_model import load
@@ -63,6 +64,7 @@ __all__ = [
     "LanguageModel",
     "Reasoner",
     "TextCompressor",
+    "SummaryLength",
     "NestedTextModel",
     "LatentThoughts",
     "Cot",
@@ -104,6 +106,7 @@ _LOCATIONS = {
     "LanguageModel": "laconic.experiment.language_model",
     "Reasoner": "laconic.experiment.reasoner",
     "TextCompressor": "laconic.experiment.compressor",
+    "SummaryLength": "laconic.experiment.compress",
     "NestedTextModel": "laconic.experiment.nested_model",
     "LatentThoughts": "laconic.latent.thoughts",
     "Cot": "laconic.latent.cot",

@@ -7,6 +7,7 @@ import torch
 
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
+from laconic.experiment.compress import SummaryLength
 from laconic.experiment.compressor import TextCompressor, current_time
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
@@ -114,16 +115,19 @@ def test_generate_broadcasts_one_memory_or_one_prompt() -> None:
 def test_compress_arguments_override_the_run() -> None:
     run = reader(length_policy="stop_head", max_vectors=8)
     text = [TEXTS[0]]
-    assert (run.compress(text, num_vectors=3).vectors_per_segment == 3).all()
-    assert int(run.compress(text, total_vectors=7).num_vectors) == 7
-    lengths = [run.compress(text, stop_rule="sample", seed=seed).vectors_per_segment.tolist() for seed in (1, 1, 2)]
+    assert (run.compress(text, length=SummaryLength(num_vectors=3)).vectors_per_segment == 3).all()
+    assert int(run.compress(text, length=SummaryLength(total_vectors=7)).num_vectors) == 7
+    lengths = [
+        run.compress(text, length=SummaryLength(stop_rule="sample", seed=seed)).vectors_per_segment.tolist()
+        for seed in (1, 1, 2)
+    ]
     assert lengths[0] == lengths[1] != lengths[2]
-    many = run.compress(TEXTS[::-1], stop_rule="sample", seed=1).vectors_per_segment[2]
+    many = run.compress(TEXTS[::-1], length=SummaryLength(stop_rule="sample", seed=1)).vectors_per_segment[2]
     assert many.tolist() != lengths[0][0]  # the random numbers of the third text
-    low, high = (int(run.compress(text, quantile=q).num_vectors) for q in (0.05, 0.95))
+    low, high = (int(run.compress(text, length=SummaryLength(quantile=q)).num_vectors) for q in (0.05, 0.95))
     assert low < int(run.compress(text).num_vectors) < high
-    assert int(run.compress(text, threshold=0.01).num_vectors) < int(
-        run.compress(text, stop_rule="threshold", threshold=0.99).num_vectors
+    assert int(run.compress(text, length=SummaryLength(threshold=0.01)).num_vectors) < int(
+        run.compress(text, length=SummaryLength(stop_rule="threshold", threshold=0.99)).num_vectors
     )
     assert run.compress(text, segment_tokens=8).num_segments == 2 * run.compress(text).num_segments - 1
 
@@ -135,14 +139,26 @@ REFUSED = [
     (lambda r: r.compress("text"), UsageError, "texts: give a list"),
     (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "texts: give a list"),
     (lambda r: r.compress(["a"], segment_tokens=0), UsageError, "segment_tokens 0"),
-    (lambda r: r.compress(["a"], num_vectors=2, total_vectors=3), UsageError, "num_vectors and total_vectors"),
-    (lambda r: r.compress(["a"], stop_rule="sample", quantile=0.5), UsageError, "stop_rule and quantile"),
-    (lambda r: r.compress(["a"], quantile=0.5, threshold=0.5), UsageError, "quantile and threshold"),
-    (lambda r: r.compress(["a"], total_vectors=0), UsageError, "total_vectors 0"),
-    (lambda r: r.compress(["a"], quantile=1.0), UsageError, "quantile 1.0"),
-    (lambda r: r.compress(["a"], num_vectors=3), UsageError, "3"),
+    (
+        lambda r: r.compress(["a"], length=SummaryLength(num_vectors=2, total_vectors=3)),
+        UsageError,
+        "num_vectors and total_vectors",
+    ),
+    (
+        lambda r: r.compress(["a"], length=SummaryLength(stop_rule="sample", quantile=0.5)),
+        UsageError,
+        "stop_rule and quantile",
+    ),
+    (
+        lambda r: r.compress(["a"], length=SummaryLength(quantile=0.5, threshold=0.5)),
+        UsageError,
+        "quantile and threshold",
+    ),
+    (lambda r: r.compress(["a"], length=SummaryLength(total_vectors=0)), UsageError, "total_vectors 0"),
+    (lambda r: r.compress(["a"], length=SummaryLength(quantile=1.0)), UsageError, "quantile 1.0"),
+    (lambda r: r.compress(["a"], length=SummaryLength(num_vectors=3)), UsageError, "3"),
     (lambda r: r.compress(["a " * 80], segment_tokens=140), UsageError, "140"),
-    (lambda r: r.compress(["a " * 300], num_vectors=4), UsageError, "memory_policy"),
+    (lambda r: r.compress(["a " * 300], length=SummaryLength(num_vectors=4)), UsageError, "memory_policy"),
     (
         lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), config=GenerationConfig(max_tokens=1)),
         UsageError,
@@ -171,7 +187,7 @@ def test_compressor_invalid_arguments(call: Any, error: type[LaconicError], mess
 @pytest.mark.parametrize("options", [{"stop_rule": "quantile"}, {"quantile": 0.5}, {"total_vectors": 5}])
 def test_compress_stop_rule_needs_a_stop_head(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match='length_policy = "stop_head"'):
-        reader(length_policy="nested_dropout").compress(["a"], **options)
+        reader(length_policy="nested_dropout").compress(["a"], length=SummaryLength(**options))
 
 
 def test_memory_file_round_trip(tmp_path: Any) -> None:

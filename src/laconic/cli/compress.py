@@ -151,14 +151,13 @@ class CompressCommand:
 
             return compress_with_checkpoint(self)
         refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} is not a plain model")
-        from laconic.experiment.compress import CompressionJob, resolve_length_rule
+        from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
         from laconic.experiment.compressor import load_compressor
         from laconic.experiment.cost import compute_cost
 
         with status(f"loading {self.model}"):
             compressor = load_compressor(to_utf8(self.model), self.device)
-        length_rule = resolve_length_rule(
-            compressor.method,
+        length = SummaryLength(
             stop_rule=self.stop_rule,
             quantile=self.quantile,
             threshold=self.threshold,
@@ -166,7 +165,8 @@ class CompressCommand:
             total_vectors=self.total_vectors,
             seed=self.seed,
         )
-        job, start = CompressionJob(compressor.method, length_rule), time.perf_counter()
+        job = CompressionJob(compressor.method, resolve_length_rule(compressor.method, length))
+        start = time.perf_counter()
         self.check_text_length(compressor, job)
         if self.resume:
             self.resume_from_partial(job, self.resume_key(compressor))

@@ -18,6 +18,48 @@ from laconic.halting.stop_distribution import draw_uniforms
 
 
 @dataclass(frozen=True)
+class SummaryLength:
+    """How many summary vectors texts become; by default as many as the model's settings say.
+
+    Give `num_vectors`, `total_vectors`, `quantile`, `threshold`, or a `stop_rule` with its own number.
+
+    Args:
+        stop_rule: Rule of the stop head.
+        quantile: Quantile of the rule "quantile".
+        threshold: Threshold of the rule "threshold".
+        num_vectors: Fixed number of vectors of each segment.
+        total_vectors: Number of vectors of each text, shared out over its segments.
+        seed: Seed of the rule "sample".
+
+    Raises:
+        UsageError: If the number of vectors is given in two ways.
+
+    Example:
+        >>> import laconic
+        >>> compressor = laconic.load("runs/autocompressor")
+        >>> memory = compressor.compress(["A long text."], length=laconic.SummaryLength(num_vectors=50))
+        >>> int(memory.vectors_per_segment.max()) <= 50
+        True
+    """
+
+    stop_rule: RuleName | None = None
+    quantile: float | None = None
+    threshold: float | None = None
+    num_vectors: int | None = None
+    total_vectors: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        options = ("stop_rule", "num_vectors", "total_vectors", "quantile", "threshold")
+        present = [name for name in options if getattr(self, name) is not None]
+        parameter = [name for name in ("quantile", "threshold") if name == self.stop_rule]
+        if len(present) > 1 and present != ["stop_rule", *parameter]:
+            raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the number of vectors")
+        if self.total_vectors is not None and self.total_vectors < 1:
+            raise UsageError(f"total_vectors {self.total_vectors}: give 1 or more")
+
+
+@dataclass(frozen=True)
 class LengthRule:
     """How many vectors a segment becomes.
 
@@ -38,47 +80,25 @@ class LengthRule:
     seed: int = 0
 
 
-def resolve_length_rule(
-    method: AutoCompressor,
-    *,
-    stop_rule: RuleName | None = None,
-    quantile: float | None = None,
-    threshold: float | None = None,
-    num_vectors: int | None = None,
-    total_vectors: int | None = None,
-    seed: int = 0,
-) -> LengthRule:
+def resolve_length_rule(method: AutoCompressor, length: SummaryLength | None = None) -> LengthRule:
     """Return the requested length rule, or the run's own.
 
-    Raises:
-        UsageError: If the number of vectors is given in two ways. What the model was not trained for is refused when it
-            compresses.
+    A rule that the model was not trained for is refused when it compresses.
     """
-    options = {
-        "stop_rule": stop_rule,
-        "num_vectors": num_vectors,
-        "total_vectors": total_vectors,
-        "quantile": quantile,
-        "threshold": threshold,
-    }
-    set_options = [name for name, value in options.items() if value is not None]
-    parameter = [name for name in ("quantile", "threshold") if name == stop_rule]
-    if len(set_options) > 1 and set_options != ["stop_rule", *parameter]:
-        raise UsageError(f"{' and '.join(set_options)}: give only one of them, to choose the number of vectors")
-    default = default_rule(method.segment_model)
-    if num_vectors is not None:
-        return LengthRule("fixed", num_vectors=num_vectors)
-    if total_vectors is not None:
-        if total_vectors < 1:
-            raise UsageError(f"total_vectors {total_vectors}: give 1 or more")
-        return LengthRule("soft", total_vectors=total_vectors)
-    rule = stop_rule or ("quantile" if quantile is not None else "threshold" if threshold is not None else default.name)
+    default, length = default_rule(method.segment_model), length or SummaryLength()
+    if length.num_vectors is not None:
+        return LengthRule("fixed", num_vectors=length.num_vectors)
+    if length.total_vectors is not None:
+        return LengthRule("soft", total_vectors=length.total_vectors)
+    quantile, threshold, rule = length.quantile, length.threshold, length.stop_rule or default.name
+    if length.stop_rule is None and (quantile is not None or threshold is not None):
+        rule = "quantile" if quantile is not None else "threshold"
     return LengthRule(
         rule,
         default.quantile if quantile is None else quantile,
         default.threshold if threshold is None else threshold,
         default.num_vectors,
-        seed=seed,
+        seed=length.seed,
     )
 
 

@@ -16,14 +16,13 @@ from torch import Tensor
 
 import laconic
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.inference import RuleName
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import MemoryMetadata
 from laconic.compression.segment import build_memory_prompt, resolve_position_scheme
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.compress import CompressionJob, resolve_length_rule
+from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
 from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
@@ -108,12 +107,7 @@ class TextCompressor:
         *,
         names: Sequence[str] = (),
         segment_tokens: int | None = None,
-        stop_rule: RuleName | None = None,
-        quantile: float | None = None,
-        threshold: float | None = None,
-        num_vectors: int | None = None,
-        total_vectors: int | None = None,
-        seed: int = 0,
+        length: SummaryLength | None = None,
     ) -> SummaryMemory:
         """Compress texts into a memory with one row per text, reading all texts in parallel.
 
@@ -121,26 +115,13 @@ class TextCompressor:
             texts: The texts.
             names: Names stored in the memory's metadata.
             segment_tokens: Length of segments; by default as trained.
-            stop_rule: Rule of the stop head; by default the run's own.
-            quantile: Quantile of the rule "quantile".
-            threshold: Threshold of the rule "threshold".
-            num_vectors: Fixed number of vectors of each segment.
-            total_vectors: Number of vectors of each text, shared out over its segments.
-            seed: Seed of the rule "sample".
+            length: Number of vectors; by default as trained.
 
         Raises:
-            UsageError: If the number of vectors is given in two ways, or the texts do not fit the model.
+            UsageError: If the texts or the number of vectors do not fit the model.
             InputError: For an empty text.
         """
-        rule = resolve_length_rule(
-            self.method,
-            stop_rule=stop_rule,
-            quantile=quantile,
-            threshold=threshold,
-            num_vectors=num_vectors,
-            total_vectors=total_vectors,
-            seed=seed,
-        )
+        rule = resolve_length_rule(self.method, length)
         group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
         return self.run_to_end(CompressionJob(self.method, rule), [group])
 
