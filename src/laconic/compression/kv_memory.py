@@ -73,6 +73,8 @@ class KVMemory:
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
         """Return a memory of all valid slots of a cache; later slots count as more important.
 
+        If all slots are valid, the memory shares the cache's keys and values.
+
         Raises:
             UsageError: If the cache begins with a memory whose heads have different numbers of slots.
         """
@@ -80,13 +82,14 @@ class KVMemory:
             raise UsageError("from_cache: heads of this cache have different numbers of slots; use its memory itself")
         L, G, _ = cache.shape_summary
         is_head_valid = cache.valid[:, None].expand(-1, G, -1)
+        all_valid = bool(cache.valid.all())
 
         def pack(x: Tensor) -> Tensor:
             return x.expand(L, cache.B, G, -1)[is_head_valid.expand(L, -1, -1, -1)]
 
         return cls(
-            tuple(k[is_head_valid] for k in cache.keys),
-            tuple(v[is_head_valid] for v in cache.values),
+            tuple(k.flatten(0, 2) if all_valid else k[is_head_valid] for k in cache.keys),
+            tuple(v.flatten(0, 2) if all_valid else v[is_head_valid] for v in cache.values),
             pack(cache.positions[:, None]),
             pack(torch.arange(cache.S - 1, -1, -1, device=cache.valid.device)),
             cache.valid.sum(1)[:, None].repeat(L, 1, G),

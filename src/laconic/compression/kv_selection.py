@@ -207,21 +207,25 @@ def score_expected_attention(
 
 
 def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:
-    """Return KVzip's scores: the model repeats the document piece by piece, on top of its whole cache."""
+    """Return KVzip's scores: the model repeats the document piece by piece, on top of its whole cache.
+
+    The cache is a KV prefix of the repetition, so that no pass copies it.
+    """
     (L, G, _), N, decoder = cache.shape_summary, cache.S, reader.decoder
     scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)
     size, first = repeat_tokens(decoder), min(ranking.prefix_tokens, N - 1)
+    prefix = KVMemory.from_cache(cache).to_prefix_cache()
     for piece in range(first, N, size):
         start, stop = (0 if piece == first else piece), min(piece + size, N)  # a prefix is scored with the first piece
         sinks = min(ranking.num_sinks, start)
 
         def observe(output: DecoderOutput, start: int = start, stop: int = stop, sinks: int = sinks) -> None:
-            for i, k in enumerate(output.cache.keys):
+            for i, (k, k_repeat) in enumerate(zip(cache.keys, output.cache.keys, strict=True)):
                 q, scale = output.activations[f"q_rot.{i}"], decoder.attention_scale(i)
-                best = kv_scores.kvzip_scores(q, k[:, :, :sinks], k[:, :, start:stop], k[:, :, N:], scale)
+                best = kv_scores.kvzip_scores(q, k[:, :, :sinks], k[:, :, start:stop], k_repeat, scale)
                 scores[i, ..., start:stop] = torch.maximum(scores[i, ..., start:stop], best)
 
-        reader.read(ranking.repeat_prompt.build(ids, piece, stop, first), cache, ("q_rot",), observe)
+        reader.read(ranking.repeat_prompt.build(ids, piece, stop, first), prefix, ("q_rot",), observe)
     return scores
 
 
