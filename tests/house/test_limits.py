@@ -9,11 +9,11 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8  # beside self, cls, and parameters named config or *_config
 LONG_SIGNATURES: dict[str, str] = {  # reasons for more parameters, by file and function
     "evaluation/lm_eval_model.py __init__": "the arguments that lm-eval passes to a model",
-    "latent/thoughts.py __init__": "to be shortened",
-    "latent/thoughts.py think": "to be shortened",
-    "nested/cms/layer.py __init__": "to be shortened",
-    "nested/hope/config.py attention_free": "to be shortened",
-    "nested/hope/model.py forward": "to be shortened",
+    "latent/thoughts.py __init__": "settings by keyword, all with defaults but one",
+    "latent/thoughts.py think": "a question as a cache or as embeddings with their mask",
+    "nested/cms/layer.py __init__": "the form of the MLP, by keyword, beside options of the levels",
+    "nested/hope/config.py attention_free": "makes a configuration, from its fields",
+    "nested/hope/model.py forward": "the arguments of Decoder.forward, and those of learning",
     "nested/optim/dgd.py __init__": "options of a torch.optim optimizer",
     "nested/optim/m3.py __init__": "options of a torch.optim optimizer",
 }
