@@ -136,8 +136,8 @@ def test_split_documents_by_field(tmp_path: Path) -> None:
     parts: tuple[SplitName, ...] = ("train", "valid", "test")
     assert [names(data(path), part) for part in parts] == [["emma"], ["dracula"], ["alice"]]
     assert load_documents(data(path), "train")[1] == [
-        "valid: 1 documents held out, such as dracula",
-        "test: 1 documents held out, such as alice",
+        "valid: 1 document held out, such as dracula",
+        "test: 1 document held out, such as alice",
     ]
     assert names(data(path, valid=path, test=path), "valid") == ["dracula"]
 

@@ -59,7 +59,7 @@ def test_load_text_rows_and_held_out_books(tmp_path: Path) -> None:
     ]
     assert books[0].isdisjoint(books[1])
     assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
-    assert "valid: 1 documents held out" in rows.notes[0]
+    assert "valid: 1 document held out" in rows.notes[0]
     assert len(load_held_out(config, tokenizer, 512, "test", 2).source) == 2
     with pytest.raises(InputError, match="24 rows of 240 tokens in 8 documents, fewer than a batch of 100"):
         load_training_rows(recipe(tmp_path, "train.batch_size=100"), tokenizer, 512)
