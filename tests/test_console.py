@@ -61,7 +61,7 @@ def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pyt
     for done in (21, 22):
         now[0] += 5
         resumed.update("part", done, 24)
-    assert lines[2:] == ["run part: 21 of 24, 15 s left", "run part: 22 of 24, 10 s left"]
+    assert lines[2:] == ["run part: 21 of 24", "run part: 22 of 24, 10 s left"]
 
 
 def test_progress_log_estimates_a_phase_from_its_own_start(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_progress_log_estimates_a_phase_from_its_own_start(lines: list[str], mon
     for name, done, total in (("slow", 1, 2), ("fast", 0, 10), ("fast", 5, 10)):
         now[0] += 50 if name == "slow" else 10
         log.update(name, done, total)
-    assert lines == ["run slow: 1 of 2, 50 s left", "run fast: 0 of 10", "run fast: 5 of 10, 10 s left"]
+    assert lines == ["run slow: 1 of 2", "run fast: 0 of 10", "run fast: 5 of 10, 10 s left"]
 
 
 def test_progress_log_repeats_an_unchanged_line_rarely(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,8 @@ def test_progress_log_repeats_an_unchanged_line_rarely(lines: list[str], monkeyp
     for _ in range(7):
         now[0] += 6
         log.update("part", 1, 4)
-    assert [line.rpartition(",")[0] for line in lines] == ["run part: 1 of 4"] * 5
+    assert lines[0] == "run part: 1 of 4"
+    assert [line.rpartition(",")[0] for line in lines[1:]] == ["run part: 1 of 4"] * 4
 
 
 def test_log_message_without_a_reader_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,22 +123,23 @@ def call_every_second(delay: float, function: Callable[[], None]) -> Iterator[No
 
 
 class ProgressLog:
-    """Progress as lines on standard error, with the seconds left of a phase, which begins where `done` falls."""
+    """Progress as lines on standard error, with the seconds left of a phase, which begins where `done` falls.
+
+    The seconds left are estimated from the first report of a phase on, since work may begin in the middle.
+    """
 
     def __init__(self, text: str) -> None:
         self.text, self.name, self.done, self.total, self.first = text, "", 0, 0, 0
-        self.start = self.changed = time.monotonic()
+        self.start = self.changed = self.first_time = time.monotonic()
         self.last: float | None = None
 
     def update(self, name: str, done: int, total: int) -> None:
         """Print a line, unless the last one is recent."""
         now = time.monotonic()
-        if done < self.done:
-            self.start = now
         if (name, done) != (self.name, self.done):
             self.changed = now
         if done < self.done or not self.total:
-            self.first = max(0, done - 1)  # a resumed run does not begin at 0
+            self.first, self.first_time = done, now
         self.name, self.done, self.total = name, done, total
         if self.last is not None or now - self.start >= LOG_INTERVAL:
             self.print_if_due()
@@ -156,8 +157,8 @@ class ProgressLog:
         line = f"{self.text} {self.name}".rstrip()
         if self.total:
             line += f": {self.done} of {self.total}"
-        if self.total and self.done:
-            seconds = (self.last - self.start) / (self.done - self.first)
+        if self.total and self.done > self.first:
+            seconds = (self.last - self.first_time) / (self.done - self.first)
             line += f", {seconds * (self.total - self.done):.0f} s left"
         elif self.last - self.changed >= LOG_INTERVAL:
             line += f", {self.last - self.changed:.0f} s"
