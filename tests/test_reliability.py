@@ -11,6 +11,7 @@ from benchmarks import reliability
 from benchmarks.probes import damage, disks, kills, signals, surroundings, works, writers
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.damage import Artifact
+from benchmarks.probes.processes import Moment
 from benchmarks.probes.works import Work, hash_files
 from laconic.errors import LaconicError
 from laconic.storage import atomic
@@ -58,7 +59,11 @@ def test_kills_find_torn_files(tmp_path: Path) -> None:
     assert "differs from the uninterrupted command in out.txt" in bad.failures[0]
 
 
-def test_kills_repeat_a_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kills_repeat_a_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills at a write, which do not depend on the clock."""
+    monkeypatch.setattr(kills, "choose_moment", lambda chance, n, seconds: Moment(chance.randrange(max(1, n)), 0.0))
     bad = kills.storm(CARELESS, tmp_path, 8, None, "python repeat")
     draw = int(capsys.readouterr().err.partition("python repeat --draw ")[2].split()[0])
     again = kills.storm(CARELESS, tmp_path, 1, draw, "python repeat")
