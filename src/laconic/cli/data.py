@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tyro.conf import Positional, arg
 
@@ -218,10 +218,9 @@ class DataCheckCommand:
 
 def parse_columns(text: str | None) -> dict[str, str]:
     """Parse --columns. Raises `UsageError` (2) unless it is a list of NAME=COLUMN with our names of fields."""
-    from laconic.data.reasoning.read_examples import CHAIN_FIELDS
+    from laconic.config.data import FieldName
 
-    pairs = [part.partition("=") for part in split_commas(text or "")]
-    known = ("id", "question", "answer", *CHAIN_FIELDS)
+    pairs, known = [part.partition("=") for part in split_commas(text or "")], get_args(FieldName)
     if any(name not in known or not column for name, _, column in pairs):
         raise UsageError(f"--columns {text}: expected NAME=COLUMN with the names {', '.join(known)}")
     return {name: column for name, _, column in pairs}

@@ -169,7 +169,7 @@ def summarise_usage_error(text: str) -> str:
 
 
 def format_choices(match: re.Match[str]) -> str:
-    """Return tyro's list of choices in alphabetical order and without None, which stands for a missing flag."""
+    """Return tyro's list of choices in alphabetical order and without None, the value of a flag that is not given."""
     choices = set(re.findall("'([^']*)'", match[1])) - {"None"}
     return f"one of {', '.join(sorted(choices))}"
 

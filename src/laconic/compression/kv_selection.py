@@ -209,7 +209,8 @@ def score_expected_attention(
 def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:
     """Return KVzip's scores: the model repeats the document piece by piece, on top of its whole cache.
 
-    The cache is a KV prefix of the repetition, so that no pass copies it.
+    The cache is a KV prefix of the repetition, so that no pass copies it. Like the memory that is made of it, it is not
+    hidden by a sliding window.
     """
     (L, G, _), N, decoder = cache.shape_summary, cache.S, reader.decoder
     scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)

@@ -392,9 +392,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def explicit_values(recipe: Recipe) -> dict[str, Any]:
     """Return the dotted keys that differ from their defaults and can change what is learned.
 
-    Defaults are left out so that a later version with more keys returns the same for the same recipe, and files of rows
-    because they may move.
+    Defaults are left out, since a later version may have more keys, and files of rows, since they may move.
     """
     values = flatten(recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
-    values["data.name"] = [name for name in values.get("data.name", ()) if not is_row_file(name)]
+    names = [name for name in values.pop("data.name", ()) if not is_row_file(name)]
+    values |= {"data.name": names} if names else {}
     return {k: v for k, v in values.items() if k not in RESUMABLE_KEYS and not k.startswith("deviations.")}

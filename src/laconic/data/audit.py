@@ -126,10 +126,7 @@ def scan_file(path: Path, config: DataConfig = AUDIT_CONFIG) -> ScannedFile:
 
 
 def audit_examples(
-    scanned: ScannedFile,
-    tokenizer: Tokenizer | None,
-    max_tokens: int | None,
-    progress: ProgressCallback,
+    scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressCallback
 ) -> AuditResult:
     """Audit reasoning examples as training reads them; without a tokenizer, token lengths are left out.
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from laconic.batches import ReasoningExample
-from laconic.config.data import DataConfig
+from laconic.config.data import DataConfig, FieldName
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
@@ -283,8 +283,7 @@ def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchem
 
 def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return the message for a first row without question or answer, with the columns that it has."""
-    known = ("id", "question", "answer", *CHAIN_FIELDS)
-    others = [make_excerpt(key) for key in row if key not in known]
+    others = [make_excerpt(key) for key in row if key not in get_args(FieldName)]
     pairs = [f'{field} = "{key}"' for field, key in zip(missing, others, strict=False)]
     hint = f", for example data.columns = {{ {', '.join(pairs)} }}" if pairs else ""
     names = make_excerpt(", ".join(row)) or "none"
