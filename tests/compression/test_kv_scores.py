@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from laconic.compression import kv_scores
 from tests.oracles.compare import agree
@@ -68,9 +69,26 @@ def test_expected_attention_scores_equation() -> None:
 
 @pytest.mark.equation("kv-selection", "KZ1")
 @pytest.mark.parametrize("repeated", [T, T + 2], ids=["one pass", "second pass"])
-def test_kvzip_scores_equation(repeated: int) -> None:
+@pytest.mark.parametrize("num_others", [0, 4])
+def test_attend_and_score_kvzip_equation(repeated: int, num_others: int) -> None:
+    def of(q: Tensor, sinks: Tensor, k: Tensor, k_repeat: Tensor, scale: float) -> Tensor:
+        others = 3 * normal(B, G, num_others, E)  # keys between sinks and piece, which the scores leave out
+        keys = torch.cat([sinks, others, k, k_repeat], 2)
+        start, index = 2 + num_others, torch.arange(keys.shape[2])
+        left_out = (index >= 2) & (index < start) if num_others else None
+        scores = list[Tensor]()
+        for queries, head in zip(q.chunk(G, 1), keys.split(1, 1), strict=True):
+            values = normal(*head.shape)
+            piece = slice(start, start + N)
+            context, best = kv_scores.attend_and_score(queries, head, values, scale, piece, left_out)
+            visible = index <= index[-T:, None]
+            expected = scaled_dot_product_attention(queries, head, values, visible, scale=scale, enable_gqa=True)
+            torch.testing.assert_close(context, expected.transpose(1, 2).flatten(2))
+            scores.append(best)
+        return torch.stack(scores, 1)
+
     q, sinks, k = 2 * normal(B, H, T, E), normal(B, G, 2, E), normal(B, G, N, E)
-    agree(kv_scores.kvzip_scores, ORACLE["KZ1"], MISREAD["KZ1"], q, sinks, k, normal(B, G, repeated, E), 0.6)
+    agree(of, ORACLE["KZ1"], MISREAD["KZ1"], q, sinks, k, normal(B, G, repeated, E), 0.6)
 
 
 @pytest.mark.equation("kv-selection", "KN1")

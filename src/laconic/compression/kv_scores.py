@@ -133,24 +133,38 @@ def expected_attention_scores(
     return (linear + scale**2 / 2 * quadratic).softmax(-1).mean(2) * v.square().sum(-1).sqrt()
 
 
-def kvzip_scores(
-    q: Float[Tensor, "B H T E"],
-    k_sinks: Float[Tensor, "B G n E"],
-    k: Float[Tensor, "B G N E"],
-    k_repeat: Float[Tensor, "B G S E"],
+def attend_and_score(
+    q: Float[Tensor, "B R T E"],
+    k: Float[Tensor, "B 1 P E"],
+    v: Float[Tensor, "B 1 P E"],
     scale: float,
-) -> Scores:
-    """Eq. KZ1: the largest attention that a key of a piece gets while the model repeats the piece.
+    piece: slice,
+    others: Bool[Tensor, " P"] | None,
+) -> tuple[Float[Tensor, "B T RE"], Float[Tensor, "B n"]]:
+    """Eq. KZ1: attend with the query heads of a KV head, and return the largest probability of each key of a piece.
 
-    The largest over the last T of S tokens of the repetition and over the query heads, of a softmax over the sinks, the
-    piece and the repetition so far.
+    The largest is over the T queries, which repeat the piece, and over the query heads. The scores come from the
+    probabilities that the attention needs anyway, so that they cost little time.
+
+    Args:
+        q: Queries; their own keys are the last T.
+        k: Keys of a document and of its repetition so far.
+        v: Values.
+        scale: Attention scale.
+        piece: Keys that are scored.
+        others: Keys that the softmax of the scores leaves out; None if there are none.
+
+    Returns:
+        Attention output, which leaves out no key, and scores.
     """
-    sinks, N = k_sinks.shape[2], k.shape[2]
-    keys = torch.cat([k_sinks, k, k_repeat], 2)
-    best = torch.zeros(q.shape[0], *k.shape[1:3], dtype=accumulation_dtype(q.dtype), device=q.device)
-    for p in causal_blocks(q, keys, scale):
-        best = torch.maximum(best, p[..., sinks : sinks + N].amax((2, 3)))
-    return best
+    values, contexts = v.to(accumulation_dtype(v.dtype)), list[Tensor]()
+    best = torch.zeros_like(values[:, 0, piece, 0])
+    for p in causal_blocks(q, k, scale):
+        contexts.append((p @ values[:, :, None, : p.shape[-1]])[:, 0])
+        if others is not None:
+            p = p / (p @ (~others[: p.shape[-1]]).to(p.dtype))[..., None]
+        best = torch.maximum(best, p[..., piece].amax((1, 2, 3)))
+    return torch.cat(contexts, 2).transpose(1, 2).flatten(2).to(q.dtype), best
 
 
 def key_norm_scores(k: Float[Tensor, "B G N E"]) -> Scores:

@@ -6,7 +6,8 @@ comparable between heads, so that its slots go to the heads that need them; the 
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from laconic.compression.kv_memory import KVMemory
 from laconic.models import rope
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.models.kv_prefix import KVPrefix, PrefixHead
 from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.rng import uniform
 
@@ -206,27 +208,59 @@ def score_expected_attention(
     return cache, scores
 
 
+@dataclass(frozen=True)
+class RepeatedPrefix(KVPrefix):
+    """The KV cache of a document while the model repeats a piece of it, which scores the keys of the piece.
+
+    Neither the document nor its repetition is hidden by a sliding window, like the memory that is made of it.
+
+    Args:
+        piece: Keys that are scored.
+        num_sinks: First keys of the document, which the softmax of the scores includes beside piece and repetition.
+        scores: Largest probabilities so far; every forward pass updates those of the piece.
+    """
+
+    piece: slice
+    num_sinks: int
+    scores: LayerScores
+
+    def heads(self, layer: int) -> list[PrefixHead]:
+        """Return the heads of a layer, which attend by themselves."""
+        heads = super().heads(layer)
+        return [
+            h._replace(attend=partial(self.attend, scores))
+            for h, scores in zip(heads, self.scores[layer, 0], strict=True)
+        ]
+
+    def attend(
+        self, scores: Float[Tensor, " N"], q: Tensor, k: Tensor, v: Tensor, scale: float, mask: object, dropout: float
+    ) -> Float[Tensor, "1 T RE"]:
+        """Return the attention output of a KV head's queries, and update the scores of its keys."""
+        others = None
+        if self.piece.stop - self.piece.start < len(scores):
+            key = torch.arange(k.shape[2], device=k.device)
+            is_counted = (key < self.num_sinks) | (key >= self.piece.start) & (key < self.piece.stop)
+            others = ~is_counted & (key < len(scores))
+        context, best = kv_scores.attend_and_score(q, k, v, scale, self.piece, others)
+        scores[self.piece] = torch.maximum(scores[self.piece], best[0])
+        return context
+
+
 def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVCache, ranking: Ranking) -> LayerScores:
     """Return KVzip's scores: the model repeats the document piece by piece, on top of its whole cache.
 
-    The cache is a KV prefix of the repetition, so that no pass copies it. Like the memory that is made of it, it is not
-    hidden by a sliding window.
+    The cache is a KV prefix of the repetition, so that no pass copies it.
     """
     (L, G, _), N, decoder = cache.shape_summary, cache.S, reader.decoder
     scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)
     size, first = repeat_tokens(decoder), min(ranking.prefix_tokens, N - 1)
-    prefix = KVMemory.from_cache(cache).to_prefix_cache()
+    document = KVMemory.from_cache(cache).to_prefix_cache()
+    assert document.prefix is not None
     for piece in range(first, N, size):
         start, stop = (0 if piece == first else piece), min(piece + size, N)  # a prefix is scored with the first piece
         sinks = min(ranking.num_sinks, start)
-
-        def observe(output: DecoderOutput, start: int = start, stop: int = stop, sinks: int = sinks) -> None:
-            for i, (k, k_repeat) in enumerate(zip(cache.keys, output.cache.keys, strict=True)):
-                q, scale = output.activations[f"q_rot.{i}"], decoder.attention_scale(i)
-                best = kv_scores.kvzip_scores(q, k[:, :, :sinks], k[:, :, start:stop], k_repeat, scale)
-                scores[i, ..., start:stop] = torch.maximum(scores[i, ..., start:stop], best)
-
-        reader.read(ranking.repeat_prompt.build(ids, piece, stop, first), prefix, ("q_rot",), observe)
+        prefix = RepeatedPrefix(**vars(document.prefix), piece=slice(start, stop), num_sinks=sinks, scores=scores)
+        reader.read(ranking.repeat_prompt.build(ids, piece, stop, first), replace(document, prefix=prefix))
     return scores
 
 

@@ -131,6 +131,10 @@ def build_attention_mask(
     return AttentionMask(False, mask, visible, bias)
 
 
+# queries, keys, values, scale, mask, dropout
+AttentionBackend = Callable[[Tensor, Tensor, Tensor, float, AttentionMask, float], Tensor]
+
+
 def capture_nothing(name: str, value: Tensor) -> Tensor:
     """Capture function of a pass that captures no activation."""
     return value

@@ -15,13 +15,23 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laconic.models.attention import AttentionBackend
+
 
 class PrefixHead(NamedTuple):
-    """The prefix of one KV head; `valid` is None if all keys of all rows are."""
+    """The prefix of one KV head.
+
+    Args:
+        keys: Rotated keys.
+        values: Values.
+        valid: Keys that a row has; None if every row has all of them.
+        attend: Attention from the head's queries to its prefix and slots, in place of the decoder's backend.
+    """
 
     keys: Float[Tensor, "B n E"]
     values: Float[Tensor, "B n E"]
     valid: Bool[Tensor, "B n"] | None
+    attend: AttentionBackend | None = None
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,15 @@ Shapes: R = H / G query heads share a KV head; n keys of a head's prefix; P cach
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.models.attention import AttentionMask
+from laconic.models.attention import AttentionBackend, AttentionMask
 from laconic.models.kv_prefix import PrefixHead
-
-AttentionBackend = Callable[[Tensor, Tensor, Tensor, float, AttentionMask, float], Tensor]
 
 
 def extend_mask(mask: AttentionMask, num_keys: int, valid: Bool[Tensor, "B n"] | None) -> AttentionMask:
@@ -52,7 +50,7 @@ def attend_with_prefix(
         keys = torch.cat([head.keys, k[:, g]], 1)[:, None]
         values = torch.cat([head.values, v[:, g]], 1)[:, None]
         extended = extend_mask(mask, head.keys.shape[1], head.valid)
-        contexts.append(backend(queries, keys, values, scale, extended, dropout))
+        contexts.append((head.attend or backend)(queries, keys, values, scale, extended, dropout))
     return torch.cat(contexts, 2)
 
 
