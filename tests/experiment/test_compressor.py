@@ -8,7 +8,8 @@ import torch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compress import SummaryLength
-from laconic.experiment.compressor import TextCompressor, current_time
+from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.text_model import current_time
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 from tests.models.fixtures import FAMILIES
@@ -110,6 +111,9 @@ def test_generate_broadcasts_one_memory_or_one_prompt() -> None:
         g.token_ids for g in repeated
     ]
     assert run.generate(["Why"], config=GenerationConfig(max_tokens=3))[0].token_ids
+    assert [g.token_ids for g in run.generate("Why", memory, config=GenerationConfig(max_tokens=3))] == [
+        g.token_ids for g in repeated
+    ]
 
 
 def test_compress_arguments_override_the_run() -> None:
@@ -195,6 +199,10 @@ def test_memory_file_round_trip(tmp_path: Any) -> None:
     memory = run.compress(TEXTS)
     memory.save(tmp_path / "x.safetensors")
     assert run.load(tmp_path / "x.safetensors").is_equal(memory)
+    two = GenerationConfig(max_tokens=2)
+    assert [g.token_ids for g in run.generate("Why", tmp_path / "x.safetensors", config=two)] == [
+        g.token_ids for g in run.generate("Why", memory, config=two)
+    ]
     with pytest.raises(CorruptArtifactError, match="was written for weights"):
         reader(seed=3).load(tmp_path / "x.safetensors")
     options: list[tuple[dict[str, Any], str]] = [

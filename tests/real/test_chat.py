@@ -83,6 +83,20 @@ def test_generate_replies_to_messages_after_a_memory(smollm2: Path, tmp_path: Pa
     assert ours == theirs.tolist()
 
 
+def test_language_model_after_a_memory_equals_the_command(smollm2: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    memory, question = tmp_path / "memory.safetensors", "Who keeps the lighthouse?"
+    (tmp_path / "text.txt").write_text(TEXT)
+    assert run_cli("compress", smollm2, tmp_path / "text.txt", "--out", memory, "--keep", 0.5, "--chat").code == 0
+    model = laconic.load(smollm2)
+    assert isinstance(model, laconic.LanguageModel)
+    config = laconic.GenerationConfig(max_tokens=24)
+    (reply,) = model.generate(question, config, memory=memory)
+    assert "Marit" in reply.text
+    result = run_cli("generate", smollm2, question, "--memory", memory, "--max-tokens", 24, "--no-echo")
+    assert result.out == f"{reply.text}\n"
+    assert reply.text not in model.generate(question, config)[0].text
+
+
 def test_generate_chat_prints_the_reply_alone(run_cli: RunCli, smollm2: Path) -> None:
     result = run_cli("generate", smollm2, "What is the capital of France?", "--chat", "--max-tokens", 20)
     assert result.out == "The capital of France is Paris.\n"

@@ -176,8 +176,8 @@ class GenerateCommand(SamplingFlags):
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
         """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
         import laconic
-        from laconic.cli.generate_kv import build_row_caches, encode_after_memory, match_rows
-        from laconic.experiment.kv_compressor import load_kv_memories
+        from laconic.cli.generate_kv import encode_after_memory, match_rows
+        from laconic.experiment.kv_compressor import build_row_caches, load_kv_memories
 
         with status(f"loading {self.model}"):
             decoder, tokenizer = self.load_decoder()
@@ -227,9 +227,10 @@ class GenerateCommand(SamplingFlags):
 
     def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
         """Return the ids that end a row: the model's, and for chat messages the tokenizer's, which ends a turn."""
-        ids, eos = decoder.config.eos_token_ids, tokenizer.eos_token_id
-        is_chat = all(row.text is None for row in rows)
-        return (*ids, eos) if is_chat and eos is not None and eos not in ids else ids
+        from laconic.experiment.text_model import find_reply_stop_ids
+
+        ids = decoder.config.eos_token_ids
+        return find_reply_stop_ids(tokenizer, ids) if all(row.text is None for row in rows) else ids
 
     def check_context(
         self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]], memory_tokens: int = 0

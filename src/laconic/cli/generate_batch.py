@@ -7,13 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from laconic.cli.generate_kv import build_row_caches, hash_memory_files
+from laconic.cli.generate_kv import hash_memory_files
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
 from laconic.cli.generate_prompts import PromptRow
 from laconic.compression.kv_memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
+from laconic.experiment.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder

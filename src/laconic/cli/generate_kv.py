@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.cli.generate_prompts import PromptRow, to_chat
-from laconic.errors import UsageError
 
 if TYPE_CHECKING:
     from laconic.compression.kv_memory import KVMemory
     from laconic.data.tokenizer import Tokenizer
-    from laconic.models.cache import KVCache
 
 
 def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> list[PromptRow]:
@@ -23,12 +21,9 @@ def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> list[PromptRow]
         UsageError: For other numbers of prompts than one and that of the texts.
     """
     from laconic.experiment.kv_compressor import is_chat_memory
+    from laconic.experiment.text_model import match_prompts
 
-    if len(rows) != memory.B and 1 not in (len(rows), memory.B):
-        raise UsageError(f"{len(rows)} prompts for a memory of {memory.B} texts; give one prompt, or one per text")
-    if is_chat_memory(memory):
-        rows = [to_chat(row, None) for row in rows]
-    return list(rows) * (memory.B if len(rows) == 1 else 1)
+    return match_prompts([to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows, memory.B)
 
 
 def encode_after_memory(row: PromptRow, tokenizer: "Tokenizer", memory: "KVMemory") -> list[int]:
@@ -38,11 +33,6 @@ def encode_after_memory(row: PromptRow, tokenizer: "Tokenizer", memory: "KVMemor
     if row.text is None:
         return encode_messages(tokenizer, memory, row.messages)
     return encode_prompt(tokenizer, memory, row.text)
-
-
-def build_row_caches(memory: "KVMemory", rows: Sequence[int]) -> "KVCache":
-    """Return the cache of each prompt's text; a single text is shared by all prompts, without copies."""
-    return memory.to_cache().repeat_rows(len(rows)) if memory.B == 1 else memory.select_rows(list(rows)).to_cache()
 
 
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:

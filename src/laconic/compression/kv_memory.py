@@ -353,7 +353,7 @@ class KVMemory:
 
         Args:
             path: File to read.
-            reader: Metadata that the model at hand would write; if given, the file must fit it.
+            reader: Metadata that the model would write, which the file must fit; `LanguageModel.load_memory` passes it.
 
         Raises:
             CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_file import SourceDocument, abbreviate_hash, check_tensors, parse_metadata
+from laconic.compression.memory_file import (
+    SourceDocument,
+    abbreviate_hash,
+    check_reader_type,
+    check_tensors,
+    parse_metadata,
+)
 from laconic.errors import CorruptArtifactError
 from laconic.storage.atomic import load_artifact, save_artifact
 
@@ -86,6 +92,7 @@ class KVMemoryMetadata:
         Raises:
             CorruptArtifactError: If it may not.
         """
+        check_reader_type(file, self, reader)
         mine, theirs = (
             f"{abbreviate_hash(m.model)} ({m.family}, {m.layers} layers, {m.kv_heads} KV heads of {m.head_size})"
             for m in (self, reader)

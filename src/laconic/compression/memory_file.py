@@ -145,6 +145,7 @@ class MemoryMetadata:
         Raises:
             CorruptArtifactError: If it may not.
         """
+        check_reader_type(file, self, reader)
         if self.width != reader.width:
             raise CorruptArtifactError(
                 f"memory: {file} has vectors of width {self.width} ({self.family}), this model reads {reader.width} "
@@ -227,6 +228,15 @@ def parse_metadata(file: str, data: Mapping[str, Any], version: int, types: Mapp
 def bad_field_error(file: str, name: str) -> CorruptArtifactError:
     """Return the error for a malformed field."""
     return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use another copy")
+
+
+def check_reader_type(file: str, metadata: object, reader: object) -> None:
+    """Raise `UsageError` if the reader of a memory is given as anything but metadata of the same kind."""
+    if type(reader) is not type(metadata):
+        raise UsageError(
+            f"memory: {file}: reader is a {type(reader).__name__}, expected {type(metadata).__name__}; call "
+            "load_memory of a LanguageModel or load of a TextCompressor, which check that the file fits"
+        )
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.kv_compressor import render_after_opening
+from laconic.experiment.text_model import find_reply_stop_ids
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.state import DecodeState
@@ -99,8 +100,7 @@ class ChatSession:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the model's and the tokenizer's."""
-        ids, eos = self.decoder.config.eos_token_ids, self.tokenizer.eos_token_id
-        return ids if eos is None or eos in ids else (*ids, eos)
+        return find_reply_stop_ids(self.tokenizer, self.decoder.config.eos_token_ids)
 
     @property
     def system(self) -> str | None:

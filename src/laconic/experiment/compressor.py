@@ -1,7 +1,5 @@
 """Compress texts into summary vectors with a trained AutoCompressor, and generate text on them."""
 
-import datetime
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,11 +21,18 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
-from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.experiment.text_model import find_stop_token_ids, name_texts
+from laconic.experiment.text_model import (
+    check_memory_type,
+    current_time,
+    describe_decoder,
+    find_stop_token_ids,
+    list_prompts,
+    match_prompts,
+    name_texts,
+)
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import pad_left
@@ -170,12 +175,11 @@ class TextCompressor:
         Raises:
             UsageError: For other numbers of prompts, or if a prompt and the memory do not fit the model.
         """
+        check_memory_type(memory, SummaryMemory)
         if memory.metadata is not None:
             memory.metadata.check_reader("the one given", self.metadata)
         ids, B = [self.tokenizer.encode(text, add_special_tokens=False) for text in prompts], memory.B
-        if len(ids) != B and 1 not in (B, len(ids)):
-            raise UsageError(f"{len(ids)} prompts for a memory of {B} texts; give one prompt, or one per text")
-        ids = ids * B if len(ids) == 1 else ids
+        ids = match_prompts(ids, B)
         if not all(ids):
             raise UsageError(f"prompt {ids.index([])} is empty; give text")
         model = self.method.segment_model
@@ -236,19 +240,21 @@ class TextCompressor:
 
     def generate(
         self,
-        prompts: Sequence[str],
-        memory: SummaryMemory | None = None,
+        prompts: Sequence[str] | str,
+        memory: SummaryMemory | str | Path | None = None,
         *,
         config: GenerationConfig = GREEDY,
     ) -> list[Generation]:
         """Continue prompts on a memory: one prompt per row, one prompt for all rows, or one row for all prompts.
 
-        `config` is as in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+        A path is opened with `load`. `config` is as in `laconic.generate`; by default rows end at the tokenizer's
+        end-of-sequence ids.
         """
+        texts = list_prompts(prompts)
         if memory is None:
-            encoded = MemoryPrompts([self.tokenizer.encode(text) for text in prompts], None, None)
+            encoded = MemoryPrompts([self.tokenizer.encode(text) for text in texts], None, None)
         else:
-            encoded = self.prepare_prompts(prompts, memory)
+            encoded = self.prepare_prompts(texts, self.load(memory) if isinstance(memory, str | Path) else memory)
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         with self.reading_mode():
@@ -313,11 +319,3 @@ def as_compressor(run: LoadedRun) -> TextCompressor:
     segment_tokens = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
     writer = compute_writer_fingerprint(method)
     return TextCompressor(method, run.parts.tokenizer, segment_tokens, reader, writer, run.recipe)
-
-
-def current_time() -> str:
-    """Return the time in ISO format, or the time that SOURCE_DATE_EPOCH gives."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    time = datetime.datetime.now(datetime.UTC)
-    time = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC) if epoch.isdecimal() else time
-    return time.isoformat(timespec="seconds")

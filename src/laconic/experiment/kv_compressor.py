@@ -16,7 +16,8 @@ from laconic.compression.memory_file import SourceDocument
 from laconic.data.messages import Message
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment.compressor import current_time
+from laconic.experiment.text_model import check_memory_type, current_time
+from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 MARK = "\uf8ff"  # placeholder (private-use character) of a document or question while a template is rendered
@@ -126,6 +127,11 @@ def split_template(tokenizer: Tokenizer, content: str) -> tuple[str, str]:
     return before, after
 
 
+def build_row_caches(memory: KVMemory, rows: Sequence[int]) -> KVCache:
+    """Return the cache of each prompt's text; a single text is shared by all prompts, without copies."""
+    return memory.to_cache().repeat_rows(len(rows)) if memory.B == 1 else memory.select_rows(list(rows)).to_cache()
+
+
 def describe_model(decoder: Decoder, tokenizer: Tokenizer) -> KVMemoryMetadata:
     """Return the metadata of a memory that this model writes now, without method and texts."""
     config = decoder.config
@@ -183,6 +189,23 @@ def compress_text(
         documents=((document,),),
     )
     return TextCompression(replace(result.memory, metadata=metadata), result.windows, result.positions)
+
+
+def open_kv_memory(memory: KVMemory | str | Path, decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+    """Return a memory, or that of a file, on the device of the model that may read it.
+
+    Raises:
+        CorruptArtifactError: If a file is damaged, or the memory was written by another model.
+        InputError: If there is no such file.
+        UsageError: If it is another kind of memory.
+    """
+    if isinstance(memory, str | Path):
+        return load_kv_memories([memory], decoder, tokenizer)
+    check_memory_type(memory, KVMemory)
+    if memory.metadata is not None:
+        memory.metadata.check_reader("the one given", describe_model(decoder, tokenizer))
+    weight = decoder.token_embedding.weight
+    return memory.to(weight.device, weight.dtype)
 
 
 def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:

@@ -14,12 +14,10 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.experiment import build_nested
-from laconic.experiment.compressor import current_time
-from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.experiment.text_model import find_stop_token_ids, name_texts
+from laconic.experiment.text_model import current_time, describe_decoder, find_stop_token_ids, list_prompts, name_texts
 from laconic.experiment.untrained_levels import (
     UNTRAINED_CHUNK_SIZES,
     UNTRAINED_INNER_LR,
@@ -185,7 +183,7 @@ class NestedTextModel:
 
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str] | str,
         state: FastWeightState | None = None,
         *,
         config: GenerationConfig = GREEDY,
@@ -202,7 +200,7 @@ class NestedTextModel:
         Raises:
             UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
         """
-        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in prompts]
+        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_prompts(prompts)]
         return self.generate_from_ids(ids, state, config)
 
     def generate_from_ids(

@@ -14,9 +14,9 @@ from laconic.config.recipe import Recipe
 from laconic.console import to_html_table
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.language_model import describe_decoder
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
+from laconic.experiment.text_model import describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.interfaces import ThinksInLatents
 from laconic.latent.adaptive_rollout import check_tolerance

@@ -1,9 +1,16 @@
-"""What the models that compress texts share: names of texts, and the ids that end one."""
+"""What the models of `laconic.load` share: names and numbers of texts, the ids that end one, and descriptions."""
 
+import datetime
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.models.decoder import Decoder
+
+Prompt = TypeVar("Prompt")
 
 
 def name_texts(texts: Sequence[str], names: Sequence[str]) -> list[tuple[str, str]]:
@@ -18,7 +25,51 @@ def name_texts(texts: Sequence[str], names: Sequence[str]) -> list[tuple[str, st
     return list(zip(names, texts, strict=True))
 
 
+def list_prompts(prompts: Sequence[str] | str) -> list[str]:
+    """Return the prompts as a list; a single text is one prompt."""
+    return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def check_memory_type(memory: object, expected: type) -> None:
+    """Raise `UsageError` for a memory of another kind than a model reads."""
+    if not isinstance(memory, expected):
+        raise UsageError(
+            f"memory is a {type(memory).__name__}, this model reads a {expected.__name__} or its file; pass one"
+        )
+
+
 def find_stop_token_ids(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ids that end a text: the tokenizer's eos, or the configuration's list if it contains that."""
     eos = tokenizer.eos_token_id
     return eos_token_ids if eos is None or eos in eos_token_ids else (eos,)
+
+
+def find_reply_stop_ids(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ids that end a reply of a chat: those of the configuration, and the tokenizer's, which ends a turn."""
+    eos = tokenizer.eos_token_id
+    return eos_token_ids if eos is None or eos in eos_token_ids else (*eos_token_ids, eos)
+
+
+def match_prompts(prompts: Sequence[Prompt], num_texts: int) -> list[Prompt]:
+    """Return as many prompts as texts of a memory: one text serves all prompts, and one prompt all texts.
+
+    Raises:
+        UsageError: For other numbers of prompts than one and that of the texts.
+    """
+    if len(prompts) != num_texts and 1 not in (len(prompts), num_texts):
+        raise UsageError(f"{len(prompts)} prompts for a memory of {num_texts} texts; give one prompt, or one per text")
+    return list(prompts) * (num_texts if len(prompts) == 1 else 1)
+
+
+def describe_decoder(decoder: Decoder) -> str:
+    """Return name, layers and width of a decoder on one line."""
+    config = decoder.config
+    return f"{Path(decoder.name_or_path).name}, {config.num_hidden_layers} layers, width {config.hidden_size}"
+
+
+def current_time() -> str:
+    """Return the time in ISO format, or the time that SOURCE_DATE_EPOCH gives."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    time = datetime.datetime.now(datetime.UTC)
+    time = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC) if epoch.isdecimal() else time
+    return time.isoformat(timespec="seconds")
