@@ -10,7 +10,6 @@ import torch
 
 from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.errors import InputError
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice, TeacherChain
@@ -21,7 +20,7 @@ from laconic.latent.answering import AnswerDecoding, answer_from_cache
 from tests.latent.batches import build_kava, reasoning_batch
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
-SWAP, ZERO = InterventionSpec("swap"), InterventionSpec("zero", "cache")
+SWAP = InterventionSpec("swap")
 
 
 class Rows:
@@ -80,10 +79,8 @@ QUESTIONS = QuestionSet("five", Rows(), EXAMPLES, DIGIT, range(len(SIZES)), 6, h
 def requested(
     subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> inspection_dataset.DatasetInspection:
-    monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
-    return inspection_dataset.inspect_dataset(
-        subject, QUESTIONS, [SWAP, ZERO, InterventionSpec("mean")], iterations=(0, 2), batch_size=batch
-    )
+    monkeypatch.setattr(inspection_dataset, "NUM_REFERENCE_QUESTIONS", 4)
+    return inspection_dataset.inspect_dataset(subject, QUESTIONS, iterations=(0, 2), batch_size=batch)
 
 
 def test_every_question_is_counted_once_whatever_the_batches(
@@ -95,17 +92,11 @@ def test_every_question_is_counted_once_whatever_the_batches(
     assert whole.by_iterations == parts.by_iterations
     assert whole.by_iterations[2] == whole.baseline
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
-    for key, result in whole.map_statistics.items():
-        assert np.allclose(result, parts.map_statistics[key])
-    assert set(whole.mean_maps) == {
-        (what, "selected") for what, against in whole.map_statistics if against == "selected"
-    }
-    assert whole.num_full_chains == 3  # chains of six, five and four tokens; the others leave slots without one
+    assert list(whole.by_intervention) == interventions.list_interventions(4)
 
 
 def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     result = requested(subject, 5, monkeypatch)
-    assert result.donors is not None
     for i in range(len(SIZES)):
         batch = Rows().batch([i], 0, 0)
         rollout = subject.think(batch, record_passes=True)
@@ -129,40 +120,21 @@ def test_answers_that_become_the_donors() -> None:
     built = inspection_dataset.AnswerLog(["1", "2", "2", None], [True] * 4)
     swapped = inspection_dataset.AnswerLog(["2", "2", "1", "1"], [False] * 4)
     result = inspection_dataset.DatasetInspection(
-        "run", "kava", built, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3)), {}, {}, ()
+        "run", "kava", built, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3))
     )
     assert result.changed_to_donor(SWAP, DIGIT).tolist() == [
         1.0,
         1.0,
     ]  # row 0 took "2"; row 3, without an answer, took "1"
-    assert len(replace(result, donors=None).changed_to_donor(SWAP, DIGIT)) == 0
-
-
-def test_a_mean_needs_its_questions(subject: InspectedRun) -> None:
-    with pytest.raises(InputError, match="mean needs 256 questions, this set has 5"):
-        inspection_dataset.inspect_dataset(subject, QUESTIONS, [InterventionSpec("mean")])
-
-
-def test_chains_kept_whole_are_counted_apart(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = requested(subject, 5, monkeypatch)
-    assert (result.num_unreduced_chains, result.selector_statistics[0].num_chains) == (
-        2,
-        2,
-    )  # of 3 and 4 tokens; of 6 and 5, and one row has no chain
-    without = inspection_dataset.inspect_dataset(replace(subject, teacher_chain=None), QUESTIONS, [])
-    assert (without.map_statistics, without.selector_statistics, without.donors) == ({}, (), None)
-    assert without.baseline == result.baseline
 
 
 def test_chance_is_taken_of_questions_that_have_a_chain() -> None:
     """Of four questions two have a chain: each is held against the other's, whatever the seed."""
-    result = inspection_dataset.InspectionAccumulator(
-        top_ids=[(1, 2), (3, 4), (5, 6), (7, 8)], chain_ids=[(1, 2), (), (5, 1, 2), ()]
-    )
+    top, chains = [(1, 2), (3, 4), (5, 6), (7, 8)], [(1, 2), (), (5, 1, 2), ()]
     for seed in range(8):
-        built = inspection_dataset.compute_chain_word_rates(result, seed)
+        built = inspection_dataset.compute_chain_word_rates(top, chains, seed)
         assert built[0].tolist() == [1.0, 1.0, 1.0]
         assert built[2].tolist() == [0.5, 0.0, 1 / 3]
         assert np.isnan(built[[1, 3]]).all()
-    one = inspection_dataset.InspectionAccumulator(top_ids=[(1, 2), (3, 4)], chain_ids=[(1, 2), ()])
-    assert np.isnan(inspection_dataset.compute_chain_word_rates(one, 0)).all()  # nothing to hold it against
+    one = inspection_dataset.compute_chain_word_rates([(1, 2), (3, 4)], [(1, 2), ()], 0)
+    assert np.isnan(one).all()  # nothing to hold it against

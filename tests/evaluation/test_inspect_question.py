@@ -1,4 +1,4 @@
-"""One question looked into: thought once, single slots edited as was asked, and what is kept for each slot."""
+"""One question looked into: thought once, every intervention that is possible, and what is kept for each slot."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.evaluation.inspection import question
 from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice
-from laconic.evaluation.inspection.interventions import InterventionSpec
+from laconic.evaluation.inspection.interventions import list_interventions
 from laconic.evaluation.inspection.kv_selection import best_token_per_slot
 from laconic.evaluation.inspection.question import inspect_question
 from laconic.latent.rkv import SelectedColumns
@@ -27,41 +26,24 @@ def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
         calls.append(intervention is None)
         return subject.think(questions, intervention, record_passes, iterations)
 
-    result = inspect_question(
-        replace(subject, think=think), Rows().batch([0], 0, 0), [InterventionSpec("zero", "cache")]
-    )
-    assert calls == [True]
+    result = inspect_question(replace(subject, think=think), Rows().batch([0], 0, 0))
+    assert calls == [True, *[False] * 3]  # interventions on vectors think again
     assert len(result.lens.passes) == 3
     (selection,) = (selection for selection in result.selections if selection.policy == result.policy)
     assert selection.mask.sum(-1).tolist() == [[4, 4]] * 2
     assert len(result.best_tokens) == 4
 
 
-@pytest.mark.parametrize(
-    ("requested", "alone"),
-    [
-        ([], []),
-        ([InterventionSpec("noise"), InterventionSpec("shuffle")], []),
-        ([InterventionSpec("zero")], [("zero", "vectors", m) for m in range(4)]),
-        ([InterventionSpec("zero", "cache", (1, 3))], [("zero", "cache", 1), ("zero", "cache", 3)]),
-        ([InterventionSpec("swap", where, (2,)) for where in ("cache", "vectors")], [("swap", "vectors", 2)]),
-    ],
-)
-def test_slots_alone_are_those_asked_for(
-    subject: InspectedRun,
-    requested: list[InterventionSpec],
-    alone: list[tuple[str, str, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(question, "NUM_MEAN_QUESTIONS", 4)
+@pytest.mark.parametrize("has_others", [True, False])
+def test_every_possible_intervention_is_made_and_reported(subject: InspectedRun, has_others: bool) -> None:
     reports = list[tuple[str, int, int]]()
     result = inspect_question(
-        subject, Rows().batch([0], 0, 0), requested, Rows(), progress=lambda *report: reports.append(report)
+        subject, Rows().batch([0], 0, 0), Rows() if has_others else None, progress=lambda *x: reports.append(x)
     )
     assert [done for _, done, _ in reports] == list(range(len(reports)))
     assert all(len(reports) <= total for _, _, total in reports[1:])
-    assert [item.spec for item in result.effects] == requested
-    assert [(e.spec.kind, e.spec.target, *(e.spec.slots or ())) for e in result.slot_effects] == alone
+    possible = [x for x in list_interventions(4) if has_others or x.kind not in ("mean", "swap")]
+    assert [item.spec for item in result.effects] == possible
 
 
 def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:

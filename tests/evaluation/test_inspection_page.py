@@ -20,7 +20,7 @@ from tests.evaluation.pages import ParsedPage, check_page
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
 SELECTORS = ("rkv", "cosine", "attention", "crop", "uniform", "random")
-ZERO, SWAP = InterventionSpec("zero"), InterventionSpec("swap", "vectors", (1,))
+ZERO, SWAP = InterventionSpec("zero"), InterventionSpec("swap")
 
 
 def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run") -> QuestionInspection:
@@ -51,7 +51,6 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
         tuple(range(layers)),
         True,
         effects=(ChangedAnswer(ZERO, "8"), ChangedAnswer(SWAP, "9", "9")),
-        slot_effects=(ChangedAnswer(ZERO, "7"), ChangedAnswer(ZERO, "8")),
     )
 
 
@@ -65,7 +64,7 @@ def survey(name: str, right: list[int], zeroed: list[int], reads: list[list[floa
     """Four questions; digits as predictions: the gold one is 1."""
     answered = [AnswerLog([str(x) for x in item], [x == 1 for x in item]) for item in (right, zeroed)]
     return DatasetInspection(name, "kava", answered[0], {ZERO: answered[1], SWAP: answered[1]}, {2: answered[0]},
-                  np.array([1, 2, 3, 0]), 2, np.array(reads), {}, {}, ())  # fmt: skip
+                  np.array([1, 2, 3, 0]), 2, np.array(reads))  # fmt: skip
 
 
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]
@@ -130,11 +129,8 @@ def test_render_inspection_page_text_and_json_agree(result: QuestionSummary | Da
     for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
-    output = ("diagonal contrast +0.125", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct", "step 3",
-            "one latent at a time, vectors")  # fmt: skip
-    for words in (
-        output if isinstance(result, QuestionSummary) else ("latents 2", "no difference shown", "as trained", "50.0")
-    ):
+    output = ("diagonal contrast +0.125", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct", "step 3")  # fmt: skip
+    for words in output if isinstance(result, QuestionSummary) else ("no difference shown", "as trained", "50.0"):
         assert words in text, words
 
 

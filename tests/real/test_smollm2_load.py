@@ -70,7 +70,7 @@ def test_load_and_inspect_a_run(recipe: Path, run_cli: RunCli, monkeypatch: pyte
     assert thoughts.latents.shape == (6, 576)
     assert thoughts.passes == answer.passes._replace(answer=0)
 
-    code, out, err = run_cli("inspect", "kava", QUESTION, "--interventions", "zero,mean", "--chain", *CHAIN)
+    code, out, err = run_cli("inspect", "kava", QUESTION, "--chain", *CHAIN)
     assert code == 0
     assert "mean is that of the first 16 validation questions" in out
     assert "kava thinking about 16 other questions for mean: 2 of " in err

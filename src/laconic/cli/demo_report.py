@@ -111,7 +111,7 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
     questions = load_question_set(run, "test", DIGIT, limit=1)
     batch = cast(ReasoningBatch, questions.source.batch([0], 0, 0))
     decoding = decoding_for(run, questions)
-    return inspect_question(load_inspected_run(run, run.folder.name, CPU, decoding), batch, ())
+    return inspect_question(load_inspected_run(run, run.folder.name, CPU, decoding), batch)
 
 
 def describe_task(run: LoadedRun) -> str:

@@ -16,7 +16,6 @@ from laconic.cli.arguments import (
     OptionalStr,
     OutputFormat,
     parse_ints,
-    split_commas,
     to_utf8,
 )
 from laconic.cli.files import write_file
@@ -26,7 +25,6 @@ from laconic.evaluation.run_names import short_run_names
 
 if TYPE_CHECKING:
     from laconic.data.reasoning.answer_matching import AnswerProtocol
-    from laconic.evaluation.inspection.interventions import InterventionKind, InterventionSpec
     from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
     from laconic.evaluation.reasoning.question_sets import QuestionSet
     from laconic.experiment.load_run import LoadedRun
@@ -55,12 +53,6 @@ class InspectCommand:
     """number of questions of the task"""
     baseline: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with, for example one trained without distillation"""
-    interventions: str = "zero,mean,shuffle,swap,noise"
-    """comma-separated interventions on the latents"""
-    intervene_on: str = "vectors,cache"
-    """comma-separated: vectors (the latents that the decoder reads), cache (their keys and values)"""
-    latents: OptionalStr = None
-    """comma-separated indices of the latents to change, counted from 1 (default: all)"""
     jacobi_iterations: OptionalStr = None
     """with --task: comma-separated numbers of Jacobi iterations (default: 0 to the trained T + 2, and num_latents)"""
     seed: int = 0
@@ -104,13 +96,12 @@ class InspectCommand:
         from laconic.models.weights import resolve_device
 
         self.validate()
-        specs = parse_interventions(self.interventions, self.intervene_on, self.latents)
         device = resolve_device(self.device)
         with status(f"loading {self.model}"):
             runs = [load_run(path, device) for path in (self.model, *self.baseline)]
         check_comparable(runs)
         inspect = self.inspect_dataset if self.task else self.inspect_question
-        summary = inspect(runs, specs, device)
+        summary = inspect(runs, device)
         if self.format == "json":
             print(json.dumps(summary_to_json(summary), ensure_ascii=False, allow_nan=False), flush=True)
         else:
@@ -169,9 +160,7 @@ class InspectCommand:
             for run, name, questions in zip(runs, names, question_sets, strict=True)
         ]
 
-    def inspect_question(
-        self, runs: "Sequence[LoadedRun]", specs: "Sequence[InterventionSpec]", device: Any
-    ) -> "QuestionSummary":
+    def inspect_question(self, runs: "Sequence[LoadedRun]", device: Any) -> "QuestionSummary":
         """Inspect one question."""
         from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
         from laconic.evaluation.inspection.run import with_given_chain, with_teacher_chain
@@ -186,7 +175,7 @@ class InspectCommand:
         inspected = self.load_inspected_runs(runs, question_sets, device)
         has_teacher = inspected[0].teacher_chain is not None
         with status("reading other questions of the recipe, and writing the teacher's chain"):
-            others, notes = reference_questions(first, protocol, self.data_dir, {spec.kind for spec in specs})
+            others, note = reference_questions(first, protocol, self.data_dir)
             if has_teacher and not steps:
                 question = with_teacher_chain(first, question_sets[0], device)
             else:
@@ -194,9 +183,9 @@ class InspectCommand:
         inspections: list[QuestionInspection] = []
         for run in inspected:
             with progress(run.name) as show:
-                inspections.append(inspect_question(run, question.batch, specs, others, seed=self.seed, progress=show))
+                inspections.append(inspect_question(run, question.batch, others, seed=self.seed, progress=show))
         chain = inspections[0].lens.chain
-        notes += list_caveats(runs, len(chain))
+        notes = [note, *list_caveats(runs, len(chain))]
         if not has_teacher:
             notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
         return QuestionSummary(
@@ -211,17 +200,15 @@ class InspectCommand:
             describe_runs(runs),
         )
 
-    def inspect_dataset(
-        self, runs: "Sequence[LoadedRun]", specs: "Sequence[InterventionSpec]", device: Any
-    ) -> "DatasetSummary":
+    def inspect_dataset(self, runs: "Sequence[LoadedRun]", device: Any) -> "DatasetSummary":
         """Inspect the questions of a task."""
         from laconic.data.reasoning.read_examples import most_common_answer
-        from laconic.evaluation.inspection.dataset import MIN_REFERENCE_QUESTIONS, inspect_dataset
+        from laconic.evaluation.inspection.dataset import NUM_REFERENCE_QUESTIONS, inspect_dataset
         from laconic.evaluation.inspection.summary import DatasetSummary
         from laconic.evaluation.reasoning.question_sets import load_question_set
         from laconic.evaluation.reasoning.run import choose_protocol
 
-        name, limit = to_utf8(str(self.task)), max(self.limit, MIN_REFERENCE_QUESTIONS)
+        name, limit = to_utf8(str(self.task)), max(self.limit, NUM_REFERENCE_QUESTIONS)
         protocol = choose_protocol(runs[0].recipe, self.protocol)
         question_sets = [
             load_question_set(run, name, protocol, root=self.data_dir, limit=limit, with_chains=True) for run in runs
@@ -237,7 +224,6 @@ class InspectCommand:
                     inspect_dataset(
                         inspected_run,
                         questions,
-                        specs,
                         limit=self.limit,
                         iterations=iteration_counts(self.jacobi_iterations, run),
                         seed=self.seed,
@@ -249,24 +235,6 @@ class InspectCommand:
         majority = most_common_answer(first.examples[: self.limit])
         notes = [*first.notes, *list_caveats(runs, None)]
         return DatasetSummary(first.name, protocol, majority, inspections, notes, describe_runs(runs))
-
-
-def parse_interventions(kinds: str, targets: str, latents: str | None) -> "list[InterventionSpec]":
-    """Parse the interventions. Raises `UsageError` (2) for an unknown name, or a latent that is not a number."""
-    from laconic.evaluation.inspection.interventions import INTERVENTION_KINDS, INTERVENTION_TARGETS, InterventionSpec
-
-    for flag, text, known in (
-        ("--interventions", kinds, INTERVENTION_KINDS),
-        ("--intervene-on", targets, INTERVENTION_TARGETS),
-    ):
-        unknown = next((name for name in split_commas(text) if name not in known), None)
-        if unknown is not None:
-            raise UsageError(f"{flag} {unknown}: unknown; expected {', '.join(known)}")
-    slots = None if latents is None else tuple(n - 1 for n in parse_ints("--latents", latents))
-    specs: list[InterventionSpec] = []
-    for kind in split_commas(kinds):
-        specs += [InterventionSpec(kind, target, slots) for target in split_commas(targets)]  # pyright: ignore
-    return specs
 
 
 def iteration_counts(text: str | None, run: "LoadedRun") -> Sequence[int]:
@@ -294,25 +262,16 @@ def check_comparable(runs: "Sequence[LoadedRun]") -> None:
                 )
 
 
-def reference_questions(
-    run: "LoadedRun", protocol: "AnswerProtocol", root: str | None, kinds: "set[InterventionKind]"
-) -> tuple[Any, list[str]]:
-    """Return other questions of the run's recipe if mean or swap needs them, and notes on what these rest on."""
+def reference_questions(run: "LoadedRun", protocol: "AnswerProtocol", root: str | None) -> tuple[Any, str]:
+    """Return other questions of the run's recipe for mean and swap, or None, and a note on what these rest on."""
     from laconic.evaluation.inspection.question import NUM_MEAN_QUESTIONS
     from laconic.evaluation.reasoning.question_sets import load_question_set
 
-    if not kinds & {"mean", "swap"}:
-        return None, []
     try:
         source = load_question_set(run, "valid", protocol, root=root, limit=NUM_MEAN_QUESTIONS).source
     except LaconicError as error:
-        return None, [f"mean and swap are left out, because they need other questions of the recipe: {error}"]
-    if "mean" not in kinds:
-        return source, []
-    if len(source) >= NUM_MEAN_QUESTIONS:
-        return source, [f"mean is that of the first {NUM_MEAN_QUESTIONS} validation questions; --task takes more."]
-    note = f"mean is left out: the recipe has {len(source)} validation rows, fewer than {NUM_MEAN_QUESTIONS}."
-    return source, [note]
+        return None, f"mean and swap are left out, because they need other questions of the recipe: {error}"
+    return source, f"mean is that of the first {len(source)} validation questions; --task takes more."
 
 
 def list_caveats(runs: "Sequence[LoadedRun]", num_chain_tokens: int | None) -> list[str]:

@@ -6,17 +6,14 @@ from typing import NamedTuple
 from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import (
-    INTERVENTION_TARGETS,
     InterventionInputs,
-    InterventionKind,
     InterventionSpec,
-    InterventionTarget,
+    list_interventions,
     run_intervention,
 )
 from laconic.latent.rollout import LatentRollout
 
 AS_TRAINED = "as trained"
-KINDS: tuple[InterventionKind, ...] = ("swap", "mean", "shuffle", "noise", "zero")
 
 
 class AuditCondition(NamedTuple):
@@ -26,10 +23,11 @@ class AuditCondition(NamedTuple):
     apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
 
 
-def replace_thoughts(kind: InterventionKind, target: InterventionTarget) -> AuditCondition:
+def replace_thoughts(spec: InterventionSpec) -> AuditCondition:
     """Replace the thoughts by an intervention of `laconic inspect`: as vectors, or as keys and values in the cache."""
-    spec = InterventionSpec(kind, target)
-    return AuditCondition(f"{kind} {target}", lambda run, batch, inputs: run_intervention(run, batch, spec, inputs))
+    return AuditCondition(
+        f"{spec.kind} {spec.target}", lambda run, batch, inputs: run_intervention(run, batch, spec, inputs)
+    )
 
 
 def cut_thoughts(n: int) -> AuditCondition:
@@ -48,16 +46,8 @@ def limit_iterations(n: int) -> AuditCondition:
 
 
 def list_conditions(num_latents: int, num_iterations: int | None) -> list[AuditCondition]:
-    """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training.
-
-    A single thought cannot be shuffled; without iterations there are no fewer ones.
-    """
-    replaced = [
-        replace_thoughts(kind, target)
-        for kind in KINDS
-        for target in INTERVENTION_TARGETS
-        if kind != "shuffle" or num_latents > 1
-    ]
+    """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training, if there are any."""
+    replaced = map(replace_thoughts, list_interventions(num_latents))
     lengths = dict.fromkeys((num_latents // 2, 0))
     iterations = dict.fromkeys((num_iterations // 2, 0)) if num_iterations else ()
     return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]

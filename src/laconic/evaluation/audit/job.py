@@ -11,7 +11,7 @@ from laconic.errors import InputError
 from laconic.evaluation.audit.conditions import AS_TRAINED, AuditCondition, list_conditions
 from laconic.evaluation.audit.verdict import ThoughtAudit, audit_to_json
 from laconic.evaluation.inspection import interventions
-from laconic.evaluation.inspection.dataset import MIN_REFERENCE_QUESTIONS, load_batch, reference_means_of
+from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
 from laconic.evaluation.inspection.inspected_run import InspectedRun, load_inspected_run
 from laconic.evaluation.inspection.interventions import InterventionInputs, ReferenceMeans
 from laconic.evaluation.paired_proportions import min_questions
@@ -60,8 +60,7 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
 
     @cache
     def means() -> ReferenceMeans:
-        count = min(MIN_REFERENCE_QUESTIONS, len(questions.source))
-        return reference_means_of(inspected, questions.source, batch_size, count)
+        return reference_means_of(inspected, questions.source, batch_size)
 
     @torch.no_grad()
     def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:

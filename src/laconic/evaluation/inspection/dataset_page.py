@@ -1,25 +1,13 @@
 """The sections of an inspection page about a set of questions."""
 
 from laconic.evaluation import statistics
-from laconic.evaluation.inspection.kv_selection import NUM_CHAIN_PARTS
 from laconic.evaluation.inspection.summary import (
-    BASELINE_LABELS,
     DatasetSummary,
     InterventionEffect,
     chain_word_rates,
     effects_per_run,
-    estimate_map_statistics,
 )
-from laconic.evaluation.report.page import (
-    PagePlot,
-    PageSection,
-    render_details,
-    render_facts,
-    render_list,
-    render_plots,
-    render_table,
-)
-from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps
+from laconic.evaluation.report.page import PageSection, render_details, render_facts, render_list, render_table
 from laconic.evaluation.statistics import Estimate, format_difference
 from laconic.evaluation.tables import Table, format_interval, format_percent
 
@@ -66,18 +54,15 @@ def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
         PageSection("Accuracy under interventions", [*tables, note, labels]),
         PageSection("Jacobi iterations at test time", iteration_blocks(summary)),
         PageSection("Tokens named by latents", chain_word_blocks(summary)),
-        PageSection("Similarity to the teacher's chain", similarity_blocks(summary)),
-        PageSection("Tokens selected of the chains", selector_blocks(summary)),
     ]
 
 
 def effect_cells(effect: InterventionEffect) -> list[str]:
     """Return the table row of an effect."""
-    slots = "" if effect.spec.slots is None else ", latents " + ", ".join(str(m + 1) for m in effect.spec.slots)
     change = format_difference(effect.change)
     return [
         effect.spec.kind,
-        effect.spec.target + slots,
+        effect.spec.target,
         format_percent(effect.accuracy.mean),
         format_estimate(effect.donor_share) if effect.donor_share else "",
         change if effect.is_significant else f"no difference shown, {change}",
@@ -123,64 +108,6 @@ def chain_word_blocks(summary: DatasetSummary) -> list[str]:
         "question, which is chance; and the share of the chain that they name in its order."
     )
     return [about, render_table(Table(header, rows, num_text_columns=2))] if rows else []
-
-
-def similarity_blocks(summary: DatasetSummary) -> list[str]:
-    """Return contrast and look-ahead of each map, and the mean maps."""
-    rows = [
-        [
-            run.name,
-            f"{space} {BASELINE_LABELS[baseline]}",
-            f"{contrast.mean:+.3f} ({contrast.low:+.3f} to {contrast.high:+.3f})",
-            format_estimate(ahead),
-        ]
-        for run in summary.runs
-        for (space, baseline), (contrast, ahead) in estimate_map_statistics(run).items()
-    ]
-    if not rows:
-        return []
-    header = ["run", "map", "diagonal contrast", "look-ahead, %"]
-    blocks: list[str] = [render_table(Table(header, rows, num_text_columns=2))]
-    keys = dict.fromkeys(key for run in summary.runs for key in run.mean_maps)
-    for space, baseline in keys if has_matplotlib() else ():
-        panels = [
-            (run.name, run.mean_maps[space, baseline].tolist())
-            for run in summary.runs
-            if (space, baseline) in run.mean_maps
-        ]
-        labels = number_labels(len(panels[0][1]))
-        title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
-        value_range = find_value_range([map for _, map in panels])
-        image = plot_heat_maps(panels, labels, labels, title, value_range=value_range, mark_max=True)
-        blocks.append(render_plots([PagePlot(title, "Mean over the chains that fill all latents.", image)]))
-    return blocks
-
-
-def selector_blocks(summary: DatasetSummary) -> list[str]:
-    """Return what the policies select over all chains."""
-    blocks: list[str] = []
-    for run in summary.runs:
-        if not run.selector_statistics:
-            continue
-        classes = list(run.selector_statistics[0].class_shares)
-        header = ["policy", *classes, *(f"part {i + 1}" for i in range(NUM_CHAIN_PARTS)), "heads", "random", "chance"]
-        rows = [
-            [
-                selector.policy,
-                *map(format_percent, (*selector.class_shares.values(), *selector.part_shares)),
-                *map(format_percent, (selector.head_overlap, selector.random_overlap, selector.chance_overlap)),
-            ]
-            for selector in run.selector_statistics
-        ]
-        whole = f", without {run.num_unreduced_chains} that are selected whole" if run.num_unreduced_chains else ""
-        caption = f"{run.name}: {run.selector_statistics[0].num_chains} chains{whole}"
-        blocks.append(render_table(Table(header, rows, caption)))
-    about = (
-        "Share of tokens selected, in percent: of each class, and of each fifth of a chain. Heads: selected tokens "
-        "that two heads have in common; random: that a head has in common with policy random; chance: both for "
-        "independent choices."
-    )
-    return [about, *blocks] if blocks else []
 
 
 def number_labels(n: int) -> list[str]:

@@ -7,7 +7,7 @@ its new position, since a cache whose slots keep their old rotations would be th
 Shapes: B rows, M latents, D width, G KV heads, E head size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -20,24 +20,34 @@ from torch import Tensor
 from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
 from laconic.evaluation.inspection.inspected_run import InspectedRun, LatentKeysValues, LayerTensors, latent_keys_values
-from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.latent.rollout import LatentRollout
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.rng import uniform
 
-InterventionKind = Literal["zero", "mean", "shuffle", "swap", "noise"]
+InterventionKind = Literal["swap", "mean", "shuffle", "noise", "zero"]
 InterventionTarget = Literal["vectors", "cache"]
-INTERVENTION_KINDS, INTERVENTION_TARGETS = get_args(InterventionKind), get_args(InterventionTarget)
+INTERVENTION_KINDS: tuple[InterventionKind, ...] = get_args(InterventionKind)
+INTERVENTION_TARGETS: tuple[InterventionTarget, ...] = get_args(InterventionTarget)
 SHUFFLE_STREAM, SWAP_STREAM, NOISE_STREAM = 1, 2, 3  # streams of random numbers
 
 
 class InterventionSpec(NamedTuple):
-    """One intervention; `slots` are the latents it changes, counted from 0, or None for all."""
+    """One intervention on all latents."""
 
     kind: InterventionKind
     target: InterventionTarget = "vectors"
-    slots: tuple[int, ...] | None = None
+
+
+def list_interventions(num_latents: int) -> list[InterventionSpec]:
+    """Return every intervention that is possible; a single latent cannot be shuffled."""
+    return [
+        InterventionSpec(kind, target)
+        for kind in INTERVENTION_KINDS
+        for target in INTERVENTION_TARGETS
+        if kind != "shuffle" or num_latents > 1
+    ]
 
 
 class ReferenceMeans(NamedTuple):
@@ -75,26 +85,15 @@ def derangement(u: NDArray[np.float64]) -> NDArray[np.int64]:
 def choose_donors(n: int, seed: int) -> NDArray[np.int64]:
     """Return the row that donates its latents to each of `n` rows; `UsageError` for a single row."""
     if n < 2:
-        raise UsageError("swap needs at least two questions; raise --limit, or leave swap out")
+        raise UsageError("swap needs at least two questions; raise --limit, or give a larger --task")
     return derangement(uniform(seed, SWAP_STREAM, np.arange(n)))
 
 
-def shuffle_order(inputs: InterventionInputs, slots: Sequence[int]) -> Int[Tensor, "B M"]:
-    """Return the latent that each slot receives; only the given slots change places."""
-    if len(slots) < 2:
-        raise UsageError(f"shuffle needs at least two slots, got {len(slots)}; give more --latents, or none for all")
-    moved, M = np.array(slots), inputs.rollout.latents.shape[1]
-    order = np.tile(np.arange(M), (len(inputs.row_index), 1))
-    order[:, moved] = moved[derangement(uniform(inputs.seed, SHUFFLE_STREAM, inputs.row_index[:, None], moved))]
+def shuffle_order(inputs: InterventionInputs) -> Int[Tensor, "B M"]:
+    """Return the latent that each slot receives; none receives its own."""
+    slots = np.arange(inputs.rollout.latents.shape[1])
+    order = derangement(uniform(inputs.seed, SHUFFLE_STREAM, inputs.row_index[:, None], slots))
     return torch.from_numpy(order).to(inputs.rollout.latents.device)
-
-
-def resolve_slots(spec: InterventionSpec, M: int) -> tuple[int, ...]:
-    """Return the slots that an intervention changes; `UsageError` for one that does not exist."""
-    slots = tuple(range(M)) if spec.slots is None else spec.slots
-    if not slots or min(slots) < 0 or max(slots) >= M:
-        raise UsageError(f"--latents {[m + 1 for m in slots]}: there are {M} latents, counted from 1")
-    return slots
 
 
 def norm_matched_noise(like: Tensor, inputs: InterventionInputs, *key: int) -> Tensor:
@@ -116,69 +115,44 @@ def slots_of_pass(rollout: LatentRollout, t: int) -> slice:
     return slice(t - 1, t) if is_sequential(rollout) else slice(None)
 
 
-def make_intervention(spec: InterventionSpec, inputs: InterventionInputs) -> Intervention:
-    """Return a function that replaces vectors just before they are read."""
-    rollout, M = inputs.rollout, inputs.rollout.latents.shape[1]
-    slots = resolve_slots(spec, M)
-    is_changed = torch.zeros(M, dtype=torch.bool, device=rollout.latents.device)
-    is_changed[list(slots)] = True
-    order = shuffle_order(inputs, slots) if spec.kind == "shuffle" else None
-
-    def intervention(z: Tensor, t: int) -> Tensor:
-        new = replacement_vectors(spec.kind, z, t, inputs, order)
-        return torch.where(is_changed[slots_of_pass(rollout, t)][None, :, None], new.to(z.dtype), z)
-
-    return intervention
-
-
 def replacement_vectors(
-    kind: InterventionKind, z: Tensor, t: int, inputs: InterventionInputs, order: Tensor | None
+    kind: InterventionKind, z: Tensor, t: int, inputs: InterventionInputs
 ) -> Float[Tensor, "B m D"]:
     """Return what is read in place of z. A shuffle of sequential latents takes those without intervention."""
     rollout, slots = inputs.rollout, slots_of_pass(inputs.rollout, t)
     record = 0 if is_sequential(rollout) else t
-    if kind == "mean" and inputs.means is not None:
-        return inputs.means.vectors[record][slots].expand_as(z)
-    if kind == "swap" and inputs.donor_rollout is not None:
-        return inputs.donor_rollout.records[record].latents[:, slots]
-    if kind == "shuffle" and order is not None:
-        source = rollout.records[0].latents if is_sequential(rollout) else z
-        return source.gather(1, order[..., None].expand_as(source))[:, slots]
-    if kind == "noise":
-        return norm_matched_noise(z, inputs, t)
-    return zeros_for(kind, z)
+    match kind:
+        case "swap":
+            assert inputs.donor_rollout is not None
+            return inputs.donor_rollout.records[record].latents[:, slots]
+        case "mean":
+            assert inputs.means is not None
+            return inputs.means.vectors[record][slots].expand_as(z)
+        case "shuffle":
+            source = rollout.records[0].latents if is_sequential(rollout) else z
+            return source.gather(1, shuffle_order(inputs)[..., None].expand_as(source))[:, slots]
+        case "noise":
+            return norm_matched_noise(z, inputs, t)
+        case "zero":
+            return torch.zeros_like(z)
 
 
-def zeros_for(kind: InterventionKind, like: Tensor) -> Tensor:
-    """Return zeros; `UsageError` for a kind whose inputs are missing."""
-    if kind != "zero":
-        raise UsageError(f"{kind} needs the latents of other questions, and there are none; give --task SET")
-    return torch.zeros_like(like)
-
-
-def intervene_on_cache(decoder: Decoder, spec: InterventionSpec, inputs: InterventionInputs) -> KVCache:
+def intervene_on_cache(decoder: Decoder, kind: InterventionKind, inputs: InterventionInputs) -> KVCache:
     """Return the rollout's cache with keys and values of its latents replaced in every layer."""
     rollout, cache, M = inputs.rollout, inputs.rollout.cache, inputs.rollout.latents.shape[1]
-    slots = resolve_slots(spec, M)
-    order = shuffle_order(inputs, slots) if spec.kind == "shuffle" else None
-    latents = latent_keys_values(decoder, rollout)
-    needs_donors = spec.kind == "swap" and inputs.donor_rollout is not None
-    donors = latent_keys_values(decoder, inputs.donor_rollout) if needs_donors and inputs.donor_rollout else None
+    source = inputs.donor_rollout if kind == "swap" else rollout
+    assert source is not None
+    latents = latent_keys_values(decoder, source)
     context = decoder.build_context(
         cache.positions, cache.valid, cache.S - M, None, cache.keys[0].dtype, all_valid=False, needs_scores=False
     )
-    slot_mask = torch.zeros(cache.S, dtype=torch.bool, device=cache.valid.device)
-    slot_mask[[cache.S - M + m for m in slots]] = True
     keys: list[Tensor] = []
     values: list[Tensor] = []
     for l, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        new_k, new_v = (
-            replacement_kv(spec.kind, l, side, latents, donors, inputs, order)
-            for side in ("keys_before_rope", "values")
-        )
+        new_k, new_v = (replacement_kv(kind, l, side, latents, inputs) for side in ("keys_before_rope", "values"))
         rotated = cast(Block, decoder.layers[l]).apply_rope(new_k.to(k.dtype), context)
-        keys.append(write_slots(k, rotated, slot_mask))
-        values.append(write_slots(v, new_v.to(v.dtype), slot_mask))
+        keys.append(torch.cat([k[:, :, :-M], rotated], 2))
+        values.append(torch.cat([v[:, :, :-M], new_v.to(v.dtype)], 2))
     return replace(cache, keys=tuple(keys), values=tuple(values))
 
 
@@ -187,29 +161,24 @@ def replacement_kv(
     layer: int,
     side: Literal["keys_before_rope", "values"],
     latents: LatentKeysValues,
-    donors: LatentKeysValues | None,
     inputs: InterventionInputs,
-    order: Tensor | None,
 ) -> Float[Tensor, "B G M E"]:
-    """Return the keys before rotation, or the values, that the slots of one layer receive."""
+    """Return the keys before rotation, or the values, that the slots of one layer receive.
+
+    `latents` are those of the rollout, for "swap" those of the donors.
+    """
     x = getattr(latents, side)[layer]
-    if kind == "mean" and inputs.means is not None:
-        return getattr(inputs.means, side)[layer].expand_as(x)
-    if kind == "swap" and donors is not None:
-        return getattr(donors, side)[layer]
-    if kind == "shuffle" and order is not None:
-        return x.gather(2, order[:, None, :, None].expand_as(x))
-    if kind == "noise":
-        return norm_matched_noise(x, inputs, layer, int(side == "values"))
-    return zeros_for(kind, x)
-
-
-def write_slots(
-    x: Float[Tensor, "B G S E"], new: Float[Tensor, "B G M E"], slot_mask: Tensor
-) -> Float[Tensor, "B G S E"]:
-    """Replace those of the last M slots of a cache that the mask names."""
-    M = new.shape[2]
-    return torch.cat([x[:, :, :-M], torch.where(slot_mask[-M:][:, None], new, x[:, :, -M:])], 2)
+    match kind:
+        case "swap":
+            return x
+        case "mean":
+            return getattr(inputs.means, side)[layer].expand_as(x)
+        case "shuffle":
+            return x.gather(2, shuffle_order(inputs)[:, None, :, None].expand_as(x))
+        case "noise":
+            return norm_matched_noise(x, inputs, layer, int(side == "values"))
+        case "zero":
+            return torch.zeros_like(x)
 
 
 def run_intervention(
@@ -217,8 +186,8 @@ def run_intervention(
 ) -> LatentRollout:
     """Return the rollout of a batch under an intervention; answers follow its cache."""
     if spec.target == "cache":
-        return inputs.rollout._replace(cache=intervene_on_cache(run.decoder, spec, inputs))
-    return run.think(batch, intervention=make_intervention(spec, inputs))
+        return inputs.rollout._replace(cache=intervene_on_cache(run.decoder, spec.kind, inputs))
+    return run.think(batch, intervention=lambda z, t: replacement_vectors(spec.kind, z, t, inputs).to(z.dtype))
 
 
 @torch.no_grad()

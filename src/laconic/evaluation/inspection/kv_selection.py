@@ -1,11 +1,11 @@
-"""Which chain tokens KV selection policies select: by token class and position, between heads, against random choice.
+"""Which tokens of a chain KV selection policies select, and the classes of these tokens.
 
 Shapes: L matched layers, G KV heads, N tokens of one chain.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection.inspected_run import DecodeToken, TeacherChain
 
-TOKEN_CLASSES = ("operand", "operator", "result", "bracket", "word")
-NUM_CHAIN_PARTS = 5  # parts of equal length
 NO_TOKEN = "–"
 BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
 SelectionMask = NDArray[np.bool_]
@@ -31,23 +29,6 @@ class ChainSelection(NamedTuple):
     def token_shares(self) -> tuple[float, ...]:
         """Share of layers and heads that select each token."""
         return tuple(self.mask.mean((0, 1)).tolist())
-
-
-class SelectorStatistics(NamedTuple):
-    """What a policy selects over many chains; chains selected whole do not count.
-
-    Shares are of the tokens of each class, and of each part of the chain, that are selected. `head_overlap` is the
-    share of selected tokens that two heads have in common, `random_overlap` that a head has in common with policy
-    "random", and `chance_overlap` both for independent random choices.
-    """
-
-    policy: str
-    class_shares: Mapping[str, float]
-    part_shares: tuple[float, ...]
-    head_overlap: float
-    random_overlap: float
-    chance_overlap: float
-    num_chains: int
 
 
 def classify_tokens(tokens: Sequence[str], steps: Sequence[int]) -> tuple[str, ...]:
@@ -98,48 +79,3 @@ def decode_chain(batch: ReasoningBatch, row: int, decode_token: DecodeToken) -> 
     mask = batch.chain_mask[row]
     tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[row][mask])
     return tokens, tuple(batch.chain_step_index[row][mask].tolist())
-
-
-def selection_overlap(a: SelectionMask, b: SelectionMask | None = None) -> float:
-    """Return the mean share of selected tokens that two heads of `a` have in common, or a head of `a` and of `b`.
-
-    All heads select equally many. A single head has overlap 1.
-    """
-    flat = a.reshape(-1, a.shape[2]).astype(np.float64)
-    n = flat[0].sum()
-    if b is not None:
-        return float((flat * b.reshape(flat.shape)).sum(1).mean() / n)
-    heads = len(flat)
-    common = flat @ flat.T / n
-    return float((common.sum() - heads) / (heads * (heads - 1))) if heads > 1 else 1.0
-
-
-def compute_selector_statistics(
-    chains: Sequence[tuple[Sequence[str], Sequence[ChainSelection]]],
-) -> tuple[SelectorStatistics, ...]:
-    """Return the statistics of each policy over chains, each given by its token classes and its selections."""
-    reduced = [
-        (np.array(classes), selections) for classes, selections in chains if classes and not selections[0].mask.all()
-    ]
-    if not reduced:
-        return ()
-    classes = np.concatenate([classes for classes, _ in reduced])
-    part = np.concatenate([np.arange(len(x)) * NUM_CHAIN_PARTS // len(x) for x, _ in reduced])
-    masks = {s.policy: [selections[i].mask for _, selections in reduced] for i, s in enumerate(reduced[0][1])}
-    statistics: list[SelectorStatistics] = []
-    for policy, chosen in masks.items():
-        share = np.concatenate([mask.mean((0, 1)) for mask in chosen])
-        by_part = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
-        both = zip(chosen, masks["random"], strict=True)
-        statistics.append(
-            SelectorStatistics(
-                policy,
-                {name: float(share[classes == name].mean()) for name in TOKEN_CLASSES if (classes == name).any()},
-                tuple(float(x.mean()) if x.size else 0.0 for x in by_part),
-                float(np.mean([selection_overlap(mask) for mask in chosen])),
-                float(np.mean([selection_overlap(mask, random) for mask, random in both])),
-                float(np.mean([mask[0, 0].mean() for mask in chosen])),
-                len(chosen),
-            )
-        )
-    return tuple(statistics)

@@ -3,7 +3,7 @@
 Shapes: M latents, N columns of the chain or of its selected tokens, G KV heads, E head size, L layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -58,29 +58,22 @@ def look_ahead_share(map: Float[Tensor, "M N"]) -> float:
     return float((map[:n].argmax(1) > torch.arange(n, device=map.device)).float().mean())
 
 
-def iter_cosines(
-    slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int
-) -> Iterator[tuple[str, str, Float[Tensor, "L M N"]]]:
-    """Yield space, baseline and cosines of one row of a batch, whose chain has `n` tokens."""
+def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int) -> tuple[SimilarityMap, ...]:
+    """Return all maps of one row of a batch, whose chain has `n` tokens."""
     tokens = teacher.choices[teacher.policy].tokens
     indices = [columns.index[row][:, columns.valid[row, 0], None] for columns in tokens]
     spaces = (teacher.keys, teacher.keys_before_rope, teacher.values)
+    maps: list[SimilarityMap] = []
     for baseline in (CHAIN, SELECTED):
         for space, latents, teachers in zip(KV_SPACES, slots, spaces, strict=True):
             columns = [x[row][:, :n] for x in teachers]
             if baseline == SELECTED:
                 pairs = zip(columns, indices, strict=True)
                 columns = [x.gather(1, index.expand(-1, -1, x.shape[2])) for x, index in pairs]
-            yield space, baseline, cosine_maps([x[row] for x in latents], columns)
-
-
-def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int) -> tuple[SimilarityMap, ...]:
-    """Return all maps of one row of a batch, whose chain has `n` tokens."""
-    maps: list[SimilarityMap] = []
-    for space, baseline, layers in iter_cosines(slots, teacher, row, n):
-        mean, rows = layers[list(teacher.matched_layers)].mean(0), tuple(map(to_rows, layers))
-        statistics = diagonal_contrast(mean), look_ahead_share(mean)
-        maps.append(SimilarityMap(space, baseline, to_rows(mean), rows, *statistics))
+            layers = cosine_maps([x[row] for x in latents], columns)
+            mean, rows = layers[list(teacher.matched_layers)].mean(0), tuple(map(to_rows, layers))
+            statistics = diagonal_contrast(mean), look_ahead_share(mean)
+            maps.append(SimilarityMap(space, baseline, to_rows(mean), rows, *statistics))
     return tuple(maps)
 
 

@@ -37,7 +37,8 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
     """Return the page of an inspection."""
     title = f"Latents of {summary.runs[0].name}"
     if isinstance(summary, QuestionSummary):
-        lead: list[str] = [Markup("<blockquote>{}</blockquote>").format(summary.text)]
+        plots = [] if has_matplotlib() else [NO_PLOTS]
+        lead: list[str] = [Markup("<blockquote>{}</blockquote>").format(summary.text), *plots]
         sections, notes = question_sections(summary), summary.notes
     else:
         lead = [
@@ -50,8 +51,7 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
         PageSection("What this does not show", [render_list(notes)] if notes else []),
         PageSection("Runs", [render_facts(summary.facts)] if summary.facts else []),
     ]
-    plots = [] if has_matplotlib() else [NO_PLOTS]
-    return render_page(title, [*sections, *end], [*lead, *plots])
+    return render_page(title, [*sections, *end], lead)
 
 
 def question_sections(summary: QuestionSummary) -> list[PageSection]:
@@ -232,25 +232,8 @@ def effect_blocks(summary: QuestionSummary) -> list[str]:
             row.append(cell)
         rows.append(row)
     header = ["intervention", "on", *(run.name for run in runs)]
-    blocks = [
+    return [
         "One question shows what can happen, not how often; laconic inspect RUN --task SET asks many.",
         render_table(Table(header, rows, num_text_columns=len(header))),
+        render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))]),
     ]
-    for run in runs:
-        kinds = dict.fromkeys(effect.spec.kind for effect in run.slot_effects)
-        rows = [
-            [
-                kind,
-                *(
-                    changed.format(x.answer) if x.answer != run.answer else x.answer
-                    for x in run.slot_effects
-                    if x.spec.kind == kind
-                ),
-            ]
-            for kind in kinds
-        ]
-        header = ["latent", *number_labels(len(run.lens.top_tokens))]
-        if rows:
-            caption = f"{run.name}: one latent at a time, {run.slot_effects[0].spec.target}"
-            blocks.append(render_table(Table(header, rows, caption, len(header))))
-    return [*blocks, render_details("The interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]

@@ -1,6 +1,5 @@
 """Inspect one question: logit lens, similarity to a chain, what is selected of it, answers under interventions."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -74,7 +73,6 @@ class QuestionInspection:
     is_distilled: bool = False
     best_tokens: tuple[tuple[str, float], ...] = ()
     effects: tuple[ChangedAnswer, ...] = ()
-    slot_effects: tuple[ChangedAnswer, ...] = ()
 
     def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
         """Return the map of a space against the chain or against its selected tokens."""
@@ -85,23 +83,20 @@ class QuestionInspection:
 def inspect_question(
     run: InspectedRun,
     batch: ReasoningBatch,
-    specs: Sequence[InterventionSpec],
     others: TrainingData | None = None,
     *,
     top: int = 5,
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> QuestionInspection:
-    """Inspect a run on one question with its chain; "mean" and "swap" need other questions.
+    """Inspect a run on one question with its chain; without other questions, "mean" and "swap" are left out.
 
     `progress` is called as each part begins, with its name, the number of finished parts, and their total.
     """
     batch, parts = batch.to(run.device), PartCounter(progress)
     parts.begin("thinking and answering")
     rollout = run.think(batch, record_passes=True)
-    kinds = {spec.kind for spec in specs}
-    parts.total = 2 + len(kinds & {"mean", "swap"}) + len(specs)
-    parts.total += rollout.latents.shape[1] * len(kinds & {"zero", "swap"})
+    parts.total = 4 + len(interventions.list_interventions(rollout.latents.shape[1]))
     answer = run.answer(batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
@@ -109,7 +104,7 @@ def inspect_question(
     if run.teacher_chain is not None and n:
         parts.begin("comparing the latents with the chain")
         inspection = with_chain(inspection, run, batch, rollout, run.teacher_chain(batch), n)
-    return with_interventions(inspection, run, batch, rollout, specs, others, seed, parts)
+    return with_interventions(inspection, run, batch, rollout, others, seed, parts)
 
 
 def with_chain(
@@ -144,52 +139,34 @@ def with_interventions(
     run: InspectedRun,
     batch: ReasoningBatch,
     rollout: LatentRollout,
-    specs: Sequence[InterventionSpec],
     others: TrainingData | None,
     seed: int,
     parts: PartCounter,
 ) -> QuestionInspection:
-    """Add the answers under each intervention that is possible, and of "zero" and "swap" for each latent alone."""
-    kinds, means, donor = {spec.kind for spec in specs}, None, (None, None)
-    if "mean" in kinds and others is not None and len(others) >= NUM_MEAN_QUESTIONS:
-        parts.begin(f"thinking about {NUM_MEAN_QUESTIONS} other questions for mean")
-        rows = [inspection_dataset.load_batch(run, others, np.arange(NUM_MEAN_QUESTIONS))]
+    """Add the answers under each intervention that is possible."""
+    means, donor_rollout, donor_answer = None, None, None
+    if others is not None:
+        num_questions = min(NUM_MEAN_QUESTIONS, len(others))
+        parts.begin(f"thinking about {num_questions} other questions for mean")
+        rows = [inspection_dataset.load_batch(run, others, np.arange(num_questions))]
         means = interventions.compute_reference_means(run, rows)
-    if "swap" in kinds:
         parts.begin("finding a question to swap with")
-        donor = find_donor(inspection, run, others)
-    donor_rollout, donor_answer = donor
+        donor_rollout, donor_answer = find_donor(inspection, run, others)
     inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
-    M = rollout.latents.shape[1]
-
-    def change_answer(spec: InterventionSpec) -> ChangedAnswer:
-        slots = "" if spec.slots is None else f", latent {', '.join(str(m + 1) for m in spec.slots)}"
-        parts.begin(f"{spec.kind} in {spec.target}{slots}")
-        changed = interventions.run_intervention(run, batch, spec, inputs)
-        answer = run.answer(batch, changed).texts[0]
-        return ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None)
-
-    is_possible = {
-        "zero": True,
-        "noise": True,
-        "shuffle": M > 1,
-        "mean": means is not None,
-        "swap": donor_rollout is not None,
-    }
-    possible = [spec for spec in specs if is_possible[spec.kind]]
-    target = "vectors" if any(spec.target == "vectors" for spec in possible) else "cache"
-    by_slot = [spec for spec in possible if spec.kind in ("zero", "swap") and spec.target == target]
-    single = [spec._replace(slots=(m,)) for spec in by_slot for m in interventions.resolve_slots(spec, M)]
-    effects, slot_effects = tuple(map(change_answer, possible)), tuple(map(change_answer, single))
-    return replace(inspection, effects=effects, slot_effects=slot_effects)
+    has_inputs = {"mean": means is not None, "swap": donor_rollout is not None}
+    effects: list[ChangedAnswer] = []
+    for spec in interventions.list_interventions(rollout.latents.shape[1]):
+        if has_inputs.get(spec.kind, True):
+            parts.begin(f"{spec.kind} in {spec.target}")
+            answer = run.answer(batch, interventions.run_intervention(run, batch, spec, inputs)).texts[0]
+            effects.append(ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None))
+    return replace(inspection, effects=tuple(effects))
 
 
 def find_donor(
-    inspection: QuestionInspection, run: InspectedRun, others: TrainingData | None
+    inspection: QuestionInspection, run: InspectedRun, others: TrainingData
 ) -> tuple[LatentRollout | None, str | None]:
     """Return the latents of another question and their answer: of the first few, one with a different answer."""
-    if others is None:
-        return None, None
     for row in range(min(MAX_DONOR_TRIES, len(others))):
         batch = inspection_dataset.load_batch(run, others, np.array([row]))
         rollout = run.think(batch, record_passes=True)

@@ -113,14 +113,6 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
     return rates
 
 
-def estimate_map_statistics(run: DatasetInspection) -> dict[tuple[str, str], tuple[Estimate, Estimate]]:
-    """Return diagonal contrast and look-ahead of each map, mean over questions."""
-    return {
-        key: (statistics.estimate_mean(x[:, 0]), statistics.estimate_mean(x[:, 1]))
-        for key, x in run.map_statistics.items()
-    }
-
-
 def list_caveats(summary: DatasetSummary) -> list[str]:
     """Return what the accuracy does not allow to conclude, then the notes on the set."""
     floor, caveats = summary.majority_baseline[1], list[str]()
@@ -134,12 +126,6 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
     return [*caveats, *summary.notes]
 
 
-def spec_to_json(spec: InterventionSpec) -> dict[str, Any]:
-    """Return an intervention as JSON; slots are counted from 1."""
-    slots = None if spec.slots is None else [m + 1 for m in spec.slots]
-    return {"intervention": spec.kind, "target": spec.target, "slots": slots}
-
-
 def summary_to_json(summary: QuestionSummary | DatasetSummary) -> dict[str, Any]:
     """Return all results as JSON."""
     is_question = isinstance(summary, QuestionSummary)
@@ -149,7 +135,7 @@ def summary_to_json(summary: QuestionSummary | DatasetSummary) -> dict[str, Any]
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
     """Return the results on one question as JSON."""
     return {
-        "schema": 2,
+        "schema": 3,
         "question": summary.text,
         "chain": summary.chain,
         "chain_source": summary.chain_source,
@@ -169,10 +155,15 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
                 "policy": run.policy,
                 "scores": run.scores,
                 "selections": {selection.policy: selection.mask.astype(int).tolist() for selection in run.selections},
-                **{
-                    name: [spec_to_json(e.spec) | {"answer": e.answer, "donor_answer": e.donor_answer} for e in effects]
-                    for name, effects in (("effects", run.effects), ("slot_effects", run.slot_effects))
-                },
+                "effects": [
+                    {
+                        "intervention": e.spec.kind,
+                        "target": e.spec.target,
+                        "answer": e.answer,
+                        "donor_answer": e.donor_answer,
+                    }
+                    for e in run.effects
+                ],
             }
             for run in summary.runs
         ],
@@ -183,7 +174,7 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
     """Return the results on a set as JSON."""
     return {
-        "schema": 2,
+        "schema": 3,
         "dataset": summary.name,
         "questions": summary.num_questions,
         "protocol": summary.protocol.name,
@@ -199,16 +190,6 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
                 },
                 "trained_iterations": run.trained_iterations,
                 "chain_words": chain_word_rates(run),
-                "similarity": [
-                    {"space": space, "baseline": baseline, "diagonal_contrast": a, "look_ahead": b}
-                    for (space, baseline), (a, b) in estimate_map_statistics(run).items()
-                ],
-                "mean_maps": [
-                    {"space": space, "map": map.tolist(), "questions": run.num_full_chains}
-                    for (space, _), map in run.mean_maps.items()
-                ],
-                "selectors": run.selector_statistics,
-                "unreduced_chains": run.num_unreduced_chains,
             }
             for run, effects in zip(summary.runs, effects_per_run(summary), strict=True)
         ],
@@ -218,9 +199,14 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
 
 def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
     """Return an effect as JSON."""
-    values = effect._asdict()
-    is_significant = {"is_significant": values.pop("is_significant")}
-    return spec_to_json(values.pop("spec")) | values | {"change": effect.change._asdict() | is_significant}
+    return {
+        "intervention": effect.spec.kind,
+        "target": effect.spec.target,
+        "accuracy": effect.accuracy,
+        "change": effect.change._asdict() | {"is_significant": effect.is_significant},
+        "donor_share": effect.donor_share,
+        "difference_to_first": effect.difference_to_first,
+    }
 
 
 def format_summary(summary: QuestionSummary | DatasetSummary) -> str:
