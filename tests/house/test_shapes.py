@@ -4,7 +4,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from laconic.models.positions import next_token
+from laconic.models.next_token import next_token
 from tests import shapes
 
 RIGHT, WRONG = torch.ones(2, 3), torch.ones(2, 3, 4)  # [B, V], and another shape

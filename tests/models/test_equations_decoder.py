@@ -5,15 +5,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from laconic.models.cache import default_position_ids
 from laconic.models.config import DecoderConfig
-from laconic.models.decoder import Decoder
-from laconic.models.positions import (
-    default_position_ids,
-    last_valid,
-    next_token,
-    next_token_probabilities,
-    position_embedding,
-)
+from laconic.models.decoder import Decoder, position_embedding
+from laconic.models.next_token import last_valid, next_token, next_token_probabilities
 from tests.oracles.compare import agree, distance
 from tests.oracles.llama_ends import MISREAD, ORACLE
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import attention, block, rope, rope_scaling, weights
-from laconic.models import positions as models_positions
+from laconic.models import attention, block, cache, decoder, next_token, rope, rope_scaling, weights
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -184,11 +183,11 @@ FURTHER = (
            swap(block.Block, "normalize_heads", wrong.exchanged_normed), family="qwen3"),
     Mutant("Qwen2 bias dropped", "further", "q", change_weights=zero_query_bias, family="qwen2"),
     Mutant("OPT offset 0", "further", "embed",
-           swap(models_positions, "position_embedding", wrong.row_p), family="opt", layer=None),
+           swap(decoder, "position_embedding", wrong.row_p), family="opt", layer=None),
     Mutant("OPT scaled twice", "further", "scores",
            swap(attention, "attention_scores", wrong.scaled_twice), family="opt"),
     Mutant("positions that count padding", "further", "q_rot",
-           swap(models_positions, "default_position_ids", wrong.counting_padding), case="padded"),
+           swap(cache, "default_position_ids", wrong.counting_padding), case="padded"),
     Mutant("GPT-2 erf GELU", "further", "mid", config=with_config(activation="gelu"),
            family="gpt2"),
     Mutant("GPT-2 map not transposed", "further", "attn_out",
@@ -221,7 +220,7 @@ FURTHER = (
     Mutant("tied head not tied", "further", "logits", layer=None,
            config_changes={"tie_word_embeddings": True}, config=with_config(tie_word_embeddings=False),
            change_weights=randomise_head),
-    Mutant("logits of the last column", "further", "last_logits", swap(models_positions,
+    Mutant("logits of the last column", "further", "last_logits", swap(next_token,
            "last_valid", wrong.last_column),
            case="padded", layer=None),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from laconic.halting.stop_distribution import attention_gate_bias
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.positions import last_valid
+from laconic.models.next_token import last_valid
 
 PositionScheme = Literal["contiguous", "reserved", "zero"]
 StopCheck = Callable[[Tensor], bool]

@@ -33,7 +33,6 @@ from laconic.generation.sampling import Sampler
 from laconic.generation.state import DecodeState
 from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import RecurrentState, StatefulLM
-from laconic.models import input_checks
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
@@ -176,7 +175,7 @@ def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | Recurren
     rows, device = len(prompt.attention_mask), prompt.attention_mask.device
     cache = state if isinstance(state, KVCache) else None
     if cache is not None:
-        input_checks.check_cache(decoder.config, cache, rows)
+        cache.check_fits(decoder.config, rows)
     elif state is not None:
         recurrent = as_recurrent(state)
         if len(recurrent.position) != rows:

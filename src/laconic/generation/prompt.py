@@ -15,9 +15,8 @@ from laconic.generation.config import OnPrefill
 from laconic.generation.state import DecodeState
 from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
-from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.models.input_checks import check_inputs_embeds, dtype_name
-from laconic.models.positions import last_valid
+from laconic.models.decoder import Decoder, DecoderOutput, check_inputs_embeds, dtype_name
+from laconic.models.next_token import last_valid
 
 FIRST_PASS_CHUNKS = 8  # read at once on an empty cache, where attention needs no mask: a tenth faster on 2,048 tokens
 InputIds = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.generation.config import GenerationConfig, Number
-from laconic.models.positions import next_token
+from laconic.models.next_token import next_token
 
 TOP_P_CANDIDATES = 256  # ids among which top-p is decided, where they have enough probability
 

@@ -16,10 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.block import ACTIVATIONS, Block, Namespace, RMSNorm, mlp_hidden
+from laconic.models.block import ACTIVATIONS, Block, RMSNorm, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.models.init import Namespace
 from laconic.models.int8_linear import Int8Linear
 from laconic.models.prefix_attention import attend_by_head
 from laconic.models.quantize import PLAIN_MODULES

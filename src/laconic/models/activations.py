@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from laconic.models import attention
-from laconic.models import positions as positions_
+from laconic.models import next_token as next_token_
 from laconic.models.block import Block, ForwardContext, PastKeyValues, concat_past
 from laconic.models.config import DecoderConfig
 
@@ -95,11 +95,11 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
         "C21",
         ("logits", "attention_mask"),
         "B V",
-        lambda m, a, mask: positions_.last_valid(a, mask),
+        lambda m, a, mask: next_token_.last_valid(a, mask),
         True,
     ),
-    A("token", "next token", "C21", ("last_logits",), "B", lambda m, a: positions_.next_token(a), True),
-    A("next_probs", "next token", "C21", ("last_logits",), "B V", lambda m, a: positions_.next_token_probabilities(a)),
+    A("token", "next token", "C21", ("last_logits",), "B", lambda m, a: next_token_.next_token(a), True),
+    A("next_probs", "next token", "C21", ("last_logits",), "B V", lambda m, a: next_token_.next_token_probabilities(a)),
 )
 """Activations computed once per pass: `embed` before the layers, the others after them."""
 

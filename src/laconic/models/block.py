@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from laconic.models import attention, rope
 from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.init import Namespace, add_submodule
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.prefix_attention import attend_with_prefix
 from laconic.models.unpadding import RealTokens
@@ -94,27 +95,6 @@ class LayerNorm(nn.Module):
 def build_norm(config: DecoderConfig) -> nn.Module:
     """Return the norm of a model family, over the width D."""
     return (RMSNorm if config.norm_type == "rms" else LayerNorm)(config.hidden_size, config.norm_eps)
-
-
-class Namespace(nn.Module):
-    """Empty module used as a namespace."""
-
-
-def add_submodule(root: nn.Module, path: str | None, module: nn.Module) -> None:
-    """Add `module` at a dotted path, creating namespaces on the way. A path of None means the family has none."""
-    if path is None:
-        return
-    *parents, last = path.split(".")
-    for name in parents:
-        if not hasattr(root, name):
-            root.add_module(name, Namespace())
-        root = root.get_submodule(name)
-    root.add_module(last, module)
-
-
-def empty_embedding(n: int, width: int) -> nn.Embedding:
-    """Return an uninitialised embedding (initialising one on meta imports modules that take torch a second)."""
-    return nn.Embedding(n, width, _weight=torch.empty(n, width))
 
 
 class ForwardContext(NamedTuple):

@@ -14,11 +14,22 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
-from laconic.models import positions as positions_
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.kv_prefix import first_invalid_tensor as first_invalid_prefix_tensor
 from laconic.storage import atomic
+
+
+def default_position_ids(
+    attention_mask: Bool[Tensor, "B T"],
+    past_positions: Int[Tensor, "B S"],
+    past_valid: Bool[Tensor, "B S"],
+    num_prefix_tokens: Int[Tensor, " B"] | None = None,
+) -> Int[Tensor, "B T"]:
+    """Eq. C22: count on from the largest valid cached position, or from the prefix, or from 0; padding gets 0."""
+    first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
+    first = first if num_prefix_tokens is None else first.maximum(num_prefix_tokens)
+    return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
 
 
 @runtime_checkable
@@ -92,7 +103,7 @@ class KVCache:
     def continue_positions(self, attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         """Return the default positions of new tokens (Eq. C22)."""
         prefix_tokens = self.prefix and self.prefix.num_tokens
-        return positions_.default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
+        return default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
 
     @property
     def num_bytes(self) -> int:
@@ -108,6 +119,16 @@ class KVCache:
     def shape_summary(self) -> tuple[int, int, int]:
         """Number of layers, number of KV heads, head size."""
         return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
+
+    def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
+        """Raise ValueError if the cache is one of another decoder, or has another number of rows."""
+        expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        if self.shape_summary != expected:
+            raise ValueError(
+                f"the cache has (layers, KV heads, head size) {self.shape_summary}, the decoder {expected}"
+            )
+        if batch_size != self.B:
+            raise ValueError(f"the cache has {self.B} rows, the inputs {batch_size}")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by its name in a saved file."""

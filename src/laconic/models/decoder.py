@@ -5,11 +5,9 @@ Llama (arXiv:2302.13971, 2407.21783), Mistral (2310.06825), Qwen (2407.10671, 25
 Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,26 +15,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.models import attention, input_checks, llama2c, rope, weights
-from laconic.models import positions as positions_
+from laconic.models import attention, rope
 from laconic.models.activations import CaptureRequest, capture_model, parse_capture
-from laconic.models.block import EAGER_ACTIVATIONS, Block, ForwardContext, add_submodule, build_norm, empty_embedding
+from laconic.models.attention import ATTENTION_BACKENDS
+from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext
 from laconic.models.cache import KVCache
-from laconic.models.checkpoint_files import warn_randomly_initialized
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.init import init_parameters
-from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_layers
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder_weights import DecoderWeights
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.models.unpadding import find_real_tokens
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
-ParameterVersion = tuple[tuple[int, int], ...]
 checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
 
 
-class Decoder(nn.Module):
+def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offset: int) -> Float[Tensor, "B T D"]:
+    """Eq. C8: row p + offset of the table, and the zero vector where p = -1."""
+    return F.embedding(p.clamp(min=0) + offset, table).masked_fill((p < 0)[..., None], 0.0)
+
+
+class Decoder(DecoderWeights):
     """Decoder-only transformer that reads embeddings: of tokens, of latent thoughts, or of summary vectors.
 
     Parameters have the names of the family's Hugging Face checkpoints. Parameters are initialised with
@@ -63,113 +63,9 @@ class Decoder(nn.Module):
     __call__: Callable[..., DecoderOutput]
 
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
-        super().__init__()
-        names = WEIGHT_NAMES[config.family]
-        self.config, self.weight_names = config, names
-        self.name_or_path = config.family
-        self.source_folder: Path | None = None
+        super().__init__(config, seed)
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
-        self._cached_fingerprint: tuple[str, ParameterVersion] | None = None
         self.no_capture = CaptureRequest((frozenset(),) * config.num_hidden_layers, frozenset(), frozenset())
-        D, num_positions = config.hidden_size, config.max_position_embeddings + config.position_offset
-        add_submodule(self, names.token_embedding, empty_embedding(config.vocab_size, D))
-        if names.position_embedding:
-            add_submodule(self, names.position_embedding, empty_embedding(num_positions, D))
-        add_submodule(self, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
-        add_submodule(self, names.final_norm, build_norm(config))
-        if not config.tie_word_embeddings:
-            add_submodule(self, names.head, nn.Linear(D, config.vocab_size, bias=False))
-        if seed is not None:
-            self.init_parameters([name for name, _ in self.named_parameters()], seed)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder_or_hub_name: str | Path,
-        dtype: torch.dtype | str | None = None,
-        device: torch.device | str | None = None,
-        *,
-        allow_missing: tuple[str, ...] = (),
-        ignore_tensors: tuple[str, ...] = (),
-        revision: str | None = None,
-        device_map: str | Mapping[str, Any] | None = None,
-        quantize: Literal["int8"] | None = None,
-    ) -> "Decoder":
-        """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
-
-        On a CPU, the weights of one input are copied side by side, so that decoding reads them as one matrix.
-
-        Args:
-            folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
-            dtype: Also by name. "auto" is the stored one. None: also on CUDA; on a CPU float32, or bfloat16 if fast.
-            device: The CPU by default.
-            allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
-            ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
-            revision: Revision on the hub.
-            device_map: In place of `device`, as in transformers: "auto", or a single device.
-            quantize: "int8" rounds the linear layers while reading, as `quantize_decoder` does, without a float copy.
-
-        Raises:
-            CorruptArtifactError: laconic exported the folder, and a file was changed since (76).
-            InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
-            NonFiniteError: A weight is NaN or infinite (65).
-            UnsafeFileError: The weights are pickled (77).
-            UsageError: The device does not exist, or the dtype (2).
-        """
-        folder = weights.find_checkpoint(folder_or_hub_name, revision)
-        dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
-        config = DecoderConfig.from_folder(folder)
-        with torch.device("meta"):
-            decoder = cls(config, seed=None)
-        on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
-        report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, ignore_tensors, on_layer)
-        decoder.init_parameters(warn_randomly_initialized(report.missing), seed=0)
-        if quantize:
-            config = decoder.quantize_head(config)
-        decoder.config = replace(config, dtype=decoder.token_embedding.weight.dtype)
-        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
-        decoder._cached_fingerprint = (report.fingerprint, decoder.parameter_version())
-        return decoder.eval()
-
-    @classmethod
-    def from_llama2c(cls, path: str | Path) -> "Decoder":
-        """Load a llama2.c file (`stories260K.bin`), with q and k permuted to Hugging Face's RoPE layout.
-
-        Raises:
-            InputError: Header and file size do not match (exit code 66).
-            NonFiniteError: A weight is NaN or infinite (65).
-            UnsafeFileError: The file is a pickle (77).
-        """
-        source, tensors = llama2c.read_llama2c(Path(path))
-        with torch.device("meta"):
-            decoder = cls(DecoderConfig.from_dict(source), seed=None)
-        decoder.load_state_dict(tensors, assign=True)
-        decoder.name_or_path = str(path)
-        return decoder.eval()
-
-    def quantize_head(self, config: DecoderConfig) -> DecoderConfig:
-        """Quantise the head; a tied one becomes an int8 copy of the embedding, which the returned config says."""
-        if config.tie_word_embeddings:
-            add_submodule(self, self.weight_names.head, Int8Linear.from_float(self.token_embedding.weight))
-        quantize_layers(self, [name for name, _ in self.named_parameters()])  # those that were initialised
-        self.requires_grad_(False)
-        return replace(config, tie_word_embeddings=False)
-
-    def save_pretrained(
-        self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
-    ) -> None:
-        """Save a Hugging Face folder that transformers can load.
-
-        Args:
-            folder: Must not exist, or be empty.
-            max_shard_bytes: Size limit of a safetensors file.
-            dtype: Convert the weights to this dtype.
-
-        Raises:
-            BusyError: The folder is not empty (exit code 73).
-        """
-        options: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}
-        weights.save_weights(self, Path(folder), self.config, source_folder=self.source_folder, **options)
 
     @property
     def token_embedding(self) -> Any:
@@ -187,48 +83,9 @@ class Decoder(nn.Module):
         assert isinstance(module, nn.ModuleList)
         return module
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of a sample of the weights in checkpoint layout; recomputed when a parameter has changed."""
-        version = self.parameter_version()
-        if self._cached_fingerprint is None or self._cached_fingerprint[1] != version:
-            value = weights.weights_fingerprint(weights.checkpoint_tensors(self, self.config))
-            self._cached_fingerprint = (value, version)
-        return self._cached_fingerprint[0]
-
-    def parameter_version(self) -> ParameterVersion:
-        """Return address and in-place change counter of each parameter (inference tensors have no counter)."""
-        return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters())
-
     def attention_scale(self, layer: int) -> float:
         """Return the factor on a layer's attention scores (Eq. C11)."""
         return self.config.attention_scales[layer]
-
-    def init_parameters(self, names: list[str], seed: int) -> None:
-        """Initialise the named parameters: weights normal(0, initializer_range), norms 1, biases 0."""
-        init_parameters({name: self.get_parameter(name) for name in names}, self.config.initializer_range, seed)
-
-    def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> "Decoder":
-        """Return a decoder with more tokens; all other parameters are shared with this one.
-
-        New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
-        """
-        with torch.device("meta"):
-            resized = Decoder(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
-        generator = torch.Generator().manual_seed(seed)
-        parameters = dict(self.named_parameters())
-        for name in (f"{self.weight_names.token_embedding}.weight", f"{self.weight_names.head}.weight"):
-            if name in parameters:
-                rows = parameters[name].detach()
-                noise = torch.randn((num_new_tokens, rows.shape[1]), generator=generator, device="cpu").to(rows)
-                new = rows.mean(0) + noise * rows.std(0) * 1e-2
-                parameters[name] = nn.Parameter(torch.cat([rows, new]), parameters[name].requires_grad)
-        for name, p in resized.named_parameters():  # load_state_dict(assign=True) sets requires_grad from these
-            p.requires_grad_(parameters[name].requires_grad)
-        resized.load_state_dict(parameters, assign=True)
-        for name in ("source_folder", "name_or_path", "attn_implementation", "activation_checkpointing"):
-            setattr(resized, name, getattr(self, name))
-        return resized.train(self.training)
 
     def embed(self, input_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Return token embeddings. Learned positions are added in the forward pass.
@@ -262,7 +119,7 @@ class Decoder(nn.Module):
             return inputs_embeds
         table = self.get_submodule(self.weight_names.position_embedding).weight
         assert isinstance(table, Tensor)
-        x = inputs_embeds + positions_.position_embedding(table, position_ids, self.config.position_offset)
+        x = inputs_embeds + position_embedding(table, position_ids, self.config.position_offset)
         return F.dropout(x, self.config.dropout.embedding, self.training)
 
     def build_context(
@@ -325,7 +182,7 @@ class Decoder(nn.Module):
         Raises:
             ValueError: Shapes, dtypes, positions or cache do not fit.
         """
-        input_checks.check_forward_inputs(
+        check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, cache, attention_mask, position_ids, attention_bias
         )
         (B, T), device = inputs_embeds.shape[:2], inputs_embeds.device
@@ -338,9 +195,9 @@ class Decoder(nn.Module):
             position_ids = past.continue_positions(mask)
         valid, positions = torch.cat([past.valid, mask], 1), torch.cat([past.positions, position_ids], 1)
         if not torch.compiler.is_compiling():
-            input_checks.check_dtype(self.layers, inputs_embeds)
+            check_dtype(self.layers, inputs_embeds)
             if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE
-                input_checks.check_positions(self.config, position_ids)
+                check_positions(self.config, position_ids)
             all_valid = all_valid or bool(valid.all())
         request = parse_capture(capture, self.config) if capture else self.no_capture
         context = self.build_context(
@@ -390,3 +247,74 @@ class Decoder(nn.Module):
             activations |= captured
         x = real_tokens.scatter(x) if real_tokens else x
         return x, tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
+
+
+def check_forward_inputs(
+    config: DecoderConfig,
+    backend: str,
+    inputs_embeds: Tensor,
+    cache: KVCache | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    attention_bias: Tensor | None,
+) -> None:
+    """Raise ValueError for arguments whose dtypes or shapes do not fit the decoder."""
+    check_inputs_embeds(config, inputs_embeds)
+    B, T = inputs_embeds.shape[:2]
+    if 0 in (B, T):
+        raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; B and T must be at least 1")
+    for name, x in (("attention_mask", attention_mask), ("position_ids", position_ids)):
+        if x is not None and x.shape != (B, T):
+            raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}")
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError(f"attention_mask is {dtype_name(attention_mask)}; did you mean attention_mask.bool()?")
+    if position_ids is not None and (position_ids.is_floating_point() or position_ids.dtype == torch.bool):
+        raise ValueError(f"position_ids are {dtype_name(position_ids)}; pass integers")
+    if cache is not None:
+        cache.check_fits(config, B)
+    full_shape = (B, T, T + (cache.S if cache is not None else 0))
+    if attention_bias is not None:
+        shape = attention_bias.shape
+        if len(shape) != 3 or any(b not in (1, n) for b, n in zip(shape, full_shape, strict=True)):
+            raise ValueError(f"attention_bias {list(shape)} does not broadcast to {list(full_shape)}")
+    if backend not in ATTENTION_BACKENDS:
+        raise ValueError(f"attn_implementation={backend!r} is unknown; use one of {', '.join(ATTENTION_BACKENDS)}")
+
+
+def check_inputs_embeds(config: DecoderConfig, inputs_embeds: Tensor) -> None:
+    """Raise ValueError unless these are floats [B, T, D]."""
+    if not inputs_embeds.is_floating_point():
+        raise ValueError(f"inputs_embeds are {dtype_name(inputs_embeds)}; did you mean decoder.embed(input_ids)?")
+    if inputs_embeds.ndim != 3:
+        raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; expected [B, T, D]")
+    if inputs_embeds.shape[-1] != config.hidden_size:
+        raise ValueError(f"inputs_embeds have width {inputs_embeds.shape[-1]}, the decoder {config.hidden_size}")
+
+
+def check_dtype(layers: nn.Module, inputs_embeds: Tensor) -> None:
+    """Raise ValueError for embeddings wider than every weight, or of the other half-precision dtype."""
+    dtypes = (p.dtype for p in layers.parameters() if p.is_floating_point())
+    first = next(dtypes, inputs_embeds.dtype)
+    if inputs_embeds.dtype == first:
+        return
+    if any(torch.promote_types(inputs_embeds.dtype, dtype) == dtype for dtype in (first, *dtypes)):
+        return
+    device = inputs_embeds.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        raise ValueError(f"inputs_embeds are {dtype_name(inputs_embeds)}, weights {dtype_name(first)}; convert one")
+
+
+def dtype_name(x: Tensor | torch.dtype) -> str:
+    """Return the name of a dtype without `torch.`."""
+    return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
+
+
+def check_positions(config: DecoderConfig, position_ids: Tensor) -> None:
+    """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE."""
+    low, high = (int(end) for end in position_ids.aminmax())
+    if low < -1:
+        raise ValueError(f"position {low}: positions must be ≥ -1 (-1 = no position)")
+    if low < 0 and config.position_encoding == "rope":
+        raise ValueError(f"position -1 (none) needs learned positions; {config.family} uses RoPE")
+    if config.position_encoding == "table" and high >= config.max_position_embeddings:
+        raise ValueError(f"position {high} exceeds the {config.max_position_embeddings} positions of {config.family}")

@@ -1,4 +1,4 @@
-"""Random initial values drawn from a generator of their own, independent of torch's global state."""
+"""Modules of a decoder under their checkpoint names, and initial values that do not depend on torch's global state."""
 
 from collections.abc import Mapping
 
@@ -6,6 +6,27 @@ import torch
 from torch import nn
 
 NORMAL_STD = 0.02
+
+
+class Namespace(nn.Module):
+    """Empty module used as a namespace."""
+
+
+def add_submodule(root: nn.Module, path: str | None, module: nn.Module) -> None:
+    """Add `module` at a dotted path, creating namespaces on the way. A path of None means the family has none."""
+    if path is None:
+        return
+    *parents, last = path.split(".")
+    for name in parents:
+        if not hasattr(root, name):
+            root.add_module(name, Namespace())
+        root = root.get_submodule(name)
+    root.add_module(last, module)
+
+
+def empty_embedding(n: int, width: int) -> nn.Embedding:
+    """Return an uninitialised embedding (initialising one on meta imports modules that take torch a second)."""
+    return nn.Embedding(n, width, _weight=torch.empty(n, width))
 
 
 def build_seeded_linear(in_features: int, out_features: int, generator: torch.Generator) -> nn.Linear:

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.models.block import Block, LayerNorm, Namespace, RMSNorm
+from laconic.models.block import Block, LayerNorm, RMSNorm
 from laconic.models.decoder import Decoder
+from laconic.models.init import Namespace
 from laconic.models.int8_linear import Int8Linear, int8_memory, named_modules
 
 PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)

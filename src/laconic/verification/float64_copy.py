@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.models.block import add_submodule
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.models.init import add_submodule
 
 
 def to_float64(module: nn.Module) -> nn.Module:

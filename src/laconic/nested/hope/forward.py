@@ -16,9 +16,8 @@ from torch import Tensor
 
 from laconic.errors import UsageError
 from laconic.models.block import Block, ForwardContext
-from laconic.models.cache import KVCache
+from laconic.models.cache import KVCache, default_position_ids
 from laconic.models.decoder import Decoder
-from laconic.models.positions import default_position_ids
 from laconic.nested.cms.forward import forward_levels, forward_with_state, require_levels
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode, LinearRecords

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from laconic.config.nested import CMSOptions, NewLevelInit, TitansOptions
 from laconic.errors import UsageError
-from laconic.models.block import Block, add_submodule
+from laconic.models.block import Block
 from laconic.models.decoder import Decoder
+from laconic.models.init import add_submodule
 from laconic.nested.cms.config import CMSShape
 from laconic.nested.cms.equations import LayerPlacement
 from laconic.nested.cms.layer import CMS, init_weights

@@ -18,8 +18,7 @@ from laconic.errors import InputError, UsageError
 from laconic.models import weights
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
-from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.models.input_checks import check_forward_inputs
+from laconic.models.decoder import Decoder, DecoderOutput, check_forward_inputs
 from laconic.nested import state_file
 from laconic.nested.cms import forward as cms_forward
 from laconic.nested.cms import layer as cms_layer
