@@ -1,8 +1,11 @@
 """Validation on documents: scores of a batch against one row at a time, and warnings about collapsed lengths."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +124,51 @@ def test_warn_collapsed_lengths(recwarn: pytest.WarningsRecorder) -> None:
     warn_collapsed_lengths([2, 3] * 100, 8)
     warn_collapsed_lengths([], 8)
     assert not len(recwarn)
+
+
+STATEFUL = """
+paper_table = "ours"
+method = "hope"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 16
+num_attention_heads = 2
+max_position_embeddings = 64
+[mixer]
+kind = "self_modifying"
+num_heads = 2
+head_dim = 8
+[cms]
+chunk_sizes = [4, 16]
+[data]
+source = "text"
+path = "books.jsonl"
+[data.text]
+row_tokens = 32
+segment_tokens = 32
+[validation]
+max_rows = 12
+batch_size = 3
+[train]
+steps = 2
+batch_size = 2
+stateful = true
+"""
+
+
+def test_stateful_validation_on_two_ranks_equals_one_process(tmp_path: Path) -> None:
+    books = [json.dumps({"text": f"Book {i}. " + "It was a dark and stormy night. " * 40}) for i in range(9)]
+    (tmp_path / "books.jsonl").write_text("\n".join(books) + "\n")
+    (tmp_path / "own.toml").write_text(STATEFUL)
+    experiment = build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
+
+    def validate(ranks: Any) -> Mapping[str, float]:
+        function = build_validation(experiment.recipe, experiment.parts, experiment.method, CPU, ranks)
+        assert function is not None
+        return function(0)
+
+    sent: list[Any] = []
+    first: Any = SimpleNamespace(rank=0, world_size=2, all_gather=lambda scores: [sent.append(scores) or scores, []])
+    second: Any = SimpleNamespace(rank=1, world_size=2, all_gather=lambda scores: [sent[0], scores])
+    assert validate(None) == validate(first) == validate(second)

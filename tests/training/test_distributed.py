@@ -14,12 +14,17 @@ from torch import nn
 
 from laconic.batches import ReasoningBatch
 from laconic.config.data import TextConfig
+from laconic.config.nested import CMSOptions, SelfModifyingOptions
 from laconic.config.training import TrainingConfig
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import Document
+from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, LaconicError, UsageError
 from laconic.interfaces import StepOutput
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope
+from laconic.nested.language_model import NestedLanguageModel
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import sharded
@@ -242,6 +247,46 @@ def test_ranks_resume_bit_for_bit(tmp_path: Path, parallel: Any) -> None:
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+@BOTH
+def test_ranks_carry_states_like_one_process(tmp_path: Path, parallel: Any) -> None:
+    """Hope reads documents in order on two ranks, is interrupted, and follows the trajectory of one process."""
+    texts = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((70, 40, 55, 61))]
+    data = StatefulBatches(texts, tokenize_documents(texts, build_byte_tokenizer()), 9, num_lanes=4, seed=1)
+
+    def settings(steps: int, **more: Any) -> TrainingConfig:
+        schedule = {"warmup_ratio": 0, "warmup_steps": 3, "lr_schedule": "constant"}
+        return toy_config(stateful=True, steps=steps, batch_size=4, save_every=2, **schedule, **more)
+
+    def method() -> nn.Module:
+        memory = SelfModifyingOptions(memory_chunk_size=3, projection_chunk_size=3, projection_lr_init=0.3)
+        config = HopeConfig.attention_free(
+            257,
+            8,
+            1,
+            chunk_sizes=(4, 16),
+            num_heads=2,
+            memory=memory,
+            memory_chunk_size=3,
+            cms=CMSOptions(inner_lr=0.5),
+        )
+        return NestedLanguageModel(Hope(config, 1).double())
+
+    def losses(path: Path) -> list[float]:
+        return [line["loss"] for line in read_metrics(path)]
+
+    def work(steps: int) -> None:
+        train_on_ranks(tmp_path / "two", settings(steps, micro_batch_size=1, parallel=parallel), method(), data=data)
+
+    run_training(tmp_path / "one", settings(6), method=method(), data=data)
+    run_ranks_ok(tmp_path, lambda: work(4))
+    run_ranks_ok(tmp_path, lambda: work(6))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=RECOMPUTE)
+    run_training(tmp_path / "forgets", settings(6).model_copy(update={"stateful": False}), method=method(), data=data)
+    assert losses(tmp_path / "forgets") != pytest.approx(losses(tmp_path / "one"), rel=RECOMPUTE)
+    with pytest.raises(UsageError, match="states that 2 processes carried, not 1"):
+        run_training(tmp_path / "two", settings(8, micro_batch_size=1, parallel=parallel), method=method(), data=data)
+
+
 @pytest.mark.parametrize(("first", "then"), [("fsdp", 1), ("ddp", 1), ("one", 2)])
 def test_ranks_resume_with_another_number(tmp_path: Path, first: Any, then: int) -> None:
     plain = toy_config(warmup_ratio=0, warmup_steps=3, lr_schedule="constant")
@@ -422,8 +467,8 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
 def test_ranks_check_config() -> None:
     with pytest.raises(UsageError, match="batch_size = 1"):
         check_config(toy_config(batch_size=1, micro_batch_size=1), 2)
-    with pytest.raises(UsageError, match="stateful"):
-        check_config(toy_config(stateful=True), 2)
+    with pytest.raises(UsageError, match="not a multiple of the 3 ranks"):
+        check_config(toy_config(stateful=True), 3)
     with pytest.raises(UsageError, match="float16"):
         check_config(toy_config(parallel="fsdp", precision="float16"), 2)
 

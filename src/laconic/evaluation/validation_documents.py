@@ -52,8 +52,6 @@ def build_document_validation(
     rows = load_held_out(recipe, parts.tokenizer, context, "valid", config.max_rows)
 
     def score_rows(indices: list[int]) -> list[DocumentScore]:
-        if isinstance(rows.source, StatefulBatches):
-            return score_lanes(method, rows.source, device)
         scores: list[DocumentScore] = []
         for start in range(0, len(indices), config.batch_size):
             batch = cast(Any, rows.source.batch(indices[start : start + config.batch_size], 0, 0)).to(device)
@@ -64,8 +62,15 @@ def build_document_validation(
                     scores += score_without_memory(method, batch)
         return scores
 
+    def score_in_order(source: StatefulBatches) -> list[DocumentScore]:
+        return map_over_ranks(ranks, 1, lambda mine: [score_lanes(method, source, device)] if mine else [])[0]
+
     def validate(step: int) -> Mapping[str, float]:
-        scores = map_over_ranks(ranks, len(rows.source), score_rows)
+        source = rows.source
+        if isinstance(source, StatefulBatches):
+            scores = score_in_order(source)
+        else:
+            scores = map_over_ranks(ranks, len(source), score_rows)
         n = sum(score.num_scored for score in scores) or 1.0
         metrics = {"nats": sum(s.nll for s in scores) / n, "accuracy": sum(s.num_correct for s in scores) / n}
         if not isinstance(method, AutoCompressor):

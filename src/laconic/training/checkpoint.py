@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import CorruptArtifactError
+from laconic.errors import CorruptArtifactError, UsageError
 from laconic.interfaces import MethodState
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
@@ -112,21 +112,21 @@ def save_training_state(
     progress: Progress,
     ranks: Ranks,
 ) -> None:
-    """Write everything but the model: shards and random state of every rank, the rest on rank 0."""
+    """Write everything but the model: shards, random and carried states of every rank, the rest on rank 0."""
     stored = optimizer.state_dict()
     tensors = {f"{i}.{name}": t for i, entries in stored["state"].items() for name, t in entries.items()}
     if ranks.is_sharded:
         sharded.write_shards(writer, "optimizer", tensors, ranks.rank)
     writer.add_tensors(f"rng-{ranks.rank:05d}.safetensors", get_random_state())
+    if states:
+        trees, name = [flatten_tree(state, f"{i}.") for i, state in enumerate(states)], carried_states_name(ranks.rank)
+        writer.add_tensors(f"{name}.safetensors", {key: t for parts, _ in trees for key, t in parts.items()})
+        writer.add_json(f"{name}.json", {"states": [spec for _, spec in trees], "num_ranks": ranks.world_size})
     if ranks.rank > 0:
         return
     if not ranks.is_sharded:
         writer.add_tensors("optimizer.safetensors", tensors)
     writer.add_json("optimizer.json", {"groups": stored["param_groups"], "scaler": scaler.state_dict()})
-    if states:
-        trees = [flatten_tree(state, f"{i}.") for i, state in enumerate(states)]
-        writer.add_tensors("state.safetensors", {name: t for parts, _ in trees for name, t in parts.items()})
-        writer.add_json("state.json", {"states": [spec for _, spec in trees]})
     writer.add_json(PROGRESS_FILE, asdict(progress))
 
 
@@ -135,7 +135,7 @@ def load_training_state(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     state_types: Mapping[str, type],
-    rank: int = 0,
+    ranks: Ranks,
 ) -> tuple[Progress, list[MethodState]]:
     """Restore optimizer, loss scale and random state of a step.
 
@@ -144,13 +144,14 @@ def load_training_state(
         optimizer: Optimizer of the same parameters.
         scaler: Loss scaler.
         state_types: Dataclasses that the method's carried states consist of, by name.
-        rank: Rank whose random state to restore; a rank without one keeps its seed.
+        ranks: Processes that resume; a rank without a random state in the step keeps its seed.
 
     Returns:
-        The progress, and the carried state of each micro-batch.
+        The progress, and the carried state of each micro-batch of this rank.
 
     Raises:
         CorruptArtifactError: If the optimizer has other parameters.
+        UsageError: If another number of ranks carried states.
     """
     current = optimizer.state_dict()
     settings = read_json(folder / "optimizer.json")
@@ -167,19 +168,35 @@ def load_training_state(
     optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
     if settings["scaler"]:
         scaler.load_state_dict(settings["scaler"])
-    random_state = folder / f"rng-{rank:05d}.safetensors"
+    random_state = folder / f"rng-{ranks.rank:05d}.safetensors"
     if random_state.exists():
         set_random_state(load_tensors(random_state))
     stored, names = read_json(folder / PROGRESS_FILE), {f.name for f in fields(Progress)}
     progress = Progress(**{name: value for name, value in stored.items() if name in names})  # older steps have more
-    return progress, load_carried_states(folder, state_types)
+    return progress, load_carried_states(folder, state_types, ranks)
 
 
-def load_carried_states(folder: Path, state_types: Mapping[str, type]) -> list[MethodState]:
-    """Return the state of each micro-batch that the next step continues from."""
-    if not (folder / "state.safetensors").exists():
+def carried_states_name(rank: int) -> str:
+    """Return the name of a rank's files of carried states, without their suffixes."""
+    return f"state-{rank:05d}" if rank else "state"
+
+
+def load_carried_states(folder: Path, state_types: Mapping[str, type], ranks: Ranks) -> list[MethodState]:
+    """Return the state that each micro-batch of this rank continues from.
+
+    Raises:
+        UsageError: If another number of ranks carried states, whose rows are divided otherwise.
+    """
+    if not (folder / f"{carried_states_name(0)}.json").exists():
         return []
-    tensors, specs = load_tensors(folder / "state.safetensors"), read_json(folder / "state.json")["states"]
+    num_ranks = read_json(folder / f"{carried_states_name(0)}.json").get("num_ranks", 1)  # older steps: one process
+    if num_ranks != ranks.world_size:
+        raise UsageError(
+            f"{folder} has states that {num_ranks} processes carried, not {ranks.world_size}; "
+            f"resume with {num_ranks}, because each continues its own rows"
+        )
+    name = carried_states_name(ranks.rank)
+    tensors, specs = load_tensors(folder / f"{name}.safetensors"), read_json(folder / f"{name}.json")["states"]
     return [unflatten_tree(spec, tensors, set(tensors), state_types) for spec in specs]
 
 

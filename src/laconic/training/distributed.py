@@ -78,8 +78,11 @@ def check_config(config: TrainingConfig, world_size: int) -> None:
     """Raise `UsageError` for options that do not allow this number of ranks."""
     if config.batch_size < world_size:
         raise UsageError(f"batch_size = {config.batch_size} is less than the {world_size} ranks; raise it")
-    if config.stateful:
-        raise UsageError(f"stateful training runs in one process, not on {world_size} ranks")
+    if config.stateful and config.batch_size % world_size:
+        raise UsageError(
+            f"batch_size = {config.batch_size} is not a multiple of the {world_size} ranks; with stateful = true "
+            "every rank carries the states of its own rows"
+        )
     if config.parallel == "fsdp" and config.precision == "float16":
         raise UsageError('parallel = "fsdp" does not support precision = "float16"; use "bfloat16"')
 

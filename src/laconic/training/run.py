@@ -118,7 +118,7 @@ class TrainingRun:
         updater = self.updater
         state_types = self.method.state_types if isinstance(self.method, CarriesState) else {}
         self.progress, states = checkpoint.load_training_state(
-            start.path, updater.optimizer, updater.scaler, state_types, self.ranks.rank
+            start.path, updater.optimizer, updater.scaler, state_types, self.ranks
         )
         updater.states = [state.to(self.device) for state in states]
         updater.micro_batch_size, updater.reset_pending = self.progress.micro_batch_size, self.progress.reset_pending
