@@ -126,8 +126,7 @@ def test_evaluate_seeds_and_sets_with_a_baseline(run: RunCli, runs: Path) -> Non
     assert code == 0, err
     for text in (
         "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "1 seed: the intervals are about",
-        "kava  ", "plain ", "macro average", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
-        "macro average: kava against plain: ",
+        "kava  ", "plain ", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
         "kava: kava, float32; seed 0 at step 2, seed 1 at step 2, seed 2 at step 2",
         "kava differs from kava table 6, 1b aug, in model.family", "device: cpu",
     ):  # fmt: skip
@@ -160,8 +159,7 @@ def test_evaluate_whole_sets_with_papers_and_timings(run: RunCli, tmp_path: Path
     assert dataset["runs"][0]["accuracy"]["sd"] is not None
     for line in dataset["runs"]:  # only two questions are there
         assert (line["milliseconds"]["num_questions"], line["milliseconds"]["median"] > 0) == (2, True)
-        assert (line["questions_per_second"] > 0, line["throughput_batch_size"]) == (True, 2)
-    assert ["batches of 2" in report["caveats"][-2], "warm-up" in report["caveats"][-1]] == [True, True]
+    assert "warm-up" in report["caveats"][-1]
     (note,) = [text for text in report["notes"] if "differs from" in text]
     assert note.startswith("kava differs from kava table 6, 1b aug, in model.family, model.name, ")
     assert "train.steps" in note
@@ -250,9 +248,9 @@ def test_evaluate_loads_sets_once_and_times_greedily(
     on = str(tmp_path / "seventy.jsonl")
     report = evaluate_json(run, "plain", "--tasks", on, "--protocol", "codi-sampled", "--latency", 5)
     assert reads == [on]
-    assert requests == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15, (64, 0.0), (64, 0.0)]
+    assert requests == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15]
     (line,) = report["datasets"][0]["runs"]
-    assert (line["milliseconds"]["num_questions"], line["throughput_batch_size"]) == (5, 64)
+    assert line["milliseconds"]["num_questions"] == 5
     assert any("timings are of greedy decoding" in text for text in report["notes"])
 
 

@@ -61,9 +61,7 @@ def built(seeds: int = 1) -> ComparisonReport:
         title="Thoughts & chains",
         lead="What is shown.",
         results=[
-            line(
-                "chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 15.0, 50)
-            ),
+            line("chain", "Chain", 0.99, PassCounts(1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 50)),
             line(
                 "pccot",
                 "PCCoT",

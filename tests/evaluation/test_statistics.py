@@ -159,33 +159,3 @@ def test_bootstrap_means_rounding_does_not_exclude_0() -> None:
             assert result.low <= 0 <= result.high
             assert result.p > 0.5
             assert statistics.find_significant([result]) == [False]
-
-
-def test_macro_average_resamples_sets_independently() -> None:
-    a, b = np.arange(400) < 100, np.arange(100) < 90
-    result = statistics.macro_average([a, b])
-    assert (result.mean, result.sd, result.num_seeds, result.num_items) == ((0.25 + 0.9) / 2, None, 1, 500)
-    half = 1.96 * math.sqrt(0.25 * 0.75 / 400 + 0.9 * 0.1 / 100) / 2
-    assert (result.low, result.high) == (
-        pytest.approx(result.mean - half, abs=0.004),
-        pytest.approx(result.mean + half, abs=0.004),
-    )
-    none = statistics.macro_average([a < 0, b < 0])
-    assert none.low == 0
-    assert none.high == pytest.approx(
-        (statistics.estimate_proportion(a < 0).high + statistics.estimate_proportion(b < 0).high) / 2
-    )
-    alike = statistics.macro_average([b, b])  # two sets of one size are not drawn alike
-    assert alike.high - alike.low < 0.8 * (statistics.estimate_mean(b).high - statistics.estimate_mean(b).low)
-    seeds = statistics.macro_average([np.stack([a, ~a, a]), np.stack([b, b, b])])
-    assert seeds.sd == pytest.approx(np.std([0.575, 0.825, 0.575], ddof=1))
-
-
-def test_macro_paired_difference() -> None:
-    a, b = [np.arange(400) < 100, np.arange(100) < 90], [np.arange(400) < 100, np.arange(100) < 80]
-    result = statistics.macro_paired_difference(a, b)
-    assert result.mean == pytest.approx(0.05)
-    assert 0 < result.low < 0.05 < result.high < 0.1
-    assert statistics.find_significant([result]) == [True]
-    none = statistics.macro_paired_difference(a, a)
-    assert (none.mean, none.low, none.high, none.p) == (0, 0, 0, 1)

@@ -29,7 +29,6 @@ QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", 
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
     **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
     **dict.fromkeys(("jacobi_tolerance", "data_dir"), QUESTIONS),
-    "query_aware": "compression runs",
     **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
     **dict.fromkeys(("documents", "tokens"), TEXTS),
 }
@@ -83,9 +82,7 @@ class EvaluateCommand:
     batch_size: int = 64
     """questions per batch, in each process"""
     latency: int = 0
-    """measure latency on this many questions, one at a time, and throughput in batches of 64"""
-    query_aware: bool = False
-    """context QA: put the question in front of the context before compressing it"""
+    """measure latency on this many questions, one at a time"""
     documents: OptionalStr = None
     """memories, loss: file of texts; rows of one book form a text (default: the contexts of --questions)"""
     questions: OptionalStr = None
@@ -136,7 +133,6 @@ class EvaluateCommand:
                 batch_size=self.batch_size,
                 data_dir=self.data_dir,
                 shots=self.shots,
-                query_aware=self.query_aware,
                 protocol=self.protocol,
                 tolerance=parse_tolerance(self.tolerance, self.protocol),
                 with_cot=self.with_cot,

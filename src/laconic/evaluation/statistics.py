@@ -68,14 +68,10 @@ def resample_weights(n: int, draws: int, stream: int) -> NDArray[np.float32]:
     return counts - 1
 
 
-def bootstrap_means(scores: ScoreMatrix, draws: int = NUM_RESAMPLES, set_index: int = 0) -> ScoreMatrix:
-    """Return the mean of each resample of seeds and items, the part of the seeds stretched for their number.
-
-    Where several sets are averaged, each has its own resamples of items, by the number of the set, and all have the
-    same resamples of seeds.
-    """
+def bootstrap_means(scores: ScoreMatrix, draws: int = NUM_RESAMPLES) -> ScoreMatrix:
+    """Return the mean of each resample of seeds and items, the part of the seeds stretched for their number."""
     R, N = scores.shape
-    deviations = (resample_weights(N, draws, 2 * set_index) @ scores.T.astype(np.float32)).astype(
+    deviations = (resample_weights(N, draws, 0) @ scores.T.astype(np.float32)).astype(
         np.float64
     )  # sums of scores 0 and 1 are whole numbers in float32
     means = (scores.sum() + deviations.sum(1)) / (R * N)
@@ -112,41 +108,14 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
     """Return A minus B, paired by seed and item. `ValueError` for scores of different shapes."""
-    return macro_paired_difference([a], [b])
-
-
-def macro_average(per_set: Sequence[ArrayLike]) -> Estimate:
-    """Return the plain mean of proportions over sets, from the same seeds on each; items are resampled within a set.
-
-    If all scores are equal, the bounds are the mean of the sets' bounds.
-    """
-    matrices = [to_matrix(scores) for scores in per_set]
-    by_seed = np.mean([scores.mean(1) for scores in matrices], axis=0)
-    sd = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
-    low, high = percentile_interval(mean_over_sets(matrices))
-    if by_seed.mean() in (0, 1):
-        low, high = np.mean([estimate_proportion(scores)[2:4] for scores in matrices], axis=0).tolist()
-    questions = sum(scores.shape[1] for scores in matrices)
-    return Estimate(float(by_seed.mean()), sd, max(low, 0.0), min(high, 1.0), len(by_seed), questions)
-
-
-def macro_paired_difference(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Difference:
-    """Return A minus B in the plain mean over sets, paired by set, seed and item."""
-    pairs = [(to_matrix(first), to_matrix(second)) for first, second in zip(a, b, strict=True)]
-    for first, second in pairs:
-        if first.shape != second.shape:
-            raise ValueError(f"scores of shapes {first.shape} and {second.shape}; compare the same items and seeds")
-    apart = [first - second for first, second in pairs]
-    draws = mean_over_sets(apart)
+    first, second = to_matrix(a), to_matrix(b)
+    if first.shape != second.shape:
+        raise ValueError(f"scores of shapes {first.shape} and {second.shape}; compare the same items and seeds")
+    scores = first - second
+    draws = bootstrap_means(scores)
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     p = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
-    mean, num_items = float(np.mean([scores.mean() for scores in apart])), sum(scores.shape[1] for scores in apart)
-    return Difference(mean, *percentile_interval(draws), p, len(apart[0]), num_items)
-
-
-def mean_over_sets(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
-    """Return the mean over sets of their resampled means."""
-    return np.mean([bootstrap_means(scores, set_index=i) for i, scores in enumerate(matrices)], axis=0)
+    return Difference(float(scores.mean()), *percentile_interval(draws), p, *scores.shape)
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:

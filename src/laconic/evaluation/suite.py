@@ -87,7 +87,6 @@ class EvalRequest:
     batch_size: int = 64
     data_dir: str | None = None
     shots: int | None = None
-    query_aware: bool = False
     protocol: str | None = None
     tolerance: Decimal | None = None
     with_cot: bool = False

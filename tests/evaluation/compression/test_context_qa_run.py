@@ -24,7 +24,7 @@ def test_context_qa_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch
         ContextQuestion("other", "where?", "", ("z",), 2),
         ContextQuestion("a long text", "when?", "", ("y",), 2),
     ]
-    job = ContextQA(model, questions, query_aware=False)
+    job = ContextQA(model, questions)
     assert job.order == [0, 2, 1]
     first, second, other = map(job.run_item, job.order)
     assert texts == ["a long text", "other"]
@@ -43,15 +43,11 @@ def test_context_qa_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch
     assert {name: {k: m[k] for k in ("output", "context_size")} for name, m in first.conditions.items()} == {
         name: {"output": output[0].text, "context_size": size} for name, (output, size) in expected.items()
     }
-    texts.clear()
-    aware = ContextQA(model, questions, query_aware=True)
-    list(map(aware.run_item, aware.order))
-    assert texts == ["who?\na long text", "when?\na long text", "where?\nother"]
 
 
 def test_context_qa_leaves_out_contexts_that_do_not_fit() -> None:
     questions = [ContextQuestion("a long text of some forty signs, or more so", "who?", "", ("x",), 3)]
-    item = ContextQA(reader(room=48), questions, query_aware=False).run_item(0)
+    item = ContextQA(reader(room=48), questions).run_item(0)
     assert list(item.conditions) == ["none", "compressed", "truncated"]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from laconic.evaluation.compression import pareto
-from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH, TEXT_END
+from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, TEXT_END
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
 
 N = 8
@@ -78,20 +78,13 @@ def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents
     assert [v.baseline for v in pareto.compare_learned_lengths([stop, *other[:1]])] == ["its own"]
 
 
-def test_pareto_points_kinds_and_oracle_lengths() -> None:
+def test_pareto_points_kinds() -> None:
     ways = learned(0.0)
     for conditions in ways:
         conditions["end, n = 2"] = make_condition(2.9, 5, (), context_size=2)
     points = pareto.pareto_points(make_result("stop", ways, seeds=2))
-    assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH}
+    assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END}
     assert next(p for p in points if p.kind == TEXT_END).mean_point == (2.0, -2.9)
-    best = [p for p in points if p.kind == ORACLE_LENGTH]
-    for p in best:  # by definition, document by document
-        beta = next(beta for beta in pareto.ORACLE_PRICES if p.condition == f"beta {beta:.2g}")
-        costs = [[39 * (2.4 - 0.2 * n + 0.1 * d) + beta * n for n in (1, 2, 4)] for d in range(N)]
-        chosen = [(1, 2, 4)[int(np.argmin(cost))] for cost in costs]
-        assert p.mean_point[0] == pytest.approx(sum(chosen) / N)
-    assert {p.mean_point[0] for p in best} == {1.0, 4.0}
 
 
 def test_seed_document_error_includes_seeds() -> None:

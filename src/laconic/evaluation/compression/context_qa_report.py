@@ -27,11 +27,6 @@ from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, build_table, figures_to_json, format_count, format_percent, format_signed
 
 
-def is_query_aware(result: RunResult) -> bool:
-    """Return whether the question preceded the context in the compression."""
-    return "compression" in result.variant
-
-
 def answer_scores(result: RunResult) -> list[ConditionScores]:
     """Return the scores of each condition of context questions."""
     return [score_answers(result.items_by_seed, name) for name in result.conditions]
@@ -71,7 +66,6 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "run": result.run,
         "file": result.task,
         "kind": kind,
-        "query_aware": is_query_aware(result),
         "seeds": list(result.seeds),
         "items": len(items) if kind == "answers" else count_test_texts(items),
     }
@@ -85,8 +79,7 @@ def format_result(result: RunResult) -> list[str]:
     """Format a result as lines of text."""
     items = result.items_by_seed[0]
     if result.variant["kind"] == "answers":
-        head = f"{result.run}, {result.task}: {len(items)} items"
-        lines = [head + (", the question preceded the context" if is_query_aware(result) else "")]
+        lines = [f"{result.run}, {result.task}: {len(items)} items"]
         for score in answer_scores(result):
             metrics = "  ".join(
                 f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in score.metrics.items()
@@ -106,10 +99,10 @@ def format_result(result: RunResult) -> list[str]:
 
 def group_by_file(results: Sequence[RunResult], kind: str) -> list[list[RunResult]]:
     """Group the results of a kind by file."""
-    groups: dict[tuple[str, bool], list[RunResult]] = {}
+    groups: dict[str, list[RunResult]] = {}
     for result in results:
         if result.variant["kind"] == kind:
-            groups.setdefault((result.task, is_query_aware(result)), []).append(result)
+            groups.setdefault(result.task, []).append(result)
     return [*groups.values()]
 
 
@@ -174,8 +167,6 @@ def answers_section(group: Sequence[RunResult]) -> PageSection:
     """Build the section of a file of context questions."""
     first = group[0]
     lead = f"{len(first.items_by_seed[0])} questions about {count_contexts(first)} contexts, answered greedily."
-    if is_query_aware(first):
-        lead += " The question preceded the context in the compression."
     note = (
         "±: standard error over contexts, paired for differences. Truncated: as many last tokens of the context as "
         "there are vectors. Match: normalized words equal those of an answer. F1: of words. Substring match: "

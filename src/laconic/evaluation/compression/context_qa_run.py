@@ -46,9 +46,8 @@ def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
     variant = {"kind": kind}
     if kind == "answers":
         questions = load_context_questions(file)[: request.limit]
-        job = ContextQA(compressor, questions, request.query_aware)
+        job = ContextQA(compressor, questions)
         num_items, batch_size, order = len(questions), 1, job.order
-        variant |= {"compression": "query-aware"} if request.query_aware else {}
     else:
         rows = load_labelled_texts(file)
         job = ICLClassification(compressor, *split_demonstrations(rows, request.limit or DEFAULT_LABEL_ROWS))
@@ -79,11 +78,10 @@ def detect_kind(file: Path) -> str:
 
 @dataclass
 class ContextQA:
-    """Answers questions about contexts; if it is query-aware, a question precedes its context in the compression."""
+    """Answers questions about contexts."""
 
     compressor: TextCompressor
     questions: Sequence[ContextQuestion]
-    query_aware: bool
     cached_memory: tuple[str, SummaryMemory] | None = None
 
     @cached_property
@@ -101,7 +99,7 @@ class ContextQA:
         """Answer a question without context, after vectors, after as many last tokens, and after the whole text."""
         row = self.questions[i]
         prompt, max_tokens = f"{row.question}\n{row.answer_prefix}", row.max_new_tokens
-        memory = self.compress_context(f"{row.question}\n{row.context}" if self.query_aware else row.context)
+        memory = self.compress_context(row.context)
         context = self.compressor.tokenizer.encode(f"{row.context}\n", add_special_tokens=False)
         n = int(memory.num_vectors[0])
         (compressed,) = self.compressor.generate([prompt], memory, config=GenerationConfig(max_tokens=max_tokens))

@@ -3,7 +3,6 @@
 Symbols: F facts of a document, N its number of vectors, E[N] the mean under the stop distribution.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -93,12 +92,6 @@ def soft_hard_gap(items: Sequence[EvalItem]) -> SoftHardGap | None:
         float(sampled.mean()),
         float(sampled.std(ddof=1) / np.sqrt(len(sampled))) if len(sampled) > 1 else float("nan"),
     )
-
-
-def length_histogram(items: Sequence[EvalItem], condition: str) -> dict[int, int]:
-    """Count the segments by their number of vectors, in ascending order."""
-    counts = Counter(n for item in items for n in item.conditions[condition]["vectors_per_segment"])
-    return dict(sorted(counts.items()))
 
 
 def recall_summary(items: Sequence[EvalItem]) -> dict[str, Any]:

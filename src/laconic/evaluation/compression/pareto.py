@@ -29,7 +29,6 @@ FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH = (
     "end of the text",
     "best length, by trial",
 )
-ORACLE_PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))
 
 
 class ParetoPoint(NamedTuple):
@@ -108,36 +107,13 @@ def pareto_points(result: RunResult) -> list[ParetoPoint]:
             for documents in result.items_by_seed
         )
         points.append(ParetoPoint(result, condition, kind, x, condition_quality(result, condition)))
-    return points + oracle_points(result)
+    return points
 
 
 def mean_text_tokens(documents: Sequence[EvalItem], condition: str) -> float:
     """Return the mean number of text tokens before a tail, per segment."""
     segments = max(len(metrics["vectors_per_segment"]) for metrics in documents[0].conditions.values())
     return float(np.mean([item.conditions[condition]["context_size"] for item in documents])) / max(segments, 1)
-
-
-def oracle_points(result: RunResult) -> list[ParetoPoint]:
-    """Choose for each document the fixed length with the least nats + beta N, for several beta: an upper bound.
-
-    Computed from stored results, and only if contexts are single segments, where this is the best length.
-    """
-    conditions = [condition for condition in result.conditions if condition.startswith("n = ")]
-    metrics = [[[item.conditions[name] for item in items] for items in result.items_by_seed] for name in conditions]
-    if len(conditions) < 2 or any(len(m["vectors_per_segment"]) > 1 for m in metrics[0][0]):
-        return []
-    nats, lengths = (
-        np.array([[[sum(m[key]) for m in row] for row in by_seed] for by_seed in metrics])
-        for key in ("nll", "vectors_per_segment")
-    )
-    quality = np.stack([condition_quality(result, condition) for condition in conditions])
-    points: dict[float, ParetoPoint] = {}
-    for beta in ORACLE_PRICES:
-        cheapest = (nats + beta * lengths).argmin(0, keepdims=True)  # [1, R, N]
-        chosen, scores = (np.take_along_axis(values, cheapest, 0)[0] for values in (lengths, quality))
-        point = ParetoPoint(result, f"beta {beta:.2g}", ORACLE_LENGTH, tuple(chosen.mean(1).tolist()), scores)
-        points.setdefault(round(point.mean_point[0], 2), point)
-    return sorted(points.values(), key=lambda point: point.mean_point)
 
 
 def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> ScoreMatrix | None:

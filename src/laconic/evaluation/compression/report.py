@@ -1,6 +1,5 @@
 """HTML report on compressors: gains over no context, quality by number of vectors, learned against fixed lengths."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from laconic.evaluation.compression import fact_recall, pareto
 from laconic.evaluation.compression.context_qa_report import (
     answers_section,
     group_by_file,
-    label_scores,
     labels_section,
 )
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
@@ -20,10 +18,10 @@ from laconic.evaluation.compression.plots import condition_title, plot_pareto, p
 from laconic.evaluation.compression.table import FIGURE_COLUMNS, document_keys, gain_rows, is_recall, recall_rows
 from laconic.evaluation.report import page
 from laconic.evaluation.report.page import PagePlot, PageSection
-from laconic.evaluation.report.paper_tables import Measurement, render_papers
+from laconic.evaluation.report.paper_tables import render_papers
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import MIN_SEEDS, Column, Table, build_table, format_percent, format_signed
+from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_percent, format_signed
 
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
@@ -55,7 +53,7 @@ CAVEATS = (
 
 PAPERS_NOTE = (
     "AutoCompressors of other models, texts and sizes than these runs; comparable only where a run uses the paper’s "
-    "recipe. The last column says what these runs show. The original variable-length design published no figures."
+    "recipe. The original variable-length design published no figures."
 )
 SOFT_NOTE = (
     "Soft: all vectors, each gated by its survival. The gap is between the training objective and inference. E[N] "
@@ -96,8 +94,7 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
     for result in results:
         by_documents.setdefault((result.task, document_keys(result)), []).append(result)
     labels = group_by_file(file_results, "labels")
-    measurements = measure_paper_columns(results, file_results)
-    papers = render_papers(["tails", "retrieval", "ablations", *([] if labels else ["labels"])], measurements)
+    papers = render_papers(["tails", "retrieval", "ablations", *([] if labels else ["labels"])])
     recalls = [(recall_title(row), group) for row in recall_rows(results) for group in row.groups]
     compressed = [result for result in results if "compressed" in result.conditions]
     gaps = [(r, gap) for r in results if (gap := fact_recall.soft_hard_gap(r.pooled_items)) is not None]
@@ -106,8 +103,7 @@ def build_sections(results: Sequence[RunResult], file_results: Sequence[RunResul
         *(document_section(same) for same in by_documents.values()),
         PageSection("Recall by the number of facts", render_rows(RECALL_COLUMNS, recalls)),
         PageSection("Soft reading against hard", [SOFT_NOTE, *render_rows(SOFT_COLUMNS, gaps)] if gaps else []),
-        PageSection("Learned lengths", histogram_blocks(results)),
-        *(labels_section(group, render_papers(["labels"], measurements)) for group in labels),
+        *(labels_section(group, render_papers(["labels"])) for group in labels),
         *(answers_section(group) for group in group_by_file(file_results, "answers")),
         PageSection("Published results on compression", [PAPERS_NOTE, *papers]),
         PageSection("Limitations of compression results", [page.render_list(list_caveats(results, file_results))]),
@@ -123,26 +119,6 @@ def recall_title(row: Any) -> str:
     """Return the run, the lengths, and the correlation of lengths with facts."""
     correlation = "" if row.correlation is None else f" (correlation of N with facts {row.correlation:.3f})"
     return f"{row.result.run}, {row.condition}{correlation}"
-
-
-def measure_paper_columns(results: Sequence[RunResult], file_results: Sequence[RunResult]) -> list[Measurement]:
-    """Return the intervals of runs: perplexity by context length, accuracy in percent by file."""
-    measurements: list[Measurement] = []
-    for result in results:
-        row, context_tokens = result.info.get("table_row"), result.task.rpartition("-")[2]
-        if not context_tokens.isdecimal() or "excerpt" in result.task:
-            continue
-        for gain in (gain for _, gain in gain_rows(result)):
-            interval = (math.exp(gain.nll.low), math.exp(gain.nll.high))
-            measurements.append(Measurement(row, gain.condition, context_tokens, *interval))
-            if gain.condition == "none":
-                measurements.append(Measurement(row, "compressed", "0", *interval))
-    for result in file_results:
-        for score in label_scores(result) if result.variant["kind"] == "labels" else ():
-            half = SIGNIFICANT_ERRORS * (score.std or 0.0) / len(score.accuracies) ** 0.5
-            interval = (100 * (score.accuracy - half), 100 * (score.accuracy + half))
-            measurements.append(Measurement(result.info.get("table_row"), score.condition, result.task, *interval))
-    return measurements
 
 
 def summarize_run(result: RunResult) -> str:
@@ -210,32 +186,6 @@ def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -
     )
     caption = "Learned lengths against fixed ones of the same mean"
     return page.render_table(build_table(columns, comparisons, caption))
-
-
-def histogram_blocks(results: Sequence[RunResult]) -> list[Markup]:
-    """Build one table of the share of segments by length for each run with a learned length."""
-    return [
-        page.render_table(
-            Table(
-                ("vectors", "share of segments"),
-                [(str(n), f"{format_percent(share)} %") for n, share in shares],
-                f"{result.run}, {result.task}",
-                0,
-            )
-        )
-        for result, shares in length_histograms(results)
-    ]
-
-
-def length_histograms(results: Sequence[RunResult]) -> list[tuple[RunResult, list[tuple[int, float]]]]:
-    """Return the share of segments by length, for runs with a learned length."""
-    histograms: list[tuple[RunResult, list[tuple[int, float]]]] = []
-    for result in results:
-        if result.info.get("length_policy") in ("stop_head", "classifier"):
-            counts = fact_recall.length_histogram(result.pooled_items, "compressed")
-            total, lengths = sum(counts.values()), range(min(1, *counts), int(result.info["max_vectors"]) + 1)
-            histograms.append((result, [(n, counts.get(n, 0) / total) for n in lengths]))
-    return histograms
 
 
 def list_caveats(results: Sequence[RunResult], file_results: Sequence[RunResult] = ()) -> list[str]:

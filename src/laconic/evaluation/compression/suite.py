@@ -12,7 +12,7 @@ from laconic.evaluation.compression.report import build_sections
 from laconic.evaluation.compression.run import EXCERPT, build_document_jobs, describe_recipe
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
+from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import LoadedRun
 
@@ -24,7 +24,7 @@ class CompressionSuite:
     """Runs that read documents, on documents that their recipes hold out and on files."""
 
     kinds: Sequence[EvalKind] = ("compression", "context_qa")
-    options: Collection[str] = ("query_aware",)
+    options: Collection[str] = ()
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
         """Return whether all runs read documents."""
@@ -75,7 +75,7 @@ class CompressionSuite:
         order = sorted(names, key=lambda name: (EXCERPT in name, len(name), name))
         documents = sorted(results["compression"], key=lambda result: order.index(result.task))
 
-        def file_key(result: RunResult) -> tuple[str, str, bool]:
-            return result.variant["kind"], result.task, "compression" in result.variant
-
-        return build_sections(table.add_controls(documents), sorted(results["context_qa"], key=file_key))
+        return build_sections(
+            table.add_controls(documents),
+            sorted(results["context_qa"], key=lambda result: (result.variant["kind"], result.task)),
+        )

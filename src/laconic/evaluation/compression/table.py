@@ -10,7 +10,6 @@ from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.compression.fact_recall import (
     RecallByFacts,
     length_fact_correlation,
-    length_histogram,
     recall_by_facts,
     recall_summary,
     soft_hard_gap,
@@ -110,11 +109,6 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         ],
         "bucket_tokens": BUCKET_TOKENS,
         "nll_by_position": {name: nll_by_position(seeds, name) for name in conditions},
-        "length_histogram": {
-            name: {str(n): count for n, count in length_histogram(items, name).items()}
-            for name in conditions
-            if seeds[0][0].conditions[name]["vectors_per_segment"]
-        },
         "gap": soft_hard_gap(items),
     }
     return figures_to_json(data | ({"recall": recall_summary(items)} if is_recall(result) else {}))

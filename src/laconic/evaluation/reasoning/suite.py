@@ -16,7 +16,7 @@ from laconic.errors import PreemptedError, UsageError
 from laconic.evaluation.example_answers import NUM_EXAMPLES, build_examples_table
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.evaluate import AnswerFunction
-from laconic.evaluation.reasoning.latency import Latency, Throughput, measure_latencies, measure_throughput
+from laconic.evaluation.reasoning.latency import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import (
     QuestionSet,
     check_task_files,
@@ -109,7 +109,7 @@ class ReasoningSuite:
         titles = dict(zip(short_run_names(paths), paths, strict=True))
         runs = results["reasoning"]
         timings = measure_timings(request, runs, titles) if request.latency else {}
-        rows = [row for result in runs for row in table.build_rows(result, *timings.get(id(result), (None, None)))]
+        rows = [row for result in runs for row in table.build_rows(result, timings.get(id(result)))]
         datasets = [row.dataset for row in rows]
         rows.sort(key=lambda row: datasets.index(row.dataset))
         baseline = next((title for title, path in titles.items() if path == request.baseline), None)
@@ -158,24 +158,21 @@ def list_conditions(request: EvalRequest, method: str) -> list[EvalCondition]:
     return conditions
 
 
-def measure_timings(
-    request: EvalRequest, results: Sequence[RunResult], paths: Mapping[str, str]
-) -> dict[int, tuple[Latency, Throughput]]:
+def measure_timings(request: EvalRequest, results: Sequence[RunResult], paths: Mapping[str, str]) -> dict[int, Latency]:
     """Time the first seed of every run, by the identity of its result; all runs take turns at each question."""
     runs = {title: request.load_run(seed_runs(path)[0]) for title, path in paths.items()}
-    timings: dict[int, tuple[Latency, Throughput]] = {}
+    timings: dict[int, Latency] = {}
     for dataset in dict.fromkeys(result.task for result in results):
         same = [result for result in results if result.task == dataset]
         systems = [greedy_system(request, runs[result.run], result) for result in same]
-        n, total, device = request.latency, len(same[0].items_by_seed[0]), str(request.device)
+        total = len(same[0].items_by_seed[0])
         try:
             with flush_denormals(request.device), request.stop.interruptible():
-                latencies = measure_latencies(systems, n, total, device)
-                throughputs = [measure_throughput(answer, source, n, total, device) for answer, source in systems]
+                latencies = measure_latencies(systems, request.latency, total, str(request.device))
         except SignalInterruptError:
             name = request.stop.signal_name
             raise PreemptedError(f"{name}: interrupted while timing {dataset}; the answers are stored") from None
-        timings |= dict(zip(map(id, same), zip(latencies, throughputs, strict=True), strict=True))
+        timings |= dict(zip(map(id, same), latencies, strict=True))
     return timings
 
 

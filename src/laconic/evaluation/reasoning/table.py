@@ -1,4 +1,4 @@
-"""Runs on question sets: accuracy, macro average over sets, paired comparisons; as a table and as JSON."""
+"""Runs on question sets: accuracy and paired comparisons; as a table and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.evaluation import statistics
 from laconic.evaluation.example_answers import NUM_EXAMPLES, ExampleAnswer, ExampleQuestion, format_examples
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
-from laconic.evaluation.reasoning.latency import Latency, Throughput, timing_caveats
+from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.reasoning.run import COT_CONDITION
 from laconic.evaluation.report.paper_figures import PaperFigure, find_paper_figures, format_paper_figures
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
@@ -30,7 +30,6 @@ from laconic.evaluation.tables import (
     format_percent,
 )
 
-MEAN_TITLE = "macro average"
 UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
 
 
@@ -38,7 +37,7 @@ UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that 
 class ReasoningRow:
     """A run on one question set under one condition, over its seeds.
 
-    The condition is empty as trained. A subset is a part of another set, which no average counts. `paper_figures` are
+    The condition is empty as trained. A subset is a part of another set. `paper_figures` are
     None for a recipe of no paper.
     """
 
@@ -50,7 +49,6 @@ class ReasoningRow:
     is_subset: bool = False
     paper_figures: Sequence[PaperFigure] | None = None
     latency: Latency | None = None
-    throughput: Throughput | None = None
 
     @cached_property
     def correct(self) -> ScoreMatrix:
@@ -154,9 +152,7 @@ class ReasoningTable:
                 raise InputError(f"{name}: {runs} answered different questions; name a set that is the same for all")
 
 
-def build_rows(
-    result: RunResult, latency: Latency | None = None, throughput: Throughput | None = None
-) -> list[ReasoningRow]:
+def build_rows(result: RunResult, latency: Latency | None = None) -> list[ReasoningRow]:
     """Return the row of a run on a set; a second row has the changed questions only, where the set marks them."""
     info, condition = result.info, result.variant.get("condition", "")
     is_comparable = result.limit is None and not condition
@@ -165,7 +161,7 @@ def build_rows(
         ReasoningResult.from_items(items, figures["protocol"], figures["bytes_per_position"])
         for items, figures in zip(result.items_by_seed, result.figures, strict=True)
     )
-    row = ReasoningRow(result.task, result.run, condition, result.seeds, results, False, papers, latency, throughput)
+    row = ReasoningRow(result.task, result.run, condition, result.seeds, results, False, papers, latency)
     examples = result.source.examples if result.source else ()
     subset = changed_subset(row, [not example.metadata.get(UNCHANGED_FLAG, False) for example in examples])
     return [row] if subset is None else [row, subset]
@@ -182,28 +178,16 @@ def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRo
     return ReasoningRow(f"{row.dataset}, changed", row.run, row.condition, row.seeds, tuple(results), is_subset=True)
 
 
-def macro_averages(table: ReasoningTable) -> list[tuple[str, Estimate]]:
-    """Return the plain mean over sets of every run and condition on two sets or more."""
-    by_title: dict[str, list[ScoreMatrix]] = {}
-    for row in table.rows:
-        if not row.is_subset:
-            by_title.setdefault(row.title, []).append(row.correct)
-    return [(title, statistics.macro_average(per_set)) for title, per_set in by_title.items() if len(per_set) > 1]
-
-
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
-    """Compare every run as trained with the baseline, per set and in the average, with Holm's correction over all."""
+    """Compare every run as trained with the baseline on every set, with Holm's correction over all."""
     trained = {(row.dataset, row.run): row for row in table.rows if not row.condition}
     compared: list[tuple[str, str, Difference, float | None]] = []
     for run in dict.fromkeys(run for _, run in trained if table.baseline and run != table.baseline):
-        names = [name for name in table.datasets if {(name, run), (name, table.baseline)} <= trained.keys()]
-        pairs = {name: pair_seeds(trained[name, run], trained[name, str(table.baseline)]) for name in names}
-        for name, (a, b) in pairs.items():
-            p = statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
-            compared.append((name, run, statistics.paired_difference(a, b), p))
-        whole = [pair for name, pair in pairs.items() if not trained[name, run].is_subset]
-        if len(whole) > 1:
-            compared.append((MEAN_TITLE, run, statistics.macro_paired_difference(*zip(*whole, strict=True)), None))
+        for name in table.datasets:
+            if {(name, run), (name, table.baseline)} <= trained.keys():
+                a, b = pair_seeds(trained[name, run], trained[name, str(table.baseline)])
+                p = statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
+                compared.append((name, run, statistics.paired_difference(a, b), p))
     significant = statistics.find_significant([difference for _, _, difference, _ in compared])
     return [
         RunComparison(name, run, str(table.baseline), d, is_clear, statistics.describe_difference(d, is_clear), p)
@@ -238,20 +222,16 @@ COLUMNS = (
     Column("KiB", lambda row: f"{row.cache_bytes / 1024:,.1f}"),
     Column("papers", lambda row: format_paper_figures(row.paper_figures)),
 )
-TIMING_COLUMNS = (
-    Column("ms", lambda row: "–" if row.latency is None else f"{row.latency.median:.1f}"),
-    Column("ms p90", lambda row: "–" if row.latency is None else f"{row.latency.p90:.1f}"),
-    Column("per second", lambda row: "–" if row.throughput is None else f"{row.throughput.questions_per_second:.1f}"),
-)
+LATENCY_COLUMN = Column("ms", lambda row: "–" if row.latency is None else f"{row.latency.median:.1f}")
 
 
 def list_columns(table: ReasoningTable) -> tuple[Column, ...]:
-    """Return the columns of a row; timings only where they were measured."""
-    return (*COLUMNS, *(TIMING_COLUMNS if any(row.latency for row in table.rows) else ()))
+    """Return the columns of a row; latency only where it was measured."""
+    return (*COLUMNS, LATENCY_COLUMN) if any(row.latency for row in table.rows) else COLUMNS
 
 
 def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
-    """Return title and cells of each question set, the majority baseline first; then the macro averages."""
+    """Return title and cells of each question set, the majority baseline first."""
     columns, blocks = list_columns(table), list[tuple[str, list[list[str]]]]()
     for name in table.datasets:
         rows = table.rows_of(name)
@@ -259,8 +239,6 @@ def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
         cells = [[f"always “{answer}”", f"{format_percent(share)} %"]]
         cells += [[column.format(row) for column in columns] for row in rows]
         blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
-    if means := macro_averages(table):
-        blocks.append((MEAN_TITLE, [[title, format_headline(x), format_interval(x)] for title, x in means]))
     return blocks
 
 
@@ -295,6 +273,8 @@ def list_caveats(table: ReasoningTable) -> list[str]:
         seeds = statistics.format_seeds(few[0])
         caveats.append(f"{seeds}: the intervals are about these weights; a run with another seed may fall outside them")
     for row in table.rows:
+        if row.latency and not row.latency.has_fresh_warmup:
+            caveats.append(f"{row.dataset}: some timed questions were also warm-up questions: it has too few others")
         rows = table.rows_of(row.dataset)
         cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
         if row.condition or row.is_subset or cot is None:
@@ -312,10 +292,6 @@ def list_caveats(table: ReasoningTable) -> list[str]:
                 f"{row.dataset}: {row.run} saves no passes: {format_count(passes)} per question, "
                 f"{format_count(cot_passes)} {COT_CONDITION}"
             )
-    for row in table.rows:
-        if row.latency and row.throughput:
-            timing = timing_caveats(row.accuracy.num_items, row.latency, row.throughput)
-            caveats += [f"{row.dataset}: {text}" for text in timing]
     return list(dict.fromkeys(caveats))
 
 
@@ -340,7 +316,6 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         "schema": 2,
         "protocol": table.protocol,
         "datasets": datasets,
-        "macro_averages": [{"run": title, "accuracy": x} for title, x in macro_averages(table)],
         "comparisons": comparisons,
         "examples": table.examples,
         "caveats": list_caveats(table),
@@ -361,6 +336,4 @@ def row_to_json(row: ReasoningRow) -> dict[str, Any]:
         **row.costs_to_json(),
         "papers": papers,
         "milliseconds": row.latency,
-        "questions_per_second": row.throughput and row.throughput.questions_per_second,
-        "throughput_batch_size": row.throughput and row.throughput.batch_size,
     }

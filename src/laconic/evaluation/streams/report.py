@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.evaluation.report.page import PagePlot, PageSection, render_list, render_plots, render_table
-from laconic.evaluation.report.paper_tables import Measurement, render_papers
+from laconic.evaluation.report.paper_tables import render_papers
 from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
 from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.evaluation.runs import seed_runs
@@ -163,17 +163,6 @@ def load_metric_series(folder: Path) -> MetricSeries:
     return series
 
 
-def measure_paper_columns(results: Sequence[RunResult]) -> list[Measurement]:
-    """Return the intervals of runs that learn, in percent, by stream."""
-    measurements: list[Measurement] = []
-    for result in results:
-        condition = "learn" if "learn" in result.conditions else result.conditions[0]
-        estimate, row = estimate_metrics(result, condition)[0].estimate, result.info.get("table_row")
-        interval = (100 * estimate.low, 100 * estimate.high)
-        measurements.append(Measurement(row, "learn", stream_name(result), *interval))
-    return measurements
-
-
 def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[PageSection]:
     """Return the sections about streams, and about levels and memories in the training of the runs."""
     training = [
@@ -195,7 +184,7 @@ def build_sections(results: Sequence[RunResult], paths: Sequence[str]) -> list[P
         sections.append(PageSection(f"Stream {title}", list(map(render_table, tables))))
     curves = plot_training_metrics(training)
     sections.append(PageSection("Levels and memories in training", [render_plots(curves)] if curves else []))
-    papers = render_papers(["nested"], measure_paper_columns(results)) if results else []
+    papers = render_papers(["nested"]) if results else []
     sections.append(PageSection("What papers report on nested learning", papers))
     caveats = PageSection("Limitations of stream results", [render_list(CAVEATS)])
     return [*sections, caveats]
