@@ -45,7 +45,6 @@ class SourceProgress:
         self.single_text: TokenStream | None = None
 
     def count_bytes(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the lines and count their bytes."""
         for line in lines:
             self.bytes_read += len(line)
             yield line

@@ -130,7 +130,6 @@ class KVCompressionCost:
 
 
 def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> KVCompressionCost:
-    """Return the cost of a memory."""
     assert memory.metadata is not None
     cache, heads = memory.to_cache(), memory.slots
     L, G, E = cache.shape_summary

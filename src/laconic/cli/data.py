@@ -58,7 +58,6 @@ class DataListCommand:
 
 
 def split_files(info: "DatasetInfo") -> dict[str, str]:
-    """Return the file of each split that has one."""
     return {name: split.file.path for name, split in info.splits.items() if split.file}
 
 
@@ -135,7 +134,6 @@ class DataCheckCommand:
         return ScannedFile(examples.examples, examples.sha256, (), examples.notes)
 
     def result_to_json(self, scanned: "ScannedFile", result: "AuditResult") -> dict[str, Any]:
-        """Return the result as JSON."""
         return {
             "schema": 1,
             "file": self.file,
@@ -155,7 +153,6 @@ class DataCheckCommand:
         }
 
     def print_result(self, scanned: "ScannedFile", result: "AuditResult") -> None:
-        """Print the result for people."""
         from laconic.data.strict_jsonl import format_problems
 
         if result.problems:
@@ -186,7 +183,6 @@ class DataCheckCommand:
             self.print_lengths(result.lengths)
 
     def print_documents(self, audit: "DocumentAudit") -> int:
-        """Print the audit of documents."""
         if self.format == "json":
             metadata = {"schema": 1, "file": self.file, "max_length": self.max_length}
             tokens = None if audit.token_lengths is None else audit.token_lengths._asdict()

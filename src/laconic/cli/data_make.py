@@ -200,7 +200,6 @@ def write_all(files: list[OutputFile], report_row: Callable[[], object]) -> None
 
 
 def report_rows(rows: Iterable[JsonRow], report_row: Callable[[], object]) -> Iterator[JsonRow]:
-    """Yield the rows and report each one."""
     for row in rows:
         yield row
         report_row()

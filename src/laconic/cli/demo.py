@@ -119,7 +119,6 @@ class DemoCommand:
 
 
 def fast_entry(entry: DemoEntry) -> DemoEntry:
-    """Return an entry with its `--fast` overrides."""
     return replace(entry, overrides=(*entry.overrides, *(entry.fast_overrides or ())))
 
 

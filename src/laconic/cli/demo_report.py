@@ -95,7 +95,6 @@ def build_result(entry: "DemoEntry", run: LoadedRun, folders: Sequence[Path], la
 
 
 def seed_accuracies(row: ReasoningRow) -> list[float]:
-    """Return the accuracy of each seed."""
     return row.correct.mean(1).tolist()
 
 
@@ -115,7 +114,6 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
 
 
 def describe_task(run: LoadedRun) -> str:
-    """Describe the task and the model."""
     config, task = run.parts.decoder.config, run.recipe.data.digits
     size = sum(p.numel() for p in run.parts.decoder.parameters())
     example = load_held_out(run.recipe, run.parts.tokenizer, config.max_position_embeddings, "test", 1).examples[0]

@@ -167,7 +167,6 @@ class EvaluateCommand:
         parse_shares(self.keep)
 
     def memory_options(self) -> "MemoryOptions":
-        """Return the options of the task memories."""
         from laconic.evaluation.memories.contexts import KV_METHODS
         from laconic.evaluation.suite import MemoryOptions
 

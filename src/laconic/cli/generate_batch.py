@@ -142,7 +142,6 @@ class PartialOutput:
                 raise CorruptArtifactError(f"{self.path}:{number}: was changed after it was written; delete the file")
 
     def append(self, row: str) -> None:
-        """Append a row."""
         self.num_rows, self.digest = self.num_rows + 1, hash_line(self.digest, row)
         with translate_os_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(f"{self.digest} {row}\n")

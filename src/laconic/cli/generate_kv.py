@@ -27,7 +27,6 @@ def match_rows(rows: Sequence[PromptRow], memory: "KVMemory") -> list[PromptRow]
 
 
 def encode_after_memory(row: PromptRow, tokenizer: "Tokenizer", memory: "KVMemory") -> list[int]:
-    """Return the ids of a prompt after a memory."""
     from laconic.experiment.kv_compressor import encode_messages, encode_prompt
 
     if row.text is None:

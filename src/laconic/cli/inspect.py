@@ -161,7 +161,6 @@ class InspectCommand:
         ]
 
     def inspect_question(self, runs: "Sequence[LoadedRun]", device: Any) -> "QuestionSummary":
-        """Inspect one question."""
         from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
         from laconic.evaluation.inspection.run import with_given_chain, with_teacher_chain
         from laconic.evaluation.inspection.summary import QuestionSummary

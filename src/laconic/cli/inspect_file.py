@@ -32,7 +32,6 @@ def document_rows(memory: "SummaryMemory") -> list[dict[str, Any]]:
 
 
 def memory_to_json(path: Path, memory: "SummaryMemory") -> dict[str, Any]:
-    """Return the metadata as JSON."""
     assert memory.metadata is not None
     metadata = memory.metadata.to_json()
     del metadata["documents"]
@@ -63,7 +62,6 @@ def memory_lines(path: Path, memory: "SummaryMemory") -> list[str]:
 
 
 def document_lines(row: dict[str, Any]) -> list[str]:
-    """Return the lines of one document."""
     vectors, tokens = row["vectors"], row["tokens"]
     more = " …" if len(vectors) > MAX_SEGMENTS_LISTED else ""
     mean = sum(vectors) / max(len(vectors), 1)

@@ -63,7 +63,6 @@ class RecipesShowCommand:
     """name of a recipe that comes with laconic"""
 
     def run(self) -> int:
-        """Print the recipe."""
         from laconic.config.load import find_recipe_file
 
         print(find_recipe_file(self.name).read_text(encoding="utf-8"), end="")

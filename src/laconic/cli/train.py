@@ -105,7 +105,6 @@ class TrainCommand:
         return 0
 
     def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
-        """Yield the recipe and directory of each run."""
         out = self.out or self.default_run_dir()
         if self.num_seeds is None:
             yield recipe, out
@@ -196,7 +195,6 @@ class TrainCommand:
 
 
 def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
-    """Return the result of training as JSON."""
     return {
         "steps": outcome.steps,
         "metrics": dict(outcome.metrics),

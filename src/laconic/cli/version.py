@@ -12,7 +12,6 @@ class VersionCommand:
     """
 
     def run(self) -> int:
-        """Print the versions."""
         from importlib.metadata import version
 
         import laconic

@@ -112,5 +112,4 @@ def columns_to_rows(columns: Any) -> Iterator[dict[str, Any]]:
 
 
 def first_error_line(error: Exception) -> str:
-    """Return the first line of an error message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

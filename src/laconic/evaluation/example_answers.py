@@ -41,7 +41,6 @@ def build_examples_table(examples: Sequence[ExampleQuestion]) -> Table:
 
 
 def describe_outcome(answer: ExampleAnswer) -> str:
-    """Return whether an answer is correct."""
     return "correct" if answer.is_correct else "wrong"
 
 

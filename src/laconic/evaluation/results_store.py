@@ -217,7 +217,6 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
 
 
 def parse_record(line: str) -> EvalRecord:
-    """Parse a line of `records.jsonl`."""
     return EvalRecord(**json.loads(line))
 
 

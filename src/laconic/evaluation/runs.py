@@ -35,7 +35,6 @@ def seed_runs(path: str | Path) -> list[Path]:
 
 
 def load_recipes(paths: Sequence[str | Path]) -> dict[Path, Recipe]:
-    """Load the recipes of all runs of some paths."""
     return {folder: load_recipe(folder / RECIPE_FILE)[0] for path in paths for folder in seed_runs(path)}
 
 

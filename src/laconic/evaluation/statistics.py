@@ -119,7 +119,6 @@ def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values."""
     adjusted, least = [0.0] * len(p_values), 0.0
     for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[i]))

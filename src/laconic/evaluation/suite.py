@@ -133,7 +133,6 @@ class RunResult:
 
     @property
     def pooled_items(self) -> list[EvalItem]:
-        """The items of all seeds."""
         return [item for items in self.items_by_seed for item in items]
 
 

@@ -46,7 +46,6 @@ def print_table(table: Table) -> None:
 
 
 def to_rich(table: Table) -> Any:
-    """Return a table for `rich`."""
     from rich.table import Table as RichTable
 
     rich = RichTable(box=None, pad_edge=False, header_style="", title=table.caption or None)

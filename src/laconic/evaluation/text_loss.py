@@ -55,7 +55,6 @@ class TextLossSuite:
     options: Collection[str] = ("documents", "tokens", "baseline")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether the task is `loss`."""
         return TASK in tasks
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
@@ -151,5 +150,4 @@ def metric_per_window(result: RunResult, metric: str) -> list[float]:
 
 
 def format_interval(difference: Difference) -> str:
-    """Format the 95 % interval of a difference in nats."""
     return f"{format_signed(difference.low, 4)} to {format_signed(difference.high, 4)}"

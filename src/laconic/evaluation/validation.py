@@ -25,7 +25,6 @@ class Validation(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def __call__(self, epoch: int) -> Mapping[str, float]:
-        """Return the metrics."""
         return self.function(epoch)
 
 

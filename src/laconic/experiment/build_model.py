@@ -85,7 +85,6 @@ def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
 
 
 def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:
-    """Return the configuration of a new decoder."""
     D, H = model.hidden_size, model.num_attention_heads
     if D % H:
         raise UsageError(f"model.num_attention_heads {H} does not divide model.hidden_size {D}")

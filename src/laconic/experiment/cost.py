@@ -37,7 +37,6 @@ class CompressionCost:
     break_even_uses: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as a dict."""
         return dict(vars(self))
 
     def to_lines(self) -> list[str]:
@@ -86,7 +85,6 @@ def compute_cost(
 
 
 def format_count(n: int, noun: str) -> str:
-    """Return a number with its noun."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 

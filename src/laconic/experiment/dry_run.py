@@ -332,7 +332,6 @@ def resident_memory() -> int:
 
 
 def format_plan(plan: Mapping[str, Any]) -> str:
-    """Return a plan as text."""
     parts = [f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in plan["tokens"].items()]
     memory, seconds, disk, fits = plan["memory"], plan["seconds"], plan["disk"], plan["largest_micro_batch"]
     others = [f"{n} on one of {place}" for place, n in fits.items() if place not in ("here", "free")]

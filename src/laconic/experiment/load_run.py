@@ -47,7 +47,6 @@ class LoadedRun:
 
 
 def is_run_dir(path: str | Path) -> bool:
-    """Return whether a path is a run directory."""
     return (Path(path) / RECIPE_FILE).is_file()
 
 

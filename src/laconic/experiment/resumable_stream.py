@@ -48,7 +48,6 @@ class TokenStream:
         self.ids = iter_token_chunks(self.hash_chunks(chunks), tokenizer, segment_tokens)
 
     def hash_chunks(self, chunks: Iterable[str]) -> Iterator[str]:
-        """Yield the chunks and update the hash."""
         for chunk in chunks:
             self.digest.update(chunk.encode())
             yield chunk

@@ -156,7 +156,6 @@ class Engine:
             self.thread.join()
 
     def stats(self) -> EngineStats:
-        """Return the counters."""
         with self.changed:
             return replace(self.last_stats, num_waiting=len(self.waiting))
 

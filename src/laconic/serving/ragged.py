@@ -138,7 +138,6 @@ class RaggedDecoder:
         return list(weights.final_norm(x).split(lengths))
 
     def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
-        """Return the logits of hidden states."""
         return self.choose_weights(len(hidden_states)).lm_head(hidden_states).to(hidden_states.dtype)
 
     def choose_weights(self, num_positions: int) -> FusedWeights:

@@ -82,5 +82,4 @@ class RowByRowModel:
         return output.hidden_states[0]
 
     def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
-        """Return the logits of hidden states."""
         return self.decoder.logits(hidden_states)

@@ -184,7 +184,6 @@ class RunningSequence:
         self.send(FinishEvent(reason, *counts))
 
     def fail(self, error: Exception) -> None:
-        """End with an error."""
         self.has_ended = True
         self.send(ErrorEvent(error))
 

@@ -189,14 +189,12 @@ def refuse_control_tokens() -> str:
 
 
 def token_text(backend: TokenizerBackend, id: int) -> str:
-    """Return the text of a token that the vocabulary has."""
     text = backend.id_to_token(id)
     assert text is not None
     return text
 
 
 def quote(text: str) -> str:
-    """Return a text as a Jinja string."""
     return json.dumps(text, ensure_ascii=False)
 
 

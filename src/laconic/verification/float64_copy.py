@@ -26,7 +26,6 @@ class LazyFloat64Block(nn.Module):
         self.source, self.shared_cache = [block], shared_cache  # a list, so that the block is not a submodule
 
     def materialise(self) -> Any:
-        """Return the block in float64."""
         if self.shared_cache.get("owner") is not self:
             self.shared_cache.clear()
             block = to_float64(self.source[0])
@@ -70,7 +69,6 @@ class Float64Decoder(Decoder):
 
 
 def compute_dtype(decoder: Decoder) -> torch.dtype:
-    """Return the dtype that a decoder computes in."""
     return torch.float64 if isinstance(decoder, Float64Decoder) else decoder.token_embedding.weight.dtype
 
 

@@ -69,11 +69,9 @@ class GoldenBundle:
 
     @property
     def cases(self) -> list[ParityCase]:
-        """The inputs of the bundle."""
         return [case_from_json(entry["input"]) for entry in self.metadata["cases"]]
 
     def case_entry(self, name: str) -> dict[str, Any]:
-        """Return the metadata of one case."""
         return next(entry for entry in self.metadata["cases"] if entry["input"]["name"] == name)
 
     def is_complete(self, case: ParityCase) -> bool:
@@ -90,7 +88,6 @@ class GoldenBundle:
 
 
 def case_from_json(data: Mapping[str, Any]) -> ParityCase:
-    """Return the case that `case_to_json` wrote."""
     tensors = {name: None if data[name] is None else torch.tensor(data[name]) for name in ("ids", "positions", "live")}
     return ParityCase(
         name=data["name"],

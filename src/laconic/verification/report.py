@@ -59,7 +59,6 @@ class ParityReport:
 
     @classmethod
     def for_decoder(cls, decoder: Decoder, *, model: str, dtype: str, command: str = "") -> "ParityReport":
-        """Return an empty report on a decoder."""
         config = decoder.config
         layer_stages = [stage.name for stage in layer_activations(config)]
         return cls(
@@ -83,7 +82,6 @@ class ParityReport:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of what ran."""
         return {"python": platform.python_version(), "torch": torch.__version__, "reference": self.reference}
 
     def worst_result(self, stage: str, layer: int | None, kinds: Iterable[str]) -> StageResult | None:
@@ -136,7 +134,6 @@ class ParityReport:
         return table
 
     def table_rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of the table as text."""
         rows, kinds = [], ("local", "ratio")
         for stage in self.stage_order:
             results = [r for r in self.results if r.stage == stage]
@@ -201,7 +198,6 @@ def severity(result: StageResult) -> tuple[int, float]:
 
 
 def worst_verdict(results: list[StageResult]) -> str:
-    """Return the worst verdict of several results."""
     worst = max(results, key=severity).verdict
     return worst if worst in ("fail", "not run") else "pass"
 
@@ -221,7 +217,6 @@ def format_cell(result: StageResult | None) -> str:
 
 
 def result_to_json(result: StageResult) -> dict[str, Any]:
-    """Return a result as JSON."""
     row = asdict(result) | {"error_in_floors": result.error_in_floors, "index": list(result.index)}
     return {
         name: (None if math.isnan(v) else "inf" if math.isinf(v) else v) if isinstance(v, float) else v

@@ -97,7 +97,6 @@ class QuestionTemplate:
 
 
 def build_templates(examples: Iterable[ReasoningExample]) -> list[QuestionTemplate]:
-    """Return the templates of the rows that have one."""
     return [template for example in examples if (template := build_template(example)) is not None]
 
 

@@ -79,7 +79,6 @@ class DatasetInfo:
 
 
 def load_catalog() -> dict[str, DatasetInfo]:
-    """Load `catalog.toml`."""
     tables = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
     return {name: _build_info(name, table) for name, table in tables.items()}
 

@@ -61,7 +61,6 @@ def is_text_message(message: Any) -> bool:
 
 
 def chat_row_error(field: str, value: Any, expected: str) -> RowError:
-    """Return the error for a row that is not a conversation."""
     return RowError(1, "other formats", f"{field}: expected {expected}: {make_excerpt(str(value))}")
 
 

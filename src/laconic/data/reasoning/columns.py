@@ -17,7 +17,6 @@ WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
 
 
 def keep_row(row: Row) -> Row | None:
-    """Return the row unchanged."""
     return row
 
 

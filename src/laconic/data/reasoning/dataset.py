@@ -19,7 +19,6 @@ from laconic.errors import InputError
 
 
 def encode_example(example: ReasoningExample, tokenizer: Tokenizer, config: DataConfig) -> EncodedExample:
-    """Encode one example."""
     return ReasoningEncoder(tokenizer, config).encode_example(example)
 
 
@@ -158,11 +157,9 @@ class ReasoningDataset:
         return len(self.examples)
 
     def get_row(self, index: int) -> EncodedExample:
-        """Return one encoded row."""
         return unpack_row(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
-        """Return the batch of some rows."""
         return collate([self.get_row(int(i)) for i in rows], rows, epoch, step)
 
     def _fit_row(self, example: ReasoningExample) -> EncodedExample | None:

@@ -224,7 +224,6 @@ def load_from_hub(
 
 
 def size_error(label: str, num_rows: int, expected: int) -> InputError:
-    """Return the error for an unexpected number of rows."""
     hint = 'download it again, or set data.size_check = "off"'
     return InputError(f"{label}: {num_rows:,} rows, expected {expected:,}; {hint}")
 
@@ -266,12 +265,10 @@ def filter_marked(file: ExamplesFile, split: DatasetSplit) -> ExamplesFile:
 
 
 def take_first(file: ExamplesFile, max_rows: int | None) -> ExamplesFile:
-    """Return the first rows."""
     return file if max_rows is None else select_examples(file, range(min(max_rows, len(file.examples))))
 
 
 def select_examples(file: ExamplesFile, rows: Sequence[int]) -> ExamplesFile:
-    """Return some of the rows."""
     return replace(file, examples=tuple(file.examples[i] for i in rows), offsets=tuple(file.offsets[i] for i in rows))
 
 

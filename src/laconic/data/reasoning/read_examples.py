@@ -291,7 +291,6 @@ def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str
 
 
 def type_error(field: str, value: Any, expected: str, text: str, hint: str) -> RowError:
-    """Return the error for a value of the wrong type."""
     names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     actual = "empty string" if value == "" else names.get(type(value), "number")
     column = locate_field(text, field)[1]

@@ -24,7 +24,6 @@ class ContinualTranslationDataset(SyntheticDataset[ContinualTranslationConfig]):
     vocabulary = VOCABULARY
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return the batch of some rows."""
         config, index = self.config, np.asarray(rows, dtype=np.int64)
         N, n, R = config.num_languages, config.num_words, config.num_repetitions
         words = (WORDS_PER_LANGUAGE * np.arange(N)[:, None] + np.arange(n)).ravel()

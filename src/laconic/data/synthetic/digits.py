@@ -103,7 +103,6 @@ def generate_digit_examples(
 
 
 def problem_id(k: int, part: SplitName, seed: int, row: int) -> str:
-    """Return the id of a problem."""
     return f"digits{k}-{part}-{seed}-{row:06d}"
 
 

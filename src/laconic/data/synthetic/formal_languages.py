@@ -93,14 +93,12 @@ class FormalLanguageDataset(SyntheticDataset[FormalLanguagesConfig]):
     vocabulary = VOCABULARY
 
     def generate_strings(self, rows: Sequence[int]) -> list[str]:
-        """Return the strings of some rows."""
         index, lengths = np.asarray(rows, dtype=np.int64), self.config.possible_lengths
         length_index = (uniform(self.seed, LENGTH_KEY, index) * len(lengths)).astype(np.int64).tolist()
         draws = uniform(self.seed, SYMBOL_KEY, index[:, None], np.arange(lengths[-1])).tolist()
         return [generate_string(self.config.language, draws[b][: lengths[i]]) for b, i in enumerate(length_index)]
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return the batch of some rows."""
         strings = self.generate_strings(rows)
         input_ids = np.full((len(strings), max(map(len, strings)) + 1), TOKEN_IDS["<bos>"], dtype=np.int64)
         labels = np.full(input_ids.shape, IGNORE_INDEX, dtype=np.int64)

@@ -41,7 +41,6 @@ class MQARDataset(SyntheticDataset[MQARConfig]):
     vocabulary = VOCABULARY
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return the batch of some rows."""
         config, index = self.config, np.asarray(rows, dtype=np.int64)
         w, max_pairs = config.tokens_per_key, max(config.num_pairs)
         counts = np.asarray(config.num_pairs)[self.randint(len(config.num_pairs), index, COUNT_KEY, 1)[:, 0]]

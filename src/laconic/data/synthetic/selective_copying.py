@@ -24,7 +24,6 @@ class SelectiveCopyingDataset(SyntheticDataset[SelectiveCopyingConfig]):
     vocabulary = VOCABULARY
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Return the batch of some rows."""
         config, index = self.config, np.asarray(rows, dtype=np.int64)
         T = config.row_tokens
         counts = np.asarray(config.num_copied)[self.randint(len(config.num_copied), index, COUNT_KEY, 1)[:, 0]]

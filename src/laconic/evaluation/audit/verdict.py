@@ -90,7 +90,6 @@ class ThoughtAudit:
 
     @cached_property
     def effects(self) -> list[ConditionEffect]:
-        """The effects of the conditions."""
         return [
             ConditionEffect(
                 name,
@@ -104,7 +103,6 @@ class ThoughtAudit:
 
     @cached_property
     def comparisons(self) -> list[ControlComparison]:
-        """The comparisons with the controls."""
         tests = self.tests[len(self.conditions) :]
         return [ControlComparison(x.run, x.accuracy, *test) for x, test in zip(self.controls, tests, strict=True)]
 
@@ -235,7 +233,6 @@ def describe_bound(effect: ConditionEffect) -> str:
 
 
 def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
-    """Return the figures of an audit as JSON."""
     answer, share = audit.row.results[0].majority_baseline
     return {
         "questions": audit.row.accuracy.num_items,

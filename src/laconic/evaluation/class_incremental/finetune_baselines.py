@@ -119,7 +119,6 @@ class FinetunedLearner:
             self.ewc.theta_star = [p.detach().clone() for p in self.parameters]
 
     def update(self, batch: Sequence[LabelledUtterance]) -> None:
-        """Make one update."""
         self.optimizer.zero_grad()
         loss = compute_label_loss(self.model, self.stream, batch)
         if self.ewc is not None:

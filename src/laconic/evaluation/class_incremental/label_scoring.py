@@ -210,5 +210,4 @@ def get_module(model: Any) -> nn.Module:
 
 
 def get_device(model: StatefulLM) -> torch.device:
-    """Return the device of the weights."""
     return next(get_module(model).parameters()).device

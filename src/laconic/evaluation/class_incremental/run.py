@@ -144,7 +144,6 @@ def run_method(
 def build_learner(
     method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig
 ) -> ClassIncrementalLearner:
-    """Return a new learner for a method."""
     match method:
         case "learner":
             return StatefulLearner(model, stream)

@@ -34,7 +34,6 @@ class ClassIncrementalStream:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks."""
         return len(self.task_classes)
 
     def seen_classes(self, i: int) -> list[int]:

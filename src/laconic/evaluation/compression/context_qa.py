@@ -98,7 +98,6 @@ def count_test_texts(items: Items) -> int:
 
 
 def mean_context_size(runs: Sequence[Items], condition: str) -> float:
-    """Return the mean context size of a condition."""
     return float(np.mean([item.conditions[condition]["context_size"] for items in runs for item in items]))
 
 

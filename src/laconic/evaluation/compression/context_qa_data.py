@@ -38,7 +38,6 @@ def parse_question(row: dict[str, Any], text: str, name: str) -> ContextQuestion
 
 
 def wrong_type(field: str, expected: str, text: str) -> RowError:
-    """Return the error for a field of the wrong type."""
     column = locate_field(text, field)[1]
     return RowError(column, "wrong types", f"{field}: expected {expected}, got {make_excerpt(text, column)}")
 

@@ -76,7 +76,6 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def format_result(result: RunResult) -> list[str]:
-    """Format a result as lines of text."""
     items = result.items_by_seed[0]
     if result.variant["kind"] == "answers":
         lines = [f"{result.run}, {result.task}: {len(items)} items"]
@@ -98,7 +97,6 @@ def format_result(result: RunResult) -> list[str]:
 
 
 def group_by_file(results: Sequence[RunResult], kind: str) -> list[list[RunResult]]:
-    """Group the results of a kind by file."""
     groups: dict[str, list[RunResult]] = {}
     for result in results:
         if result.variant["kind"] == kind:

@@ -173,12 +173,10 @@ class ICLClassification:
 
     @cached_property
     def labels(self) -> list[str]:
-        """All labels."""
         return sorted({row.label for rows in (self.demonstrations, *self.test_rows.values()) for row in rows})
 
     @cached_property
     def label_ids(self) -> list[list[int]]:
-        """Token ids of each label."""
         return [self.encode(f" {label}") for label in self.labels]
 
     @cached_property
@@ -300,7 +298,6 @@ class ICLClassification:
 
 
 def label_prompt(text: str) -> str:
-    """Return the prompt that asks for the label of a text."""
     return f"{text}\nlabel:"
 
 

@@ -45,7 +45,6 @@ class ContextTail:
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
 
     def to(self, device: torch.device) -> "ContextTail":
-        """Move to a device."""
         return replace(
             self,
             context=self.context.to(device),

@@ -27,7 +27,6 @@ POSITION_STYLES = {"none": ":", "compressed": "-", "full": "--"}
 
 
 def condition_title(condition: str) -> str:
-    """Return the title of a condition on the page."""
     return CONDITION_TITLES.get(condition, condition)
 
 

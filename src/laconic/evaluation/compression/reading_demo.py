@@ -95,7 +95,6 @@ class ReadingComparison:
     largest_head: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as a JSON object."""
         shared = {"tokens": self.num_tokens, "largest_head": self.largest_head}
         return shared | {
             "compression_seconds": round(self.compression_seconds, 3),

@@ -243,7 +243,6 @@ class TailDataset:
         return len(self.tails.names)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """Build a batch of some rows."""
         if self.excerpt_tokens is None:
             return self.tails.continuation_batch(rows, self.context_tokens, self.segment_tokens)
         return self.tails.excerpt_batch(rows, self.context_tokens, self.segment_tokens, self.excerpt_tokens)
@@ -259,7 +258,6 @@ class CompressionEvalSet(NamedTuple):
 
 
 def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> Iterator[EvalJob]:
-    """Yield the evaluations of a run on the documents of a split."""
     for name, source, conditions, batch_size in build_eval_sets(run, split, request.limit):
         key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
         metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)

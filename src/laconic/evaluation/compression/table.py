@@ -95,7 +95,6 @@ def add_controls(results: Sequence[RunResult]) -> list[RunResult]:
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    """Return a result as a JSON object."""
     seeds, items, conditions = result.items_by_seed, result.pooled_items, result.conditions
     data: dict[str, Any] = {
         "dataset": result.task,

@@ -111,5 +111,4 @@ def chain_word_blocks(summary: DatasetSummary) -> list[str]:
 
 
 def number_labels(n: int) -> list[str]:
-    """Return the labels 1 to n."""
     return [str(i + 1) for i in range(n)]

@@ -126,7 +126,6 @@ def load_inspected_run(
 
 
 def read_questions(decoder: Decoder, questions: ReasoningBatch) -> KVCache:
-    """Return the cache of questions."""
     with eval_no_grad(decoder), flush_denormals(questions.question_ids.device):
         return encode_question(decoder, questions).cache
 
@@ -156,7 +155,6 @@ def latent_function(run: LoadedRun) -> Callable[..., LatentRollout]:
 
 
 def answer_function(run: LoadedRun, decoding: AnswerDecoding) -> Callable[[ReasoningBatch, LatentRollout], AnswerBatch]:
-    """Return the function that decodes answers from the cache of the latents."""
     method, decoder = run.method, run.parts.decoder
     if isinstance(method, Coconut):
         return lambda batch, latents: method.answer_after_latents(batch, latents.cache, latents.passes, decoding)

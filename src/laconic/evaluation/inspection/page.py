@@ -34,7 +34,6 @@ from laconic.evaluation.tables import Table, format_percent
 
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
-    """Return the page of an inspection."""
     title = f"Latents of {summary.runs[0].name}"
     if isinstance(summary, QuestionSummary):
         plots = [] if has_matplotlib() else [NO_PLOTS]
@@ -112,7 +111,6 @@ def shade_guess(guess: TokenGuess) -> Markup:
 
 
 def describe_guess(guess: TokenGuess) -> str:
-    """Return a token with its probability as text."""
     return f"{show_whitespace(guess.token)} {format_percent(guess.probability)} %"
 
 

@@ -29,7 +29,6 @@ class PartCounter:
         self.callback, self.total, self.num_begun = callback, 0, 0
 
     def begin(self, name: str) -> None:
-        """Report that a part begins."""
         if self.callback is not None:
             self.callback(name, self.num_begun, self.total)
         self.num_begun += 1

@@ -52,7 +52,6 @@ class DatasetSummary:
 
     @property
     def num_questions(self) -> int:
-        """Number of questions asked."""
         return len(self.runs[0].baseline.is_correct)
 
 
@@ -127,13 +126,11 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
 
 
 def summary_to_json(summary: QuestionSummary | DatasetSummary) -> dict[str, Any]:
-    """Return all results as JSON."""
     is_question = isinstance(summary, QuestionSummary)
     return figures_to_json(question_to_json(summary) if is_question else dataset_to_json(summary))
 
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
-    """Return the results on one question as JSON."""
     return {
         "schema": 3,
         "question": summary.text,
@@ -198,7 +195,6 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
 
 
 def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
-    """Return an effect as JSON."""
     return {
         "intervention": effect.spec.kind,
         "target": effect.spec.target,
@@ -275,7 +271,6 @@ def format_dataset(summary: DatasetSummary) -> list[str]:
 
 
 def join_words(text: str) -> str:
-    """Return a text on one line."""
     return " ".join(text.split())
 
 

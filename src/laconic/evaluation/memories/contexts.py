@@ -46,7 +46,6 @@ class ProbeContext(NamedTuple):
 
 
 def name_context(method: str, keep: float) -> str:
-    """Return the name of a method at one size."""
     return f"{method} {keep:g}"
 
 

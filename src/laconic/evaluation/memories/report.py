@@ -57,7 +57,6 @@ class MemoryPoint(NamedTuple):
         return float(np.mean([metrics[field] for metrics in self.metrics]))
 
     def has_task(self, task: str) -> bool:
-        """Return whether some document has the task."""
         return any(task in metrics for metrics in self.metrics)
 
     def mean_score(self, task: str, field: str) -> float:

@@ -31,7 +31,6 @@ class MemorySuite:
     options: Collection[str] = ("documents", "questions", "methods", "keep", "tokens", "fit")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether the task is `memories`."""
         return TASK in tasks
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:

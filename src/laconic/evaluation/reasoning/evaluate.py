@@ -41,7 +41,6 @@ class AnswerRecord(NamedTuple):
 
     @classmethod
     def from_item(cls, item: EvalItem) -> "AnswerRecord":
-        """Return the answer that an item stores."""
         metrics = dict(item.shared)
         passes, positions = PassCounts(**metrics.pop("passes")), tuple(metrics.pop("cache_positions"))
         return cls(id=item.id, passes=passes, cache_positions=positions, **metrics)

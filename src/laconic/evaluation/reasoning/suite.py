@@ -145,7 +145,6 @@ class ReasoningSuite:
 
 
 def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.AnswerProtocol:
-    """Return the answer protocol of a run."""
     return choose_protocol(recipe, request.protocol, request.tolerance)
 
 

@@ -57,7 +57,6 @@ class ReasoningRow:
 
     @cached_property
     def accuracy(self) -> Estimate:
-        """Accuracy with its interval."""
         return statistics.estimate_proportion(self.correct)
 
     @property
@@ -251,7 +250,6 @@ def build_terminal_table(table: ReasoningTable) -> Table:
 
 
 def format_footnotes(table: ReasoningTable) -> str:
-    """Return the lines under the table."""
     lines = [
         f"protocol {describe_protocol(table.protocol)}; passes and positions are means per question; KiB: the cache at "
         "the answer's end"
@@ -296,7 +294,6 @@ def list_caveats(table: ReasoningTable) -> list[str]:
 
 
 def table_to_json(table: ReasoningTable) -> dict[str, Any]:
-    """Return the figures as JSON."""
     datasets = [
         {
             "dataset": name,
@@ -326,7 +323,6 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
 
 
 def row_to_json(row: ReasoningRow) -> dict[str, Any]:
-    """Return one row as JSON."""
     papers = None if row.paper_figures is None else row.paper_figures or "not known"
     return {
         "run": row.run,

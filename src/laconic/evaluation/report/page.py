@@ -39,7 +39,6 @@ def render_table(table: Table) -> Markup:
 
 
 def render_list(items: Sequence[str]) -> Markup:
-    """Return a bulleted list."""
     return _render_macro("bullets", items)
 
 

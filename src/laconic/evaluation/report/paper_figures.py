@@ -43,7 +43,6 @@ def find_paper_figures(paper_table: str | None, table_row: str | None, dataset: 
 
 
 def format_paper_figures(figures: Sequence[PaperFigure] | None) -> str:
-    """Format figures with their marks."""
     if figures is None:
         return "–"
     return " · ".join(f"{figure.percent:g} [{figure.source_mark}]" for figure in figures) or UNKNOWN_FIGURE

@@ -36,7 +36,6 @@ class PaperTable(NamedTuple):
 
 @cache
 def load_paper_tables() -> tuple[PaperTable, ...]:
-    """Load all tables."""
     with DATA_FILE.open("rb") as file:
         return tuple(PaperTable(**row) for row in tomllib.load(file)["table"])
 

@@ -174,7 +174,6 @@ def show_whitespace(token: str) -> str:
 
 
 def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:
-    """Return an image of the given size in inches."""
     width, height = (f"{96 * inches:.0f}" for inches in size)
     return Markup('<img src="{}" alt="{}" width="{}" height="{}">').format(Markup(uri), alt_text, width, height)
 

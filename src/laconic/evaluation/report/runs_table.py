@@ -62,7 +62,6 @@ class MethodResult:
 
     @property
     def name(self) -> str:
-        """Key of the method."""
         return self.row.run
 
     @property
@@ -92,7 +91,6 @@ class ComparisonReport:
     inspection: QuestionInspection | None = None
 
     def find_result(self, name: str) -> MethodResult | None:
-        """Return the method of that name."""
         return next((result for result in self.results if result.name == name), None)
 
     @property
@@ -102,7 +100,6 @@ class ComparisonReport:
 
     @property
     def seeds(self) -> Sequence[int]:
-        """Training seeds."""
         return self.first_row.seeds
 
 
@@ -183,7 +180,6 @@ def format_footnotes(report: ComparisonReport) -> str:
 
 
 def report_to_json(report: ComparisonReport) -> dict[str, Any]:
-    """Return the figures as JSON."""
     rows = [
         {
             "name": result.name,
@@ -239,7 +235,6 @@ def list_caveats(report: ComparisonReport) -> list[str]:
 
 
 def render_report(report: ComparisonReport) -> str:
-    """Return the page."""
     focus = report.find_result(report.focus)
     sections = [PageSection("Results", results_blocks(report))]
     if focus and (compared := compare_to_focus(report)):

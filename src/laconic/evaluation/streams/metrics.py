@@ -20,7 +20,6 @@ FIRST_BUCKET = 256  # positions in the first bucket; each further bucket is as w
 
 
 def add_score(sums: dict[str, tuple[float, float]], name: str, score: float, n: float = 1) -> None:
-    """Add a score to a metric."""
     total, count = sums.get(name, (0.0, 0))
     sums[name] = (total + score, count + n)
 

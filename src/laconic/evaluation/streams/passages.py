@@ -20,7 +20,6 @@ NAME_BATCH = 64  # rows loaded at once to read their names
 
 
 def load_documents(source: TrainingData, rows: Sequence[int]) -> DocumentBatch:
-    """Load rows as a batch of documents."""
     return cast(DocumentBatch, source.batch(rows, 0, 0))
 
 
@@ -58,7 +57,6 @@ def evaluate_passages(
     device: torch.device,
     bytes_per_token: Tensor | None = None,
 ) -> list[EvalItem]:
-    """Evaluate texts, given by their rows, under each condition."""
     metrics = {x.name: read_texts(x, source, texts, device, bytes_per_token) for x in conditions}
     return [
         EvalItem(text_name(source, rows[0]), {name: per_text[b] for name, per_text in metrics.items()})
@@ -101,5 +99,4 @@ def drop_cache(state: FastWeightState) -> FastWeightState:
 
 
 def empty_caches(layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
-    """Return layers with empty KV caches."""
     return tuple(layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in layers)

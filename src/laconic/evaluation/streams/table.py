@@ -24,7 +24,6 @@ LEGEND = (
 
 
 def stream_name(result: RunResult) -> str:
-    """Return which stream a task is."""
     return result.variant.get("stream", result.task)
 
 
@@ -111,12 +110,10 @@ def mean_state_bytes(result: RunResult, condition: str) -> int:
 
 
 def metric_rows(result: RunResult) -> list[MetricRow]:
-    """Return the metrics of all conditions."""
     return [row for condition in result.conditions for row in estimate_metrics(result, condition)]
 
 
 def build_stream_table(results: Sequence[RunResult]) -> Table:
-    """Return the table of several runs and streams."""
     return build_table(COLUMNS, [row for result in results for row in metric_rows(result)])
 
 

@@ -91,7 +91,6 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
 
 
 def build_error_body(error: HTTPException) -> dict[str, Any]:
-    """Return the JSON body of an error."""
     status, message = error.status_code, str(error.detail)
     if not isinstance(error, ApiError):  # the framework's own, of which the detail is the phrase
         message = f"{message}: {HTTPStatus(status).description or 'the request cannot be handled'}"
@@ -101,7 +100,6 @@ def build_error_body(error: HTTPException) -> dict[str, Any]:
 
 
 def build_error_response(error: HTTPException) -> JSONResponse:
-    """Return the response to an error."""
     return JSONResponse(build_error_body(error), status_code=error.status_code, headers=error.headers)
 
 

@@ -41,22 +41,18 @@ class ApiModel:
 
     @property
     def decoder(self) -> Decoder:
-        """The decoder."""
         return self.model.decoder
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
         return self.model.tokenizer
 
     @property
     def kind_name(self) -> str:
-        """The kind of model, for messages."""
         return KIND_NAMES[type(self.model)]
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """Texts of single tokens."""
         return TokenTexts(self.tokenizer)
 
     @cached_property

@@ -100,7 +100,6 @@ class ChatAnswer:
         return self.services.served.token_texts.to_chat(tokens, self.num_top) if self.body.logprobs else None
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
-        """Yield the answer in chunks."""
         for index in range(self.n):
             yield self.build_chunk(index, Delta(role="assistant", content=""))
         finishes: dict[int, FinishEvent] = {}
@@ -122,12 +121,10 @@ class ChatAnswer:
     def build_chunk(
         self, index: int, delta: Delta, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None
     ) -> Completion:
-        """Return a chunk of one reply."""
         usage: dict[str, Usage | None] = {"usage": None} if self.body.should_include_usage else {}
         choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
         return self.build("chat.completion.chunk", [choice], **usage)
 
     def build(self, kind: str, choices: list[ChatChoice] | list[ChunkChoice], **usage: Usage | None) -> Completion:
-        """Return an answer or a chunk of one."""
         name = self.services.served.name
         return Completion(id=self.id, object=kind, created=self.created, model=name, choices=choices, **usage)

@@ -122,7 +122,6 @@ class CompletionAnswer:
         return CompletionLogprobsBuilder(self.services.served.token_texts, self.body.logprobs or 0, echo)
 
     async def stream(self, group: SequenceGroup) -> AsyncIterator[Completion]:
-        """Yield the answer in chunks."""
         builders = [self.logprobs_builder(index) for index in range(len(self.echoes) * self.n)]
         tokens = [TextTokens() for _ in builders]
         finishes: dict[int, FinishEvent] = {}
@@ -145,11 +144,9 @@ class CompletionAnswer:
     def choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, reason: FinishReason | None
     ) -> CompletionChoice:
-        """Return a choice or a piece of one."""
         return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=reason)
 
     def build(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
-        """Return an answer or a chunk of one."""
         if self.body.should_include_usage:
             usage = {"usage": None} | usage
         name = self.services.served.name

@@ -54,7 +54,6 @@ class RequestGuard:
             await self.handle(scope, receive, send, deadline)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
-        """Handle one request until its deadline."""
         request_id, status, is_complete = uuid.uuid4().hex, 0, False
         limits = self.limits
         body = LimitedBody(
@@ -162,7 +161,6 @@ class LimitedBody:
         return message
 
     def too_large(self) -> ApiError:
-        """Return the error of a body that is too large."""
         return ApiError(413, f"the body is larger than {self.max_bytes:,} bytes; send less", code="body_too_large")
 
 

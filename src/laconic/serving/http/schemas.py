@@ -84,7 +84,6 @@ class ChatMessage(RequestBody):
     @field_validator("content", mode="before")
     @classmethod
     def join_parts(cls, content: Any) -> Any:
-        """Join the texts of a content in parts."""
         if not isinstance(content, list):
             return content
         for part in content:
@@ -147,7 +146,6 @@ class GenerationRequest(RequestBody):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property

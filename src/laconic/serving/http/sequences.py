@@ -59,7 +59,6 @@ class SequenceResult:
     finish: FinishEvent | None = None
 
     def add(self, event: EngineEvent) -> None:
-        """Add an event."""
         match event:
             case PromptEvent():
                 self.prompt_logprobs = event.logprobs
@@ -139,7 +138,6 @@ class SequenceGroup:
         return await self.queue.get()
 
     async def collect(self, num_sequences: int) -> list[SequenceResult]:
-        """Wait for all sequences."""
         results = [SequenceResult() for _ in range(num_sequences)]
         async for index, event in self.events():
             results[index].add(event)

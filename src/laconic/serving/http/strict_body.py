@@ -26,7 +26,6 @@ class StrictRoute(APIRoute):
     """A route that parses bodies as `StrictRequest` does; FastAPI asks for a class per route."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route, called with a strict request."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:

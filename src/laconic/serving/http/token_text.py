@@ -47,14 +47,12 @@ class TokenTexts:
         self.texts: dict[int, TokenText] = {}
 
     def __getitem__(self, token_id: int) -> TokenText:
-        """Return the text of an id."""
         text = self.texts.get(token_id)
         if text is None:
             text = self.texts[token_id] = self.decode(token_id)
         return text
 
     def decode(self, token_id: int) -> TokenText:
-        """Compute the text of an id."""
         if token_id in self.added:
             return TokenText(self.added[token_id], self.added[token_id].encode())
         piece = self.tokenizer.backend.id_to_token(token_id) or ""

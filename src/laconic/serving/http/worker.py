@@ -86,7 +86,6 @@ class Worker:
         self.wait_for_turn(job)
 
     def remove(self, job: Job) -> None:
-        """Remove a job that has ended."""
         with self.changed:
             self.jobs.remove(job)
             self.changed.notify_all()
