@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from laconic.models.attention import (
+from laconic.models.attention import visibility_mask
+from laconic.models.attention_backends import (
     apply_bias_and_mask,
     attention_probabilities,
     attention_scores,
-    visibility_mask,
     weighted_values,
 )
 from laconic.models.block import Block

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.models import attention
+from laconic.models import attention, attention_backends
 from laconic.models.decoder import Decoder
 from laconic.models.upcast_attention import MAX_UPCAST_SLOTS
 from tests.models.fixtures import (
@@ -190,7 +190,7 @@ def test_query_that_sees_nothing_has_zero_output_and_finite_gradients(backend: s
     sight = attention.build_attention_mask(
         mask, 0, all_valid=False, window=None, bias=None, sdpa_only=False, dtype=torch.float64
     )
-    context = attention.ATTENTION_BACKENDS[backend](q, k, v, 0.5, sight, 0.0)
+    context = attention_backends.ATTENTION_BACKENDS[backend](q, k, v, 0.5, sight, 0.0)
     assert torch.equal(context[0, 0], torch.zeros(8, dtype=torch.float64))
     context.square().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
@@ -236,7 +236,7 @@ def test_flex_refuses_gradients_on_cpu_and_dropout() -> None:
         mask, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64
     )
     with pytest.raises(ValueError, match="no dropout"):
-        attention.flex_attention_forward(q, q, q, 1.0, sight, 0.1)
+        attention_backends.flex_attention_forward(q, q, q, 1.0, sight, 0.1)
 
 
 @pytest.mark.parametrize("T", [5, MAX_UPCAST_SLOTS + 1])

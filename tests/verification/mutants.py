@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import attention, block, cache, decoder, next_token, rope, rope_scaling, weights
+from laconic.models import attention, attention_backends, block, cache, decoder, next_token, rope, rope_scaling, weights
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -112,9 +112,9 @@ DECODER = (
     Mutant("ε 1e-6 for 1e-5", "decoder", "norm1", case="faint",
            config_changes={"norm_eps": 1e-5}, config=with_config(norm_eps=1e-6)),
     Mutant("softmax in bf16", "decoder", "probs",
-           swap(attention, "attention_probabilities", wrong.softmax_bf16)),
+           swap(attention_backends, "attention_probabilities", wrong.softmax_bf16)),
     Mutant("−10 in place of −∞", "decoder", "scores_seen",
-           swap(attention, "apply_bias_and_mask", wrong.minus_ten)),
+           swap(attention_backends, "apply_bias_and_mask", wrong.minus_ten)),
     Mutant("RoPE tables in bf16", "decoder", "q_rot", swap(*TABLES, wrong.tables_bf16)),
     Mutant("window 128 for none", "decoder", "scores_seen",
            swap(*SEEN, wrong.windowed(128)), case="long"),
@@ -130,9 +130,10 @@ DECODER = (
     Mutant("one layer without RoPE", "decoder", "q_rot",
            swap(block.Block, "self_attention", wrong.one_layer_unrotated), layer=1),
     Mutant("RoPE on v", "decoder", "context", swap(block.Block, "attend", wrong.values_rotated)),
-    Mutant("heads merged untransposed", "decoder", "context", swap(attention, "weighted_values", wrong.unmerged)),
+    Mutant("heads merged untransposed", "decoder", "context",
+           swap(attention_backends, "weighted_values", wrong.unmerged)),
     Mutant("grouping tiled", "decoder", "scores",
-           swap(attention, "repeat_heads", wrong.tiled)),
+           swap(attention_backends, "repeat_heads", wrong.tiled)),
     Mutant("scale D^−½", "decoder", "scores",
            config=with_scales(lambda c, l: c.hidden_size**-0.5)),
     Mutant("gate and up swapped", "decoder", "mid", swap(block,
@@ -185,7 +186,7 @@ FURTHER = (
     Mutant("OPT offset 0", "further", "embed",
            swap(decoder, "position_embedding", wrong.row_p), family="opt", layer=None),
     Mutant("OPT scaled twice", "further", "scores",
-           swap(attention, "attention_scores", wrong.scaled_twice), family="opt"),
+           swap(attention_backends, "attention_scores", wrong.scaled_twice), family="opt"),
     Mutant("positions that count padding", "further", "q_rot",
            swap(cache, "default_position_ids", wrong.counting_padding), case="padded"),
     Mutant("GPT-2 erf GELU", "further", "mid", config=with_config(activation="gelu"),
@@ -204,7 +205,7 @@ FURTHER = (
     Mutant("window W − 1", "further", "scores_seen", family="mistral",
            config=with_config(sliding_windows=(7, 7))),
     Mutant("is_causal with S > 0", "further", "context",
-           swap(attention.ATTENTION_BACKENDS, "sdpa", wrong.upper_left), case="pieces", kind="backend"),
+           swap(attention_backends.ATTENTION_BACKENDS, "sdpa", wrong.upper_left), case="pieces", kind="backend"),
     Mutant("cache joined new-before-old", "further", "k_cache",
            swap(block.Block, "self_attention", wrong.new_before_old), case="pieces"),
     Mutant("stale slot after crop", "further", "k_cache", swap(KVCache, "crop", wrong.stale),
@@ -212,8 +213,9 @@ FURTHER = (
     Mutant("key heads converted with H", "further", "k",
            change_weights=convert_keys_with_query_heads),
     Mutant("bias added before the scale", "further", "scores_seen",
-           swap(attention, "apply_bias_and_mask", wrong.bias_times(0.25)), case="bias"),
-    Mutant("bias sign", "further", "scores_seen", swap(attention, "apply_bias_and_mask", wrong.bias_times(-1.0)),
+           swap(attention_backends, "apply_bias_and_mask", wrong.bias_times(0.25)), case="bias"),
+    Mutant("bias sign", "further", "scores_seen",
+           swap(attention_backends, "apply_bias_and_mask", wrong.bias_times(-1.0)),
            case="bias"),
     Mutant("dead slot live", "further", "scores_seen",
            swap(*SEEN, wrong.dead_seen), case="padded"),

@@ -263,22 +263,22 @@ def test_low_precision_ratio(dtype: str):
 
 
 def test_low_precision_detects_coarse_probabilities(monkeypatch: pytest.MonkeyPatch):
-    from laconic.models import attention
+    from laconic.models import attention_backends
 
     decoder = build_tiny_decoder("llama").bfloat16()
-    right = attention.attention_probabilities
+    right = attention_backends.attention_probabilities
     clean, ratios = build_tiny_decoder("llama").bfloat16(), ErrorRatios(decoder)
 
     class Reference:
         def iterate_stages(self, case: ParityCase):
             with monkeypatch.context() as patch:
-                patch.setattr(attention, "attention_probabilities", right)
+                patch.setattr(attention_backends, "attention_probabilities", right)
                 yield from list(iterate_stages(clean, case))
 
     def coarse(a: torch.Tensor) -> torch.Tensor:
         return (right(a) * 16).round() / 16 if a.dtype == torch.bfloat16 else right(a)
 
-    monkeypatch.setattr(attention, "attention_probabilities", coarse)
+    monkeypatch.setattr(attention_backends, "attention_probabilities", coarse)
     ratios.add_case(padded(decoder), Reference())
     assert any(f.verdict == "fail" for f in ratios.results())
 

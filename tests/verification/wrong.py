@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.models import attention, block, rope, rope_scaling
+from laconic.models import attention, attention_backends, block, rope, rope_scaling
 from laconic.models.attention import AttentionMask, capture_nothing
 from laconic.models.cache import KVCache
 from laconic.models.rope import RopeConfig
@@ -187,7 +187,7 @@ def minus_ten(a: Tensor, seen: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def bias_times(factor: float) -> Any:
-    right = attention.apply_bias_and_mask
+    right = attention_backends.apply_bias_and_mask
     return lambda a, seen, bias: right(a, seen, None if bias is None else bias * factor)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from laconic.models import attention
+from laconic.models import attention_backends as backends
 from laconic.models import next_token as next_token_
 from laconic.models.block import Block, ForwardContext, PastKeyValues, concat_past
 from laconic.models.config import DecoderConfig
@@ -50,12 +51,12 @@ class Activation(NamedTuple):
 def masked_scores(at: BlockContext, a: Tensor) -> Tensor:
     """Return the scores after bias and mask."""
     assert at.mask.visible is not None
-    return attention.apply_bias_and_mask(a, at.mask.visible, at.mask.bias)
+    return backends.apply_bias_and_mask(a, at.mask.visible, at.mask.bias)
 
 
 def scaled_scores(at: BlockContext, q: Tensor, k: Tensor) -> Tensor:
     """Return the scores before bias and mask."""
-    return attention.attention_scores(q, k, at.block.config.attention_scales[at.block.index])
+    return backends.attention_scores(q, k, at.block.config.attention_scales[at.block.index])
 
 
 A = Activation
@@ -72,8 +73,22 @@ LAYER_ACTIVATIONS: tuple[Activation, ...] = (
     A("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: concat_past(v, at.past, 1), True),
     A("scores", "scores", "C11", ("q_rot", "k_cache"), "B H T P", scaled_scores),
     A("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", masked_scores),
-    A("probs", "attention", "C14", ("scores_seen",), "B H T P", lambda at, a: attention.attention_probabilities(a)),
-    A("context", "attention", "C15", ("probs", "v_cache"), "B T HE", lambda at, p, v: attention.weighted_values(p, v)),
+    A(
+        "probs",
+        "attention",
+        "C14",
+        ("scores_seen",),
+        "B H T P",
+        lambda at, a: backends.attention_probabilities(a),
+    ),
+    A(
+        "context",
+        "attention",
+        "C15",
+        ("probs", "v_cache"),
+        "B T HE",
+        lambda at, p, v: backends.weighted_values(p, v),
+    ),
     A("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.project_output(c)),
     A("resid1", "block", "C19", ("x", "attn_out"), "B T D", lambda at, x, out: x + out),
     A("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.submodule("norm2")(r)),
@@ -103,6 +118,8 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
 )
 """Activations computed once per pass: `embed` before the layers, the others after them."""
 
+MODEL_ACTIVATION_NAMES = frozenset(activation.name for activation in MODEL_ACTIVATIONS)
+
 UNGATED_MLP_HIDDEN = A("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
 UNNORMED_HEADS: dict[str, Activation] = {
     "q": A("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
@@ -118,41 +135,6 @@ def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
     if not config.gated_mlp:
         rows = {name: row for name, row in (rows | {"mid": UNGATED_MLP_HIDDEN}).items() if name != "gate"}
     return tuple(rows.values())
-
-
-class CaptureRequest(NamedTuple):
-    """Parsed `capture`: activations per layer, of the model, and layers whose input `hidden.l` is captured."""
-
-    layers: tuple[frozenset[str], ...]
-    model: frozenset[str]
-    hidden: frozenset[int]
-
-
-def parse_capture(names: tuple[str, ...], config: DecoderConfig) -> CaptureRequest:
-    """Parse names: `k` of every layer, `k.3` of layer 3, `hidden` for hidden.0 … hidden.L.
-
-    Raises:
-        ValueError: A name or layer does not exist.
-    """
-    L = config.num_hidden_layers
-    layers: list[set[str]] = [set() for _ in range(L)]
-    model: set[str] = set()
-    hidden: set[int] = set()
-    layer_names = {activation.name for activation in layer_activations(config)}
-    model_names = {activation.name for activation in MODEL_ACTIVATIONS}
-    for name in names:
-        stem, _, index = name.partition(".")
-        in_range = not index or (index.isdecimal() and int(index) < L + (stem == "hidden"))
-        if stem in layer_names and in_range:
-            for layer in layers if not index else [layers[int(index)]]:
-                layer.add(stem)
-        elif stem == "hidden" and in_range:
-            hidden |= set(range(L + 1)) if not index else {int(index)}
-        elif name in model_names:
-            model.add(name)
-        else:
-            raise ValueError(unknown_activation_message(name, sorted(layer_names | {"hidden"} | model_names), L))
-    return CaptureRequest(tuple(map(frozenset, layers)), frozenset(model), frozenset(hidden))
 
 
 def unknown_activation_message(name: str, names: list[str], L: int) -> str:

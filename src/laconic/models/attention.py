@@ -1,8 +1,8 @@
-"""Multi-head attention over a KV cache: scores, masks, probabilities, and three backends for the same result.
+"""Multi-head attention over a KV cache by PyTorch's kernel: heads, masks, and the names of captured activations.
 
-Attention (arXiv:1706.03762), grouped-query heads (arXiv:2305.13245), sliding window (arXiv:2310.06825).
+Grouped-query heads (arXiv:2305.13245), sliding window (arXiv:2310.06825). The equations are in `attention_backends`.
 
-Symbols: q, k, v queries, keys, values; a scores; p probabilities; S cached slots; P = S + T; W window.
+Symbols: q, k, v queries, keys, values; S cached slots; P = S + T; W window.
 """
 
 import math
@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
 from laconic.models.upcast_attention import should_upcast, upcast_attention
 
@@ -35,13 +34,6 @@ def repeat_heads(x: Float[Tensor, "B G P E"], H: int) -> Float[Tensor, "B H P E"
     return x if x.shape[1] == H else x.repeat_interleave(H // x.shape[1], 1)
 
 
-def attention_scores(
-    q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G P E"], scale: float
-) -> Float[Tensor, "B H T P"]:
-    """Eq. C11: a[b,h,t,j] = scale q[b,h,t] . k[b, floor(h / R), j]."""
-    return scale * (q @ repeat_heads(k, q.shape[1]).transpose(-1, -2))
-
-
 def visibility_mask(valid: Bool[Tensor, "B P"], S: int, window: int | None) -> Bool[Tensor, "B T P"]:
     """Eq. C12: slot j is visible to query t if it is valid, j <= S + t, and within the last `window` valid slots."""
     slot = torch.arange(valid.shape[1], device=valid.device)
@@ -50,28 +42,6 @@ def visibility_mask(valid: Bool[Tensor, "B P"], S: int, window: int | None) -> B
         return visible
     n = valid.cumsum(1)
     return visible & (n[:, None, :] > n[:, S:, None] - window)
-
-
-def apply_bias_and_mask(
-    a: Float[Tensor, "B H T P"],
-    visible: Bool[Tensor, "#B T P"],
-    bias: Float[Tensor, "#B #T #P"] | None,
-) -> Float[Tensor, "B H T P"]:
-    """Eq. C13: a + bias, then minus infinity where not visible."""
-    a = a if bias is None else a + bias.to(a.dtype)[:, None]
-    return a.masked_fill(~visible[:, None], -math.inf)
-
-
-def attention_probabilities(a: Float[Tensor, "B H T P"]) -> Float[Tensor, "B H T P"]:
-    """Eq. C14: softmax over keys in accumulation precision; all zeros for a query that sees no slot."""
-    sees_nothing = (a == -math.inf).all(-1, keepdim=True)
-    p = a.masked_fill(sees_nothing, 0.0).softmax(-1, dtype=accumulation_dtype(a.dtype))
-    return p.masked_fill(sees_nothing, 0.0).to(a.dtype)
-
-
-def weighted_values(p: Float[Tensor, "B H T P"], v: Float[Tensor, "B G P E"]) -> Float[Tensor, "B T HE"]:
-    """Eq. C15: c = p v, heads concatenated."""
-    return (p @ repeat_heads(v, p.shape[1])).transpose(1, 2).flatten(2)
 
 
 class AttentionMask(NamedTuple):
@@ -147,23 +117,6 @@ def capture(activations: dict[str, Tensor], layer: int, names: frozenset[str], n
     return value
 
 
-def eager_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    mask: AttentionMask,
-    dropout: float,
-    capture: CaptureFn = capture_nothing,
-) -> Float[Tensor, "B T HE"]:
-    """Compute equations C11 to C15 as written: the specification of the other backends."""
-    assert mask.visible is not None
-    a = capture("scores", attention_scores(q, k, scale))
-    a = capture("scores_seen", apply_bias_and_mask(a, mask.visible, mask.bias))
-    p = capture("probs", attention_probabilities(a))
-    return weighted_values(F.dropout(p, dropout) if dropout else p, v)
-
-
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: AttentionMask, dropout: float
 ) -> Float[Tensor, "B T HE"]:
@@ -180,23 +133,3 @@ def sdpa_attention(
     attend = upcast_attention if is_half and should_upcast(q, k, v) else F.scaled_dot_product_attention
     c = attend(q, k, v, mask.mask, dropout, mask.causal, scale=scale, enable_gqa=grouped)
     return c.transpose(1, 2).flatten(2)
-
-
-def flex_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: AttentionMask, dropout: float
-) -> Float[Tensor, "B T HE"]:
-    """Compute the same by `flex_attention`, which has no dropout, and no gradient on the CPU."""
-    if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise ValueError("flex attention has no gradient on the CPU; use sdpa")
-    if dropout:
-        raise ValueError("flex attention has no dropout; set dropout to 0 or use sdpa")
-    assert mask.visible is not None
-    bias = torch.zeros_like(mask.visible, dtype=q.dtype) if mask.bias is None else mask.bias.to(q.dtype)
-    bias = bias.masked_fill(~mask.visible, -math.inf).expand(q.shape[0], q.shape[2], k.shape[2])
-    grouped = q.shape[1] != k.shape[1]
-    c = flex_attention(q, k, v, lambda a, b, h, t, j: a + bias[b, t, j], scale=scale, enable_gqa=grouped)
-    assert isinstance(c, Tensor)
-    return c.transpose(1, 2).flatten(2)
-
-
-ATTENTION_BACKENDS = {"sdpa": sdpa_attention, "eager": eager_attention, "flex": flex_attention_forward}

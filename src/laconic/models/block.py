@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from laconic.models import attention, rope
+from laconic.models import attention, attention_backends, rope
 from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import Namespace, add_submodule
@@ -213,7 +213,7 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T HE"]:
         """Run the attention backend; with `capture_scores` also the eager one, for the activations only it has."""
         scale, mask, i = self.config.attention_scales[self.index], context.masks[self.index], self.index
-        backend = attention.ATTENTION_BACKENDS[context.backend]
+        backend = attention_backends.ATTENTION_BACKENDS[context.backend]
         dropout = self.config.dropout.attention if self.training else 0.0
         if context.prefix is not None:
             if capture_scores:
@@ -221,7 +221,7 @@ class Block(nn.Module):
             c = attend_with_prefix(backend, q, k, v, scale, mask, dropout, context.prefix.heads(i))
             return capture("context", c)
         if capture_scores:
-            attention.eager_attention(q, k, v, scale, mask, 0.0, capture)
+            attention_backends.eager_attention(q, k, v, scale, mask, 0.0, capture)
         return capture("context", backend(q, k, v, scale, mask, dropout))
 
     def project_output(self, c: Float[Tensor, "B T HE"]) -> Float[Tensor, "B T D"]:

@@ -3,21 +3,18 @@
 Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from laconic.errors import CorruptArtifactError
+from laconic.models.cache_file import HasFingerprint, read_cache, write_cache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-from laconic.models.kv_prefix import first_invalid_tensor as first_invalid_prefix_tensor
-from laconic.storage import atomic
 
 
 def default_position_ids(
@@ -30,14 +27,6 @@ def default_position_ids(
     first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
     first = first if num_prefix_tokens is None else first.maximum(num_prefix_tokens)
     return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
-
-
-@runtime_checkable
-class HasFingerprint(Protocol):
-    """A decoder, as far as a saved cache needs it."""
-
-    @property
-    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -299,8 +288,7 @@ class KVCache:
 
     def save(self, path: str | Path, decoder: HasFingerprint) -> None:
         """Save to a safetensors file that only the same decoder can load."""
-        tensors = {name: t.detach().contiguous() for name, t in self.tensors().items()}
-        atomic.save_artifact(Path(path), tensors, "cache", {"model": decoder.fingerprint})
+        write_cache(Path(path), self.tensors(), decoder)
 
     @classmethod
     def load(cls, path: str | Path, decoder: HasFingerprint) -> "KVCache":
@@ -309,13 +297,7 @@ class KVCache:
         Raises:
             CorruptArtifactError: The file was changed, or belongs to other weights.
         """
-        tensors, metadata = atomic.load_artifact(Path(path), "cache")
-        model = metadata.get("model", "(none)")
-        if model != decoder.fingerprint:
-            raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
-        invalid = first_invalid_tensor(tensors)
-        if invalid:
-            raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
+        tensors = read_cache(Path(path), decoder)
         layers = range(sum(name.startswith("keys.") for name in tensors))
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),
@@ -324,26 +306,3 @@ class KVCache:
             tensors["valid"],
             KVPrefix.from_tensors(tensors),
         )
-
-
-def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
-    prefix = {name: t for name, t in tensors.items() if name.startswith("prefix_")}
-    layers = range(sum(name.startswith("keys.") for name in tensors))
-    expected = {f"{kind}.{i}" for kind in ("keys", "values") for i in layers} | {"positions", "valid"}
-    unmatched = min((tensors.keys() - prefix.keys()) ^ expected, default=None)
-    if unmatched:
-        return unmatched
-    valid, shapes = tensors["valid"], {name: tuple(t.shape) for name, t in tensors.items()}
-    if valid.ndim != 2 or valid.dtype != torch.bool:
-        return "valid"
-    if shapes["positions"] != shapes["valid"] or tensors["positions"].dtype != torch.long:
-        return "positions"
-    first = shapes["keys.0"] if layers else ()
-    if layers and (len(first) != 4 or first[::2] != shapes["valid"]):
-        return "keys.0"
-    bad = next((name for name in expected - {"positions", "valid"} if shapes[name] != first), None)
-    if bad or not prefix:
-        return bad
-    _, G, _, E = first or (0, 0, 0, 0)
-    return first_invalid_prefix_tensor(prefix, len(valid), (len(layers), G, E))

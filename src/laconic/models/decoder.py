@@ -7,7 +7,7 @@ Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocab
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.models import attention, rope
-from laconic.models.activations import CaptureRequest, capture_model, parse_capture
-from laconic.models.attention import ATTENTION_BACKENDS
+from laconic.models.activations import (
+    MODEL_ACTIVATION_NAMES,
+    capture_model,
+    layer_activations,
+    unknown_activation_message,
+)
+from laconic.models.attention_backends import ATTENTION_BACKENDS
 from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
@@ -34,6 +39,14 @@ checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=Fal
 def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offset: int) -> Float[Tensor, "B T D"]:
     """Eq. C8: row p + offset of the table, and the zero vector where p = -1."""
     return F.embedding(p.clamp(min=0) + offset, table).masked_fill((p < 0)[..., None], 0.0)
+
+
+class CaptureRequest(NamedTuple):
+    """Parsed `capture`: activations per layer, of the model, and layers whose input `hidden.l` is captured."""
+
+    layers: tuple[frozenset[str], ...]
+    model: frozenset[str]
+    hidden: frozenset[int]
 
 
 class Decoder(DecoderWeights):
@@ -65,6 +78,7 @@ class Decoder(DecoderWeights):
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
         super().__init__(config, seed)
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
+        self.layer_activation_names = frozenset(row.name for row in layer_activations(config))
         self.no_capture = CaptureRequest((frozenset(),) * config.num_hidden_layers, frozenset(), frozenset())
 
     @property
@@ -199,7 +213,7 @@ class Decoder(DecoderWeights):
             if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE
                 check_positions(self.config, position_ids)
             all_valid = all_valid or bool(valid.all())
-        request = parse_capture(capture, self.config) if capture else self.no_capture
+        request = self.parse_capture(capture) if capture else self.no_capture
         context = self.build_context(
             positions[:1] if shared_positions else positions,
             valid,
@@ -222,6 +236,31 @@ class Decoder(DecoderWeights):
             activations[f"hidden.{len(self.layers)}"] = hidden_states
         activations |= capture_model(self, request.model, hidden_states, mask) if request.model else {}
         return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
+
+    def parse_capture(self, names: tuple[str, ...]) -> CaptureRequest:
+        """Parse names: `k` of every layer, `k.3` of layer 3, `hidden` for hidden.0 … hidden.L.
+
+        Raises:
+            ValueError: A name or layer does not exist.
+        """
+        L, layer_names = self.config.num_hidden_layers, self.layer_activation_names
+        layers: list[set[str]] = [set() for _ in range(L)]
+        model: set[str] = set()
+        hidden: set[int] = set()
+        for name in names:
+            stem, _, index = name.partition(".")
+            in_range = not index or (index.isdecimal() and int(index) < L + (stem == "hidden"))
+            if stem in layer_names and in_range:
+                for layer in layers if not index else [layers[int(index)]]:
+                    layer.add(stem)
+            elif stem == "hidden" and in_range:
+                hidden |= set(range(L + 1)) if not index else {int(index)}
+            elif name in MODEL_ACTIVATION_NAMES:
+                model.add(name)
+            else:
+                known = sorted(layer_names | MODEL_ACTIVATION_NAMES | {"hidden"})
+                raise ValueError(unknown_activation_message(name, known, L))
+        return CaptureRequest(tuple(map(frozenset, layers)), frozenset(model), frozenset(hidden))
 
     def run_layers(
         self,
