@@ -17,8 +17,8 @@ from laconic.experiment.meta_model import with_num_layers
 from laconic.experiment.methods import build_method
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.models.config import DecoderConfig
-from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import UpdateIndex
+from laconic.training.single_process import SingleProcess
 from laconic.training.step import Updater
 
 

@@ -19,8 +19,8 @@ from laconic.errors import UsageError
 from laconic.experiment.custom_method import describe_method_source, import_method_class
 from laconic.experiment.reasoner import Reasoner
 from laconic.interfaces import StepOutput
-from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
+from laconic.training.single_process import SingleProcess
 from laconic.training.step import Updater
 from tests.conftest import REPO, RunCli
 from tests.house.source import blocks

@@ -9,8 +9,8 @@ import torch
 from laconic.batches import DocumentBatch, ReasoningBatch
 from laconic.config.training import TrainingConfig
 from laconic.nested.language_model import NestedLanguageModel
-from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
+from laconic.training.single_process import SingleProcess
 from laconic.training.step import Updater
 from tests.compression.compressors import reader
 from tests.house.walk import count_lines, trace_files

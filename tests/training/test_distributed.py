@@ -32,8 +32,9 @@ from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
 from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
-from laconic.training.ranks import SingleProcess, map_over_ranks
+from laconic.training.ranks import map_over_ranks
 from laconic.training.setup import TrainingSetup
+from laconic.training.single_process import SingleProcess
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error

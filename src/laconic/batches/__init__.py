@@ -1,7 +1,8 @@
 """Batches that data, methods, training and evaluation hand to one another."""
 
+from laconic.batches.answers import AnswerBatch, PassCounts
 from laconic.batches.documents import IGNORE_INDEX, DocumentBatch, next_token_targets
-from laconic.batches.reasoning import AnswerBatch, PassCounts, ReasoningBatch, ReasoningExample
+from laconic.batches.reasoning import ReasoningBatch, ReasoningExample
 
 __all__ = [
     "IGNORE_INDEX",

@@ -1,11 +1,11 @@
-"""Questions with their chains of thought and answers, and the answers of a model.
+"""Questions with their chains of thought and answers.
 
 Shapes: B rows; Nq, Nc, Na columns of question, chain and answer. A mask is True at real tokens and False at padding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -94,38 +94,3 @@ class ReasoningBatch:
         """Apply `function` to every tensor."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(t) for name, t in values.items() if isinstance(t, Tensor)})
-
-
-class PassCounts(NamedTuple):
-    """Decoder calls that a row took part in before it ended.
-
-    `prompt`: chunks of the prompt; `latent_setup`: the pass that reads question and placeholders; `latent`: passes
-    that update latent thoughts; `answer`: generated tokens that were read.
-    """
-
-    prompt: int
-    latent_setup: int
-    latent: int
-    answer: int
-
-    @property
-    def total(self) -> int:
-        """Sum of all four."""
-        return sum(self)
-
-
-@dataclass(frozen=True)
-class AnswerBatch:
-    """Answers to B questions.
-
-    Args:
-        texts: Decoded answers.
-        token_ids: Generated ids of each row.
-        passes: Decoder calls of each row.
-        cache_positions: Per row, the number of cached positions when the answer began and when it ended.
-    """
-
-    texts: tuple[str, ...]
-    token_ids: tuple[tuple[int, ...], ...]
-    passes: tuple[PassCounts, ...]
-    cache_positions: tuple[tuple[int, int], ...]

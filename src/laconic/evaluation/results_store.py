@@ -20,7 +20,8 @@ from laconic.storage import manifest
 from laconic.storage.atomic import check_not_link, write_file_atomically, write_folder_atomically
 from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.strict_json import read_json, to_canonical_json
-from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.ranks import Ranks
+from laconic.training.single_process import SingleProcess
 
 EVALUATIONS_FOLDER = "evaluations"
 RECORDS_FILE, RESULT_FILE, UNITS_FILE, METADATA_FILE = "records.jsonl", "result.json", "units.jsonl", "metadata.json"

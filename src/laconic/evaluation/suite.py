@@ -46,8 +46,9 @@ from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
 from laconic.storage import lock
 from laconic.storage.atomic import check_not_link, remove_temporary
-from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.ranks import Ranks
 from laconic.training.signals import SignalInterruptError, StopSignal
+from laconic.training.single_process import SingleProcess
 
 RESUME_HINT = "finished items are stored; run the same command again to resume"
 

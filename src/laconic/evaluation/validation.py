@@ -15,7 +15,8 @@ from laconic.experiment.build_data import load_validation_questions
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.methods import answer_decoding, answer_questions, set_stage
 from laconic.interfaces import AnswersQuestions
-from laconic.training.ranks import Ranks, SingleProcess, map_over_ranks
+from laconic.training.ranks import Ranks, map_over_ranks
+from laconic.training.single_process import SingleProcess
 
 
 class Validation(NamedTuple):

@@ -16,8 +16,9 @@ from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.experiment.optimizers import build_optimizer
 from laconic.interfaces import TrainingData
-from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.ranks import Ranks
 from laconic.training.setup import TrainingSetup
+from laconic.training.single_process import SingleProcess
 
 NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
 

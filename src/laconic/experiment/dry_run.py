@@ -37,8 +37,8 @@ from laconic.experiment.optimizers import build_optimizer
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
-from laconic.training.ranks import SingleProcess
 from laconic.training.row_order import compute_update_index
+from laconic.training.single_process import SingleProcess
 from laconic.training.step import PRECISION_DTYPES, Updater, check_output, get_loss_denominators
 
 GIB = 2**30

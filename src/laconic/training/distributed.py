@@ -28,7 +28,8 @@ from laconic.models.decoder import Decoder
 from laconic.storage.manifest import FileEntry, ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.rank_sync import RankChannel
-from laconic.training.ranks import Ranks, SingleProcess, WriteFn
+from laconic.training.ranks import Ranks, WriteFn
+from laconic.training.single_process import SingleProcess
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

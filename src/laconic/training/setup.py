@@ -10,7 +10,8 @@ from laconic.config.training import TrainingConfig
 from laconic.interfaces import TrainingData
 from laconic.training.checkpoint import ModelIO
 from laconic.training.optim import build_adamw
-from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.ranks import Ranks
+from laconic.training.single_process import SingleProcess
 from laconic.training.step import OptimizerBuilder
 
 
