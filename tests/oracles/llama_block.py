@@ -34,6 +34,9 @@ def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate")
+
+
 def gelu_tanh(x: float) -> float:
     return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
@@ -42,9 +45,12 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + math.exp(-x)),
     "swish": lambda x: x / (1 + math.exp(-x)),
     "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_python": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    **dict.fromkeys(TANH_GELUS, gelu_tanh),
+    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
     "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+    "tanh": math.tanh,
 }
 
 

@@ -2,8 +2,10 @@
 
 import difflib
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +20,16 @@ from laconic.storage.strict_json import TensorSpec, is_printable
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HEADLESS_HINT = (
+    "a checkpoint without a language-model head continues no text; allow_missing (--allow-missing) initialises one at "
+    "random"
+)
 MAX_LISTED = 10  # names of each kind in one error message
+
+
+FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)  # stored only; bfloat16 holds their numbers exactly
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+SCALE_SUFFIXES = ("_scale", "_scale_inv")  # of the name of a float8 weight; its numbers count only times the scale
 
 
 class StoredTensor(NamedTuple):
@@ -27,6 +38,11 @@ class StoredTensor(NamedTuple):
     path: Path
     name: str
     spec: TensorSpec
+
+    @property
+    def float_dtype(self) -> torch.dtype:
+        """The dtype to load the tensor in: its own, or bfloat16 for float8."""
+        return torch.bfloat16 if self.spec.dtype in FLOAT8_DTYPES else self.spec.dtype
 
     def load(self) -> Tensor:
         return atomic.open_tensors(self.path, [self.name])[self.name]
@@ -39,7 +55,7 @@ def match_tensors(
     allow_missing: tuple[str, ...],
     ignore_tensors: tuple[str, ...] = (),
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Find the tensor on disk for each parameter of a module.
+    """Find the tensor on disk for each parameter of a module. Warn of tensors that belong to nothing in it.
 
     Args:
         module: The module to load.
@@ -52,7 +68,8 @@ def match_tensors(
         The tensors by parameter name, and the allowed names that are absent.
 
     Raises:
-        InputError: Tensors are missing, unexpected, or of another shape or dtype; the message lists them all.
+        InputError: Tensors are missing, of another shape or dtype, or parameters of a decoder that the configuration
+            rules out; the message lists them all.
     """
     transposed = transposed_weights(config)
     shapes = {
@@ -61,22 +78,32 @@ def match_tensors(
     }
     _check_names(allow_missing, list(shapes))
     on_disk = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
-    stored = match_prefix(on_disk, set(shapes), config)
-    extra = {name: tensor for name, tensor in stored.items() if name not in shapes}
+    stored = restore_tied_embedding(match_prefix(on_disk, set(shapes), config), config)
+    extra = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in shapes and not is_redundant(name, tensor, stored, config)
+    }
     matched = {name: tensor for name, tensor in stored.items() if name in shapes}
     absent = [name for name in shapes if name not in stored]
     _raise_mismatch(
         missing=[name for name in absent if name not in allow_missing],
-        unexpected=[name for name, tensor in extra.items() if not is_redundant(name, tensor, stored, config)],
+        ruled_out=[name for name in extra if is_decoder_parameter(name, config)],
         wrong_shape=[
             f"{name} {list(tensor.spec.shape)}, config says {list(shapes[name])}"
             for name, tensor in matched.items()
             if tensor.spec.shape != shapes[name]
         ],
         not_float=[
-            f"{name} {tensor.spec.dtype}" for name, tensor in matched.items() if tensor.spec.dtype not in FLOAT_DTYPES
+            f"{name} {tensor.spec.dtype}" for name, tensor in matched.items() if not is_readable(name, tensor, stored)
         ],
+        head=f"{WEIGHT_NAMES[config.family].head}.weight",
     )
+    if extra:
+        count = "1 tensor" if len(extra) == 1 else f"{len(extra):,} tensors"
+        warnings.warn(
+            f"{folder}: {count} ignored that a {config.family} decoder does not have (first {min(extra)})", stacklevel=2
+        )
     return matched, tuple(name for name in absent if name in allow_missing)
 
 
@@ -88,18 +115,21 @@ def _check_names(names: Sequence[str], known: list[str]) -> None:
             raise InputError(f"{name}: no such tensor; did you mean {closest}?")
 
 
-def _raise_mismatch(missing: list[str], unexpected: list[str], wrong_shape: list[str], not_float: list[str]) -> None:
-    """Raise one InputError that lists all mismatches, if there are any."""
+def _raise_mismatch(
+    missing: list[str], ruled_out: list[str], wrong_shape: list[str], not_float: list[str], head: str
+) -> None:
+    """Raise one InputError that lists all mismatches, if there are any; `head` is the name of the LM head."""
     parts = [
         f"{len(names):,} {kind} ({_join_names(names)})"
-        for kind, names in (("missing", missing), ("unexpected", unexpected))
+        for kind, names in (("missing", missing), ("that config.json rules out", ruled_out))
         if names
     ]
     parts += [f"{len(wrong_shape):,} of wrong shape: {_join_names(wrong_shape, '; ')}"] if wrong_shape else []
-    parts += [f"{len(not_float):,} of a non-float dtype: {_join_names(not_float)}"] if not_float else []
+    parts += [f"{len(not_float):,} of a dtype that needs other kernels: {_join_names(not_float)}"] if not_float else []
     if parts:
         count, rest = parts[0].split(" ", 1)
-        raise InputError(", ".join([f"{count} tensor{'' if count == '1' else 's'} {rest}", *parts[1:]]))
+        message = ", ".join([f"{count} tensor{'' if count == '1' else 's'} {rest}", *parts[1:]])
+        raise InputError(message + (f"; {HEADLESS_HINT}" if missing == [head] else ""))
 
 
 def _join_names(names: Sequence[str], separator: str = ", ") -> str:
@@ -180,8 +210,34 @@ def match_prefix(stored: dict[str, StoredTensor], names: set[str], config: Decod
     return min(variants, key=lambda variant: len(names ^ variant.keys()))
 
 
+def restore_tied_embedding(stored: dict[str, StoredTensor], config: DecoderConfig) -> dict[str, StoredTensor]:
+    """Return the tensors with a tied embedding that some files hold under the name of the head alone."""
+    names = WEIGHT_NAMES[config.family]
+    head, embedding = f"{names.head}.weight", f"{names.token_embedding}.weight"
+    if not config.tie_word_embeddings or embedding in stored or head not in stored:
+        return stored
+    return {embedding if name == head else name: tensor for name, tensor in stored.items()}
+
+
+def untie_other_head(folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...] = ()) -> DecoderConfig:
+    """Return the configuration as the weights have it: a head that differs from a tied embedding is used, as stored.
+
+    transformers reads such a folder in the same way. Raises like `index_tensors`.
+    """
+    names = WEIGHT_NAMES[config.family]
+    head, embedding = f"{names.head}.weight", f"{names.token_embedding}.weight"
+    if not config.tie_word_embeddings:
+        return config
+    on_disk = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
+    stored = match_prefix(on_disk, {head, embedding}, config)
+    if not {head, embedding} <= stored.keys() or is_redundant(head, stored[head], stored, config):
+        return config
+    warnings.warn(f"{folder}: tie_word_embeddings is ignored: {head} differs from {embedding}", stacklevel=3)
+    return replace(config, tie_word_embeddings=False)
+
+
 def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], config: DecoderConfig) -> bool:
-    """Return whether an unmatched tensor carries no information: causal masks, RoPE tables, a tied head."""
+    """Return whether an unmatched tensor carries no information: masks, RoPE tables, a tied head, biases of zeros."""
     names = WEIGHT_NAMES[config.family]
     if name.endswith(".rotary_emb.inv_freq"):
         return True
@@ -191,13 +247,23 @@ def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTen
         square = tensor.load().squeeze()
         return square.ndim == 2 and torch.equal(square.bool(), torch.ones(square.shape, dtype=torch.bool).tril())
     embedding = stored.get(f"{names.token_embedding}.weight")
-    if not config.tie_word_embeddings or name != f"{names.head}.weight" or embedding is None:
-        return False
-    if tensor.spec.shape != embedding.spec.shape or not torch.equal(tensor.load(), embedding.load()):
-        raise InputError(
-            f"tie_word_embeddings is true but {name} differs from {names.token_embedding}.weight; set it to false"
-        )
-    return True
+    if config.tie_word_embeddings and name == f"{names.head}.weight" and embedding is not None:
+        return tensor.spec.shape == embedding.spec.shape and torch.equal(tensor.load(), embedding.load())
+    return name.endswith(".bias") and tensor.spec.dtype in FLOAT_DTYPES and not bool(tensor.load().any())
+
+
+def is_decoder_parameter(name: str, config: DecoderConfig) -> bool:
+    """Return whether a decoder of the family, or one like it, could have this parameter: its configuration is wrong."""
+    names = WEIGHT_NAMES[config.family]
+    module, _, kind = name.removeprefix(f"{names.layers}.").rpartition(".")
+    return kind in ("weight", "bias") and re.sub(r"^\d+\.", "", module) in {*astuple(names), *HEAD_NORMS}
+
+
+def is_readable(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor]) -> bool:
+    """Return whether a tensor holds the numbers of a weight themselves."""
+    if tensor.spec.dtype in FLOAT8_DTYPES:
+        return not any(name + suffix in stored for suffix in SCALE_SUFFIXES)
+    return tensor.spec.dtype in FLOAT_DTYPES
 
 
 def transposed_weights(config: DecoderConfig) -> frozenset[str]:

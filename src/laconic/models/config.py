@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from laconic.errors import InputError
-from laconic.models.hf_config import DropoutRates, parse_hf_config, to_hf_config
+from laconic.models.hf_config import DropoutRates, describe_ignored_keys, parse_hf_config, to_hf_config
 from laconic.models.hf_fields import FAMILIES, HF_KEYS
 from laconic.models.rope import RopeConfig
 from laconic.storage.strict_json import read_foreign_json
@@ -137,15 +137,11 @@ class DecoderConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
-        """Read config.json and, if there is one, generation_config.json of a folder. Warn of code that is not run."""
+        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         source, path = read_foreign_json(folder / "config.json"), folder / "generation_config.json"
         config = cls.from_dict(source, read_foreign_json(path) if path.is_file() else None)
-        if source.get("auto_map"):
-            warnings.warn(
-                f"{folder}/config.json: auto_map names Python code of the checkpoint; it is not run, and the "
-                f"{config.family} decoder of laconic is used",
-                stacklevel=2,
-            )
+        for note in describe_ignored_keys(source):
+            warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config
 
     @classmethod

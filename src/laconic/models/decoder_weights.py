@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from laconic.models import llama2c, weights
 from laconic.models.block import Block, build_norm
-from laconic.models.checkpoint_files import warn_randomly_initialized
+from laconic.models.checkpoint_files import untie_other_head, warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import add_submodule, empty_embedding, init_parameters
 from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_layers
@@ -81,7 +81,7 @@ class DecoderWeights(nn.Module):
         """
         folder = weights.find_checkpoint(folder_or_hub_name, revision)
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
-        config = DecoderConfig.from_folder(folder)
+        config = untie_other_head(folder, DecoderConfig.from_folder(folder), ignore_tensors)
         with torch.device("meta"):
             decoder = cls(config, seed=None)
         on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from laconic.models.hf_fields import (
     REQUIRED_ROPE_FIELDS,
     ROPE_FIELDS,
     FamilyKeys,
+    GenerationTokenIds,
     GPT2Keys,
     JsonModel,
     MistralKeys,
@@ -32,6 +34,7 @@ from laconic.models.hf_fields import (
 )
 from laconic.models.rope import RopeConfig
 
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")  # ends of the names of architectures
 JsonObject = Mapping[str, Any]
 Model = TypeVar("Model", bound=JsonModel)
 
@@ -81,7 +84,6 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
         raise unsupported_family(source)
     check_fixed_keys(source, "config.json: ")
     file = validate(FAMILIES[family], source, "config.json: ")
-    check_architecture(file.architectures)
     values = {name: getattr(file, name) for name in HF_KEYS[family]}
     values |= derived_sizes(file, values)
     dropout = {part: values.pop(f"dropout_{part}", 0.0) for part in ("embedding", "attention", "residual")}
@@ -114,10 +116,24 @@ def unsupported_family(source: JsonObject) -> InputError:
     )
 
 
-def check_architecture(names: list[str]) -> None:
-    """Refuse models that end in anything but a language-model head, or no head."""
-    if names and not any(name.endswith(("ForCausalLM", "LMHeadModel", "Model")) for name in names):
-        raise unsupported_value("config.json: architectures", names, "…ForCausalLM, …LMHeadModel, …Model")
+def describe_ignored_keys(source: JsonObject) -> list[str]:
+    """Return a note on each key of a supported config.json that is ignored and could matter."""
+    file, notes = validate(FAMILIES[source["model_type"]], source, "config.json: "), list[str]()
+    if source.get("auto_map"):
+        notes.append(
+            f"auto_map names Python code of the checkpoint; it is not run, and the {source['model_type']} decoder of "
+            "laconic is used"
+        )
+    if file.architectures and not any(name.endswith(LANGUAGE_MODELS) for name in file.architectures):
+        notes.append(f"architectures={abbreviate(file.architectures)}: read as a language model, without another head")
+    if isinstance(file, RopeFamilyKeys) and file.rope_scaling and file.rope_parameters:
+        try:
+            is_same = parse_rope(file) == parse_rope(file.model_copy(update={"rope_scaling": None}))
+        except InputError:
+            is_same = False
+        if not is_same:
+            notes.append("rope_parameters is ignored: rope_scaling beside it differs, and wins as in transformers")
+    return notes
 
 
 def check_fixed_keys(source: JsonObject, location: str) -> None:
@@ -150,7 +166,7 @@ def derived_sizes(file: FamilyKeys, values: JsonObject) -> dict[str, int]:
 
 def special_token_ids(file: TokenIds, generation: JsonObject) -> dict[str, Any]:
     """Return bos, eos and pad ids, from generation_config.json where it has them; a negative id means none."""
-    preferred = validate(TokenIds, generation, "generation_config.json: ")
+    preferred = parse_generation_ids(generation)
 
     def token_ids(key: str) -> tuple[int, ...]:
         value: int | list[int] | None = getattr(preferred, key)
@@ -163,6 +179,19 @@ def special_token_ids(file: TokenIds, generation: JsonObject) -> dict[str, Any]:
         "eos_token_ids": token_ids("eos_token_id"),
         "pad_token_id": next(iter(token_ids("pad_token_id")), None),
     }
+
+
+def parse_generation_ids(generation: JsonObject) -> TokenIds:
+    """Return the ids of generation_config.json, without those that are no ids; warn of these."""
+    ids: dict[str, Any] = {}
+    for key in GenerationTokenIds.model_fields:
+        try:
+            one = validate(GenerationTokenIds, {key: generation.get(key)}, "generation_config.json: ")
+        except InputError as error:
+            warnings.warn(f"{error}; that of config.json is used", stacklevel=2)
+        else:
+            ids[key] = getattr(one, key)
+    return TokenIds(**ids)
 
 
 def attention_scales(E: int, file: FamilyKeys) -> tuple[float, ...]:
@@ -210,12 +239,10 @@ def sliding_windows(file: FamilyKeys) -> tuple[int | None, ...]:
 
 
 def parse_rope(file: RopeFamilyKeys) -> RopeConfig:
-    """Read `rope_parameters` or, in older files, `rope_scaling` with `rope_theta` beside it."""
-    tables = {"rope_parameters": file.rope_parameters, "rope_scaling": file.rope_scaling}
-    configs = [parse_rope_table(file, table, f"config.json: {key}.") for key, table in tables.items() if table]
-    if len(configs) == 2 and configs[0] != configs[1]:
-        raise InputError("config.json: rope_parameters and rope_scaling differ; keep one of them")
-    return configs[0] if configs else parse_rope_table(file, {}, "config.json: rope_parameters.")
+    """Read `rope_scaling` of older files or, without it, `rope_parameters`; `rope_theta` may stand beside it."""
+    if file.rope_scaling:
+        return parse_rope_table(file, file.rope_scaling, "config.json: rope_scaling.")
+    return parse_rope_table(file, file.rope_parameters or {}, "config.json: rope_parameters.")
 
 
 def parse_rope_table(file: RopeFamilyKeys, table: JsonObject, location: str) -> RopeConfig:

@@ -4,14 +4,24 @@ Fields are named as in DecoderConfig; the alias is the key in the file where tha
 except for the few that change the mathematics (FIXED_KEYS).
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}  # torch's short names
+
 
 def parse_dtype_name(value: Any) -> Any:
-    """Return the name of a dtype without torch's, and None for "auto", which leaves it to the reader."""
-    return None if value == "auto" else value.removeprefix("torch.") if isinstance(value, str) else value
+    """Return the name of a dtype without torch's; of one per part of a model, that of the whole, as transformers does.
+
+    "auto" and float8, which weights are stored but not computed in, become None, which leaves the choice to the reader.
+    """
+    if isinstance(value, dict):
+        value = cast(dict[str, Any], value).get("")
+    if not isinstance(value, str):
+        return value
+    name = value.removeprefix("torch.")
+    return None if name == "auto" or name.startswith("float8_") else DTYPE_ALIASES.get(name, name)
 
 
 MAX_LAYERS = 1000  # this and the following limits are far above real models, and checked before anything is built
@@ -21,7 +31,10 @@ HeadSize = Annotated[int, Field(gt=0, le=2**16)]  # of heads, also their number
 NumPositions = Annotated[int, Field(gt=0, le=2**31)]
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # some files write "none" as a negative number
 Probability = Annotated[float, Field(ge=0, lt=1)]
-ActivationName = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+ActivationName = Literal[
+    "silu", "swish", "gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast",
+    "gelu_accurate", "quick_gelu", "relu", "relu2", "tanh",
+]  # fmt: skip
 DtypeName = Annotated[Literal["float64", "float32", "bfloat16", "float16"] | None, BeforeValidator(parse_dtype_name)]
 LayerType = Literal["full_attention", "sliding_attention"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -54,11 +67,17 @@ class JsonModel(BaseModel):
 
 
 class TokenIds(JsonModel):
-    """Special token ids, in config.json and generation_config.json."""
+    """Special token ids in config.json."""
 
     bos_token_id: TokenId | None = None
     eos_token_id: TokenId | list[TokenId] | None = None
     pad_token_id: TokenId | None = None
+
+
+class GenerationTokenIds(TokenIds):
+    """Special token ids in generation_config.json, where transformers does not check types: "2" and 2.0 are 2."""
+
+    model_config = ConfigDict(strict=False)
 
 
 class RopeTable(JsonModel):

@@ -216,7 +216,7 @@ def _load_group(
         names = {name: stored.name for name, stored in group.items() if stored.path == path}
         mapped = atomic.open_tensors(path, names.values())
         for name, stored_name in names.items():
-            stored = mapped[stored_name]
+            stored = mapped[stored_name].to(group[name].float_dtype)
             samples[name] = _sample_tensor(name, stored)
             atomic.check_finite(name, stored)
             tensor = stored.t() if name in transposed else stored
@@ -253,7 +253,7 @@ def group_by_layer(stored: Mapping[str, StoredTensor], config: DecoderConfig) ->
 def default_dtype(stored: Mapping[str, StoredTensor], config: DecoderConfig, device: torch.device) -> torch.dtype:
     """Return the stored dtype of the embedding; on a CPU float32, unless it is bfloat16 and the CPU is fast at it."""
     embedding = stored.get(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    dtype = embedding.spec.dtype if embedding else config.dtype
+    dtype = embedding.float_dtype if embedding else config.dtype
     is_fast = device.type != "cpu" or (dtype == torch.bfloat16 and has_fast_bfloat16(device))
     return dtype if is_fast else torch.float32
 
@@ -268,7 +268,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
     """Return the most common dtype of a checkpoint, by number of elements."""
     counts: dict[torch.dtype, int] = {}
     for tensor in index_tensors(folder).values():
-        counts[tensor.spec.dtype] = counts.get(tensor.spec.dtype, 0) + math.prod(tensor.spec.shape)
+        counts[tensor.float_dtype] = counts.get(tensor.float_dtype, 0) + math.prod(tensor.spec.shape)
     return max(counts, key=lambda dtype: counts[dtype])
 
 
