@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.errors import InputError
-from laconic.models import block, hf_fields
+from laconic.models import hf_fields
+from laconic.models.activation_functions import ACTIVATIONS
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates
 from laconic.models.decoder import Decoder
 from laconic.models.hf_config import to_hf_config
@@ -125,7 +126,7 @@ def agree_layer(ours: DecoderConfig, names: Any, layer: Any, l: int) -> None:
     assert down.weight.shape == shape
     act = layer.mlp.act if ours.family == "gpt2" else layer.activation_fn if ours.family == "opt" else layer.mlp.act_fn
     x = torch.linspace(-3, 3, 31)
-    assert torch.allclose(act(x), block.ACTIVATIONS[ours.activation](x), atol=6e-7)
+    assert torch.allclose(act(x), ACTIVATIONS[ours.activation](x), atol=6e-7)
 
 
 def config_ids(eos: Any) -> list[int]:
@@ -472,7 +473,7 @@ def test_config_is_a_hashable_value() -> None:
 
 
 def test_config_tables_cover_what_is_implemented() -> None:
-    assert set(get_args(hf_fields.ActivationName)) == set(block.ACTIVATIONS)
+    assert set(get_args(hf_fields.ActivationName)) == set(ACTIVATIONS)
     assert list(get_args(hf_fields.RopeKind)) == list(hf_fields.ROPE_FIELDS) == list(ROPE_SCALINGS)
     assert list(hf_fields.FAMILIES) == FAMILIES
     assert {f.name for f in dataclasses.fields(RopeConfig)} == {"kind", "theta", "max_position_embeddings"}.union(

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from laconic.models.activation_functions import ACTIVATIONS
 from laconic.models.attention import build_attention_mask
 from laconic.models.block import (
-    ACTIVATIONS,
     Block,
     ForwardContext,
     gated_mlp_hidden,

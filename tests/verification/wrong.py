@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.models import attention, attention_backends, block, rope, rope_scaling
+from laconic.models.activation_functions import ACTIVATIONS
 from laconic.models.attention import AttentionMask, capture_nothing
 from laconic.models.cache import KVCache
 from laconic.models.rope import RopeConfig
@@ -263,7 +264,7 @@ def residual_dropped(self: Any, x: Tensor, past: Any, frame: Any, want: frozense
 
 
 def up_before_gate(gate: Tensor, up: Tensor, act: str) -> Tensor:
-    return block.ACTIVATIONS[act](up) * gate
+    return ACTIVATIONS[act](up) * gate
 
 
 def keys_first(self: Any, y: Tensor) -> Any:

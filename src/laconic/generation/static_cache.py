@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.block import ACTIVATIONS, Block, RMSNorm, mlp_hidden
+from laconic.models.activation_functions import ACTIVATIONS
+from laconic.models.block import Block, RMSNorm, mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder

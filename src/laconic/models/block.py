@@ -1,6 +1,6 @@
 """Transformer block: norms, gated and plain MLPs, and the module that combines them with attention.
 
-RMSNorm (arXiv:1910.07467), LayerNorm (arXiv:1607.06450), gated units (arXiv:2002.05202), GELU (arXiv:1606.08415).
+RMSNorm (arXiv:1910.07467), LayerNorm (arXiv:1607.06450), gated units (arXiv:2002.05202).
 
 Symbols: x residual stream; y its norm; u x in accumulation precision; W weight matrices; act activation.
 """
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from laconic.models import attention, attention_backends, rope
+from laconic.models.activation_functions import ACTIVATIONS
 from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import Namespace, add_submodule
@@ -41,38 +42,6 @@ def layer_norm(
 def head_norm(x: Float[Tensor, "B N T E"], weight: Float[Tensor, " E"], eps: float) -> Float[Tensor, "B N T E"]:
     """Eq. C10: RMSNorm over the head size, with one weight for all heads, before rotation."""
     return rms_norm(x, weight, eps)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """Compute GELU's tanh approximation (arXiv:1606.08415, section 2)."""
-    return F.gelu(x, approximate="tanh")
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """Compute GELU's sigmoid approximation (arXiv:1606.08415, section 2)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """Compute the squared ReLU (arXiv:2109.08668)."""
-    return F.relu(x).square()
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # the names of transformers, some of which differ in rounding
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_python": F.gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu_python_tanh": gelu_tanh,
-    "gelu_fast": gelu_tanh,
-    "gelu_accurate": gelu_tanh,
-    "quick_gelu": quick_gelu,
-    "relu": F.relu,
-    "relu2": squared_relu,
-    "tanh": torch.tanh,
-}
 
 
 def gated_mlp_hidden(
