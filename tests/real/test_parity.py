@@ -103,7 +103,7 @@ def reference(smollm2: Path) -> Any:
 def test_every_stage_equals_transformers(smollm2: Path) -> None:
     """Inputs with padding and a cache; the first, a middle and the last layer."""
     needs("transformers")
-    report = run_parity(str(smollm2), reference="transformers", inputs="I1,I2,I8", layers="0,15,last")
+    report = run_parity(str(smollm2), reference="transformers", inputs="I1,I2,I8")
     assert report.is_ok, report.summary()
 
 

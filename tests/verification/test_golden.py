@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from laconic.errors import BusyError, InputError
 from laconic.models.config import WEIGHT_NAMES
-from laconic.verification import golden
 from laconic.verification.golden import BUNDLE_DIR, METADATA_FILE, TENSOR_FILE, NotRunError, load_bundle
 from laconic.verification.run import run_parity
 from laconic.verification.tiny_models import build_tiny_decoder
 from tests.conftest import needs
+from tools import golden_bundle
+from tools.golden_bundle import write_reference_bundle
 
 LLAMA = BUNDLE_DIR / "tiny-llama"
 
@@ -171,15 +172,14 @@ def test_bundle_long_case_detects_a_window(monkeypatch: pytest.MonkeyPatch):
 
 def test_write_bundle_round_trip(tmp_path: Path):
     needs("transformers")
-    report = run_parity("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
-    assert report.is_ok
+    write_reference_bundle("tiny:opt", tmp_path / "new")
     again = run_parity("tiny:opt", reference=str(tmp_path / "new"))
     assert again.is_ok, again.summary()
     shipped = load_bundle(BUNDLE_DIR / "tiny-opt")
     fresh = load_bundle(tmp_path / "new")
     assert [case.name for case in shipped.cases] == [case.name for case in fresh.cases]
     with pytest.raises(BusyError, match="exists and is not empty"):
-        run_parity("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
+        write_reference_bundle("tiny:opt", tmp_path / "new")
 
 
 def test_write_bundle_refuses_a_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -188,17 +188,15 @@ def test_write_bundle_refuses_a_divergence(tmp_path: Path, monkeypatch: pytest.M
 
     right = block.rms_norm
     monkeypatch.setattr(block, "rms_norm", lambda x, weight, eps: right(x, weight, 1e-2))
-    report = run_parity("tiny:llama", inputs="I17", write_golden=tmp_path / "new")
-    assert not report.is_ok
-    assert any("no bundle is written" in problem for problem in report.problems)
+    with pytest.raises(NotRunError, match="no bundle is written"):
+        write_reference_bundle("tiny:llama", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_write_bundle_samples_wide_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs("transformers")
-    monkeypatch.setattr(golden, "MAX_WHOLE_BYTES", 1000)
-    report = run_parity("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
-    assert report.is_ok
+    monkeypatch.setattr(golden_bundle, "MAX_WHOLE_BYTES", 1000)
+    write_reference_bundle("tiny:opt", tmp_path / "new")
     assert all(entry["kind"] == "long" for entry in load_bundle(tmp_path / "new").metadata["cases"])
     assert run_parity("tiny:opt", reference=str(tmp_path / "new")).is_ok
 

@@ -283,12 +283,12 @@ def test_low_precision_detects_coarse_probabilities(monkeypatch: pytest.MonkeyPa
     assert any(f.verdict == "fail" for f in ratios.results())
 
 
-def test_run_selects_layers_and_inputs():
+def test_run_selects_inputs():
     needs("transformers")
-    report = run_parity("tiny:gpt2", inputs="I8", layers="last")
+    report = run_parity("tiny:gpt2", inputs="I8")
     assert report.is_ok
-    assert {f.layer for f in report.results if not f.case.count("/")} == {None, 1}
-    for wrong in ({"inputs": "I18"}, {"layers": "2"}, {"dtype": "float64"}):
+    assert {f.case for f in report.results if not f.case.count("/")} == {"I8"}
+    for wrong in ({"inputs": "I18"}, {"dtype": "float64"}):
         with pytest.raises(UsageError):
             run_parity("tiny:llama", **wrong)
     with pytest.raises(InputError, match="tiny:phi3"):

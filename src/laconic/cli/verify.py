@@ -24,20 +24,16 @@ class VerifyParityCommand:
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """model (folder, .gguf, hub or short name), or tiny:FAMILY for the small random model of a family"""
     reference: OptionalStr = None
-    """transformers (default if installed), golden (activations that come with laconic), or a folder of --write-golden;
+    """transformers (default if installed), golden (activations that come with laconic), or a folder of such;
     only the latter two detect a changed config.json, since transformers reads the same file"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """dtype to run in; for bfloat16 and float16, errors are compared with those of the reference in that dtype"""
     inputs: str = "all"
     """test inputs: all, or a comma-separated list of I1 to I17"""
-    layers: str = "all"
-    """layers to compare: all, or a comma-separated list such as 0,5,last"""
     json: OptionalPath = None
     """file for a summary of each stage as JSON"""
     all_results: bool = False
     """with --json: also write every comparison, some megabytes"""
-    write_golden: OptionalPath = None
-    """folder for a new bundle with the activations of transformers"""
 
     def run(self) -> int:
         """Return 0 if every requested comparison ran and passed, else 1."""
@@ -55,8 +51,6 @@ class VerifyParityCommand:
                 reference=self.reference,
                 dtype=self.dtype,
                 inputs=self.inputs,
-                layers=self.layers,
-                write_golden=self.write_golden,
                 command=shlex.join(["laconic", *sys.argv[1:]]),
                 on_case=show,
             )

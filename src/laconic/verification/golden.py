@@ -5,10 +5,9 @@ stored completely, so that local errors can be computed; of the long cases a sam
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,13 @@ from torch import Tensor
 
 from laconic.errors import LaconicError
 from laconic.models.decoder import Decoder
-from laconic.storage.atomic import open_tensors, save_tensors, write_folder_atomically
+from laconic.storage.atomic import open_tensors
 from laconic.storage.strict_json import read_json, read_safetensors_header
-from laconic.verification.error import valid_mask
-from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.golden_check import check_bundle
-from laconic.verification.hf_reference import TransformersReference
-from laconic.verification.inputs import InputBuilder, build_inputs, left_padded_mask
 from laconic.verification.local import stages_at_layer
 from laconic.verification.parity import (
     MAX_ERROR_IN_FLOORS,
     MIN_FLOOR,
-    CaseComparison,
     StageResult,
     Verdict,
     replay_stages,
@@ -37,10 +31,6 @@ from laconic.verification.traces import LayerActivations, ParityCase, iterate_st
 
 BUNDLE_FORMAT, METADATA_FILE, TENSOR_FILE = 1, "golden.json", "golden.safetensors"
 BUNDLE_DIR = Path(__file__).parent / "bundles"
-LONG_INPUTS = ("I1", "I2", "I10", "I14")
-SAMPLE_SIZE = 512
-MAX_WHOLE_BYTES = 1_250_000
-"""Size up to which the small case is stored completely; a bundle has at most 1.5 MB."""
 SHAPE_FIELDS = (
     "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "vocab_size",
@@ -99,20 +89,6 @@ def case_from_json(data: Mapping[str, Any]) -> ParityCase:
         covered_inputs=tuple(data["covers"]),
         note=data["note"],
     )
-
-
-def case_to_json(case: ParityCase) -> dict[str, Any]:
-    """Return a case of token ids as JSON; the keys are those of bundle format 1."""
-    tensors = {"ids": case.ids, "positions": case.positions, "live": case.valid}
-    rows = {name: None if t is None else t.int().tolist() for name, t in tensors.items()}
-    return {
-        **rows,
-        "name": case.name,
-        "given": case.pass_positions,
-        "cuts": case.piece_sizes,
-        "covers": case.covered_inputs,
-        "note": case.note,
-    }
 
 
 def tensor_sha256(t: Tensor) -> str:
@@ -199,106 +175,3 @@ def compare_sample(
     return StageResult(
         case.name, stage, layer, "propagated", error, floor, float(difference.max()), worst, cosine, error == 0, verdict
     )
-
-
-class BundleWriter:
-    """Collects the tensors of a new bundle; equal tensors are stored once."""
-
-    def __init__(self, decoder: Decoder, reference: TransformersReference, sample_size: int) -> None:
-        self.decoder, self.reference, self.sample_size = decoder, reference, sample_size
-        self.tensors: dict[str, Tensor] = {}
-        self.name_by_hash: dict[str, str] = {}
-
-    def store_tensor(self, name: str, t: Tensor) -> dict[str, str]:
-        """Store a tensor and return the entry that points to it."""
-        stored_name = self.name_by_hash.setdefault(tensor_sha256(t), name)
-        self.tensors.setdefault(stored_name, t.contiguous().clone())
-        return {"at": stored_name, "sha256": tensor_sha256(t)}
-
-    def record_case(self, case: ParityCase, is_complete: bool) -> dict[str, Any]:
-        """Run the reference on a case and return its entry. Raises `NotRunError` if we differ from the reference."""
-        wide_decoder, n, L = Float64Decoder.from_decoder(self.decoder), len(case.pieces()), len(self.decoder.layers)
-        comparison = CaseComparison(self.decoder, case, wide_decoder)
-        entries: dict[str, dict[str, Any]] = {}
-        runs = (
-            self.reference.iterate_stages(case),
-            iterate_stages(self.decoder, case),
-            iterate_stages(wide_decoder, case),
-        )
-        for recorded, actual, wide in zip(*runs, strict=True):
-            comparison.add_layer(recorded, actual, wide)
-            if recorded.piece < n - 1:
-                continue
-            layer = recorded.layer if 0 <= recorded.layer < L else None
-            S, T = case.pieces()[recorded.piece]
-            for stage in stages_at_layer(self.decoder, recorded.layer):
-                key, t = stage_key(stage.name, layer, recorded.piece, n), recorded.activations[stage.name]
-                mask = valid_mask(stage.shape, t.shape, case.valid_mask[:, : S + T], S)
-                t = t.to(torch.float32 if t.is_floating_point() else torch.int32)
-                entry: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-                if is_complete:
-                    entries[key] = entry | self.store_tensor(f"{case.name}/{key}", t.clamp(min=STORED_MINUS_INFINITY))
-                else:
-                    entries[key] = entry | self.record_sample(case, key, t, mask)
-        if bad := [result for result in comparison.results() if result.verdict in ("fail", "not run")]:
-            name = f"{bad[0].stage} of case {case.name}"
-            raise NotRunError(f"{name} fails against {self.reference.name}; no bundle is written")
-        for key, entry in entries.items():
-            entry["floor"] = comparison.get_floor("propagated", key.partition("/")[0])
-        return {"kind": "small" if is_complete else "long", "input": case_to_json(case), "stages": entries}
-
-    def record_sample(self, case: ParityCase, key: str, t: Tensor, mask: Tensor) -> dict[str, Any]:
-        """Store a random sample of a stage at valid positions; the same indices for equal shapes."""
-        flat = (mask & torch.isfinite(t)).flatten().nonzero()[:, 0]
-        layers = len(self.decoder.layers) if "." in key else 1
-        count = min(len(flat), math.ceil(self.sample_size / layers))
-        generator = torch.Generator().manual_seed(t.numel())
-        index = flat[torch.randperm(len(flat), generator=generator)[:count]].sort().values.int()
-        finite = t.flatten()[flat].double()
-        statistics = {"norm": float(finite.norm()), "largest": float(finite.abs().max())}
-        index_name = self.store_tensor(f"{case.name}/{key}/index", index)["at"]
-        entry = self.store_tensor(f"{case.name}/{key}", t.flatten()[index.long()])
-        return entry | {"index": index_name} | statistics
-
-
-def bundle_cases(decoder: Decoder) -> list[ParityCase]:
-    """Return the small case, and the long ones that this model can have."""
-    T = 16
-    inputs = build_inputs(decoder)
-    properties = [name for case in inputs.cases for name in case.covered_inputs if name in ("I3", "I4", "I6")]
-    small = ParityCase(
-        "small",
-        InputBuilder(decoder).random_ids(2, T),
-        valid=left_padded_mask([T, T - 5], T),
-        covered_inputs=("I8", *properties),
-    )
-    return [small, *(replace(case, covered_inputs=(case.name,)) for case in inputs.cases if case.name in LONG_INPUTS)]
-
-
-def estimate_bytes(decoder: Decoder) -> int:
-    """Estimate the bytes of all stages of the small case."""
-    c, rows = decoder.config, 32
-    H, G, E = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-    row = 6 * c.hidden_size + 3 * H * E + 3 * G * E + 3 * c.intermediate_size + 3 * H * 16
-    return 4 * rows * (row * c.num_hidden_layers + c.vocab_size + 2 * c.hidden_size)
-
-
-def write_bundle(
-    decoder: Decoder, reference: TransformersReference, folder: Path, sample_size: int = SAMPLE_SIZE
-) -> None:
-    """Write a new bundle of the reference's activations. Raises `NotRunError` if the decoder differs from it."""
-    writer = BundleWriter(decoder, reference, sample_size)
-    is_complete = estimate_bytes(decoder) <= MAX_WHOLE_BYTES
-    config = {name: str(value) for name, value in asdict(replace(decoder.config, source="")).items()}
-    metadata: dict[str, Any] = {
-        "format": BUNDLE_FORMAT, "fingerprint": decoder.fingerprint, "reference": reference.name,
-        "versions": {"torch": torch.__version__}, "config": config,
-    }  # fmt: skip
-
-    def write(path: Path) -> None:
-        cases = bundle_cases(decoder)
-        metadata["cases"] = [writer.record_case(case, is_complete and case.name == "small") for case in cases]
-        (path / METADATA_FILE).write_text(json.dumps(metadata, ensure_ascii=False) + "\n", encoding="utf-8")
-        save_tensors(path / TENSOR_FILE, writer.tensors, {"format": "pt"})
-
-    write_folder_atomically(folder, write)

@@ -117,12 +117,6 @@ def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: De
             yield LayerActivations(piece, layer, stages)
 
 
-def store_past(past: dict[int, tuple[Tensor, Tensor]], recorded: LayerActivations) -> None:
-    """Store the reference's KV cache of a layer for the next piece."""
-    if "k_cache" in recorded.activations and "v_cache" in recorded.activations:
-        past[recorded.layer] = recorded.activations["k_cache"], recorded.activations["v_cache"]
-
-
 class CaseComparison:
     """Compare one case with a reference layer by layer; keeps error sums and the reference's KV cache only.
 
@@ -130,17 +124,10 @@ class CaseComparison:
         decoder: The decoder under test.
         case: The input.
         float64_decoder: The float64 copy of `decoder`, with which the noise floors are measured along the way.
-        layers: Layers to compare; None: all.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        case: ParityCase,
-        float64_decoder: Float64Decoder,
-        layers: frozenset[int] | None = None,
-    ) -> None:
-        self.decoder, self.case, self.layers = decoder, case, layers
+    def __init__(self, decoder: Decoder, case: ParityCase, float64_decoder: Float64Decoder) -> None:
+        self.decoder, self.case = decoder, case
         self.own_stages = LocalStages(decoder, case)
         self.float64_stages = LocalStages(float64_decoder, case)
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
@@ -160,9 +147,6 @@ class CaseComparison:
 
         `default_backend` has activations of the decoder's default attention backend, by key.
         """
-        if self.layers is not None and 0 <= actual.layer < len(self.decoder.layers) and actual.layer not in self.layers:
-            store_past(self.past, reference)
-            return
         past = self.past.get(reference.layer)
         local, wide = self.own_stages.compute(reference, past), self.float64_stages.compute(reference, past)
         for stage in stages_at_layer(self.decoder, reference.layer):
@@ -182,7 +166,8 @@ class CaseComparison:
             S, T = self.case.pieces()[reference.piece]
             valid = self.case.valid_mask[:, S : S + T]
             self.predictions.add(actual.activations["logits"], reference.activations["logits"], valid)
-        store_past(self.past, reference)
+        if "k_cache" in reference.activations and "v_cache" in reference.activations:  # for the next piece
+            self.past[reference.layer] = reference.activations["k_cache"], reference.activations["v_cache"]
 
     def add_stage(
         self, stage: Activation, recorded: LayerActivations, pairs: Mapping[str, tuple[Tensor | None, Tensor | None]]

@@ -43,8 +43,6 @@ def run_parity(
     reference: str | None = None,
     dtype: str = "float32",
     inputs: str = "all",
-    layers: str = "all",
-    write_golden: str | Path | None = None,
     command: str = "",
     on_case: CaseCallback = lambda name, done, total: None,
 ) -> ParityReport:
@@ -59,8 +57,6 @@ def run_parity(
             transformers if it is installed, else the shipped bundle.
         dtype: "float32", "bfloat16" or "float16".
         inputs: "all", or comma-separated names of required inputs.
-        layers: "all", or comma-separated layer numbers and "last".
-        write_golden: Folder to write a new bundle into.
         command: The command line, for the report.
         on_case: Called with (name, done, total) when a case starts.
 
@@ -73,13 +69,10 @@ def run_parity(
     start = time.monotonic()
     with torch.no_grad():
         decoder, folder = load_decoder(model, DTYPES[dtype])
-        run = ParityRun(decoder, folder, dtype, input_names, inputs == "all", parse_layers(layers, decoder), on_case)
+        run = ParityRun(decoder, folder, dtype, input_names, inputs == "all", on_case)
         report = ParityReport.for_decoder(decoder, model=model, dtype=dtype, command=command)
         try:
             run.run(report, reference)
-            if write_golden is not None:
-                with open_reference(decoder, folder, DTYPES[dtype]) as transformers_reference:
-                    golden.write_bundle(decoder, transformers_reference, Path(write_golden))
         except golden.NotRunError as problem:
             report.problems.append(str(problem))
     report.seconds = time.monotonic() - start
@@ -93,18 +86,6 @@ def parse_inputs(text: str) -> tuple[str, ...]:
         if name not in REQUIRED_INPUTS:
             raise UsageError(f"--inputs {name}: unknown; expected all, {', '.join(REQUIRED_INPUTS)}")
     return names
-
-
-def parse_layers(text: str, decoder: Decoder) -> frozenset[int] | None:
-    """Parse `all` (None), or comma-separated layer numbers and `last`."""
-    L = len(decoder.layers)
-    if text == "all":
-        return None
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name != "last" and not (name.isdecimal() and int(name) < L):
-            raise UsageError(f"--layers {name}: unknown; expected all, last, or 0 to {L - 1}")
-    return frozenset(L - 1 if name == "last" else int(name) for name in names)
 
 
 def load_decoder(model: str, dtype: torch.dtype) -> tuple[Decoder, Path | None]:
@@ -137,7 +118,6 @@ class ParityRun:
     dtype: str
     input_names: tuple[str, ...]
     is_all_inputs: bool
-    layers: frozenset[int] | None
     on_case: CaseCallback
     inputs_by_case: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -226,8 +206,7 @@ class ParityRun:
     ) -> None:
         """Compare one case with the reference, the float64 copy and the default attention backend."""
         wide_decoder = Float64Decoder.from_decoder(decoder)
-        layers = self.layers if decoder is self.decoder else None
-        comparison = CaseComparison(decoder, case, wide_decoder, layers)
+        comparison = CaseComparison(decoder, case, wide_decoder)
         with sharpened_queries(decoder, case.query_scale):
             default = run_default_backend(decoder, case)
             runs = reference_stages, iterate_stages(decoder, case), iterate_stages(wide_decoder, case)
@@ -258,8 +237,7 @@ class ParityRun:
             if bundle.is_complete(case):
                 self.compare_case(report, self.decoder, bundle.iterate_stages(case, self.decoder), case)
             else:
-                results = golden.compare_sampled(bundle, self.decoder, case)
-                report.results += [r for r in results if self.layers is None or r.layer in (None, *self.layers)]
+                report.results += golden.compare_sampled(bundle, self.decoder, case)
 
 
 def run_default_backend(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
