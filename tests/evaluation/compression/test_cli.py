@@ -253,5 +253,5 @@ def test_report_of_stored_results(run: RunCli, runs: Path) -> None:
     assert run("facts")[0] == run("books/seed-0", "lm", "--limit", 3)[0] == 0
     assert ReportCommand(("facts", "books/seed-0", "lm"), Path("page.html")).run() == 0
     text = (runs / "page.html").read_text()
-    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall by the number of facts", "full-tuned"):
+    for expected in ("test: 12 documents", "test-64: 3 documents", "Recall and soft reading", "full-tuned"):
         assert expected in text, expected

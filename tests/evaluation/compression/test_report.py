@@ -109,12 +109,11 @@ def test_report_page_contains_the_figures() -> None:
     html = render([book_result(2), recall_result()])
     text = to_text(html)
     for expected in (
-        "test, stop: 2.00 vectors per segment save +0.9750 ± 0.0076 nats per token (127.7 standard errors), 43.3 % of",
-        "no context, untrained",
+        "test stop compressed 2.00 2.0 2.2750 ± 0.0000 9.73 30.8 % +0.9750 0.0076 43.3 %",
+        "untrained none",
         "AutoCompressor-2.7B",
-        "Recall by the number of facts",
-        "correlation of N with facts 1.000",
-        "Soft reading against hard",
+        "F=2 51.3 % correct, N 2.00; correlation of N with F 1.000",
+        "recall, soft minus hard: -0.1000 nats per token",
         "only 1 seed;",
         "stretches of only 2 texts",
         "open question",
@@ -156,19 +155,17 @@ def file_result(kind: str) -> RunResult:
 def test_report_page_contains_file_results_and_published_tables() -> None:
     text = to_text(render([], [file_result("labels"), file_result("answers")]))
     for expected in (
-        "In-context classification: file 3 texts, 2 labels.",
-        "the majority baseline is 66.7 %",
+        "In-context classification: file stop, file: 3 texts, 2 labels; majority baseline 66.7 %",
         "vectors of 1 segment 4 33.3 ± 0.0 neither",
-        "2 orders of demonstrations. Before",
+        "over orders of demonstrations",
         "zero-shot 68.2 78.0",
-        "Context question answering: file 2 questions about 2 contexts",
+        "Context question answering: file stop, file: 2 questions about 2 contexts",
         "compressed 2 100.0 ± 0.0 +100.0 ± 0.0",
         "REPLUG, passages of 512 tokens 6.65 10.87 11.59 11.81",
     ):
         assert expected in text, expected
-    positions = [text.index(t) for t in ("zero-shot 68.2", "Context question answering", "Published results")]
+    positions = [text.index(t) for t in ("Context question answering", "Published results", "zero-shot 68.2")]
     assert positions == sorted(positions)
-    assert text.count("zero-shot 68.2") == 1
 
 
 def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
@@ -183,8 +180,7 @@ def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
     assert gains["full-tuned"].gain.num_seeds == 2
     text = to_text(render(results))
-    for expected in ("whole text, full-tuned", "equal training saves +1.7500 with the whole text"):
-        assert expected in text, expected
+    assert "full-tuned –" in text
 
 
 def test_gain_table_shows_no_context_once_for_contexts_of_equal_documents() -> None:

@@ -1,9 +1,6 @@
-"""Context question answering and in-context classification as lines of text, as JSON, and as sections of a page."""
+"""Context question answering and in-context classification: one table for terminal and page, and JSON."""
 
-from collections.abc import Sequence
 from typing import Any
-
-from markupsafe import Markup
 
 from laconic.evaluation.compression.context_qa import (
     METRICS,
@@ -24,7 +21,15 @@ from laconic.evaluation.example_answers import (
 )
 from laconic.evaluation.report.page import PageSection, render_table
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, build_table, figures_to_json, format_count, format_percent, format_signed
+from laconic.evaluation.tables import (
+    Column,
+    Table,
+    build_table,
+    figures_to_json,
+    format_count,
+    format_percent,
+    format_signed,
+)
 
 
 def answer_scores(result: RunResult) -> list[ConditionScores]:
@@ -75,102 +80,67 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
     return figures_to_json(data | {"contexts": count_contexts(result), "conditions": answer_scores(result)})
 
 
-def format_result(result: RunResult) -> list[str]:
-    items = result.items_by_seed[0]
-    if result.variant["kind"] == "answers":
-        lines = [f"{result.run}, {result.task}: {len(items)} items"]
-        for score in answer_scores(result):
-            metrics = "  ".join(
-                f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in score.metrics.items()
-            )
-            lines.append(f"  {score.condition:<12}{score.context_size:7.1f} before  {metrics}")
-        return [*lines, *format_examples(list_examples(result))]
-    num_labels, majority = len(items[0].shared["label_tokens"]), format_percent(majority_accuracy(items))
-    head = f"{result.run}, {result.task}: {count_test_texts(items)} items of {num_labels} labels"
-    lines = [f"{head}; majority baseline {majority} %"]
-    for score in label_scores(result):
-        std = "" if score.std is None else f" ± {100 * score.std:.1f}"
-        variants = ", ".join(dict.fromkeys(score.variants))
-        accuracy = f"{100 * score.accuracy:.1f}{std} % correct ({variants}, chosen on validation)"
-        lines.append(f"  {score.condition:<26}{score.context_size:7.1f} before  {accuracy}")
-    return lines
-
-
-def group_by_file(results: Sequence[RunResult], kind: str) -> list[list[RunResult]]:
-    groups: dict[str, list[RunResult]] = {}
-    for result in results:
-        if result.variant["kind"] == kind:
-            groups.setdefault(result.task, []).append(result)
-    return [*groups.values()]
-
-
-LABEL_COLUMNS = (
-    Column("run", lambda row: row[0].run, is_text=True),
-    Column("demonstrations", lambda row: row[1].condition, is_text=True),
-    Column("before the text", lambda row: format_count(row[1].context_size)),
-    Column(
-        "accuracy, %",
-        lambda row: (
-            format_percent(row[1].accuracy) + ("" if row[1].std is None else f" ± {format_percent(row[1].std)}")
-        ),
-    ),
-    Column("chosen on validation", lambda row: ", ".join(dict.fromkeys(row[1].variants))),
-)
-
-
-def labels_section(group: Sequence[RunResult], papers: Sequence[Markup]) -> PageSection:
-    """Build the section of a file of labelled texts."""
-    first, items = group[0], group[0].items_by_seed[0]
-    lead = (
-        f"{count_test_texts(items)} texts, {len(items[0].shared['label_tokens'])} labels. The label with the least "
-        "mean nats per token is chosen, after demonstrations as vectors, as text, or none; the majority baseline is "
-        f"{format_percent(majority_accuracy(items))} %."
-    )
-    rows = [(result, score) for result in group for score in label_scores(result)]
-    note = (
-        f"±: standard deviation over {len(rows[0][1].accuracies)} orders of demonstrations"
-        f"{' and seeds' if len(first.seeds) > 1 else ''}. Before: vectors or tokens. Last tokens: as many of the "
-        "demonstrations’ text as they have vectors. Whether demonstrations are balanced by label and scores are "
-        "calibrated is chosen on validation texts only. A condition at or below the majority baseline shows no "
-        "in-context learning."
-    )
-    table = render_table(build_table(LABEL_COLUMNS, rows))
-    return PageSection(f"In-context classification: {first.task}", [lead, table, note, *papers])
-
-
 def metric_columns(name: str) -> tuple[Column, Column]:
     """Return the columns of a metric and of its gain over no context."""
 
-    def format_gain(row: tuple[RunResult, ConditionScores]) -> str:
-        x = row[1].metrics[name]
+    def format_gain(score: ConditionScores) -> str:
+        x = score.metrics[name]
         gain = f"{format_signed(100 * x.gain, 1)} ± {format_percent(x.gain_se)}"
-        return "–" if row[1].condition == "none" else gain
+        return "–" if score.condition == "none" else gain
 
-    def format_metric(row: tuple[RunResult, ConditionScores]) -> str:
-        x = row[1].metrics[name]
+    def format_metric(score: ConditionScores) -> str:
+        x = score.metrics[name]
         return f"{format_percent(x.mean.mean)} ± {format_percent(x.se)}"
 
-    return Column(f"{name}, %", format_metric), Column("gain over no context", format_gain)
+    return Column(f"{name}, %", format_metric), Column("gain", format_gain)
 
 
 ANSWER_COLUMNS = (
-    Column("run", lambda row: row[0].run, is_text=True),
-    Column("context", lambda row: condition_title(row[1].condition), is_text=True),
-    Column("before the question", lambda row: format_count(row[1].context_size)),
+    Column("context", lambda score: condition_title(score.condition), is_text=True),
+    Column("before", lambda score: format_count(score.context_size)),
     *(column for name in METRICS for column in metric_columns(name)),
 )
+LABEL_COLUMNS = (
+    Column("demonstrations", lambda score: score.condition, is_text=True),
+    Column("before", lambda score: format_count(score.context_size)),
+    Column(
+        "accuracy, %",
+        lambda score: format_percent(score.accuracy) + ("" if score.std is None else f" ± {format_percent(score.std)}"),
+    ),
+    Column("chosen on validation", lambda score: ", ".join(dict.fromkeys(score.variants))),
+)
+NOTES = {
+    "answers": "before: vectors or tokens before the question. ±: standard error over contexts. gain: over no context, "
+    "paired. truncated: as many last tokens of the context as there are vectors. match: normalized words equal those "
+    "of an answer. F1: of words. substring match: share of the answers that occur in the output.",
+    "labels": "The label with the least mean nats per token is chosen. before: vectors or tokens of demonstrations. ±: "
+    "standard deviation over orders of demonstrations and seeds. last tokens: as many of the demonstrations' text as "
+    "they have vectors. Whether demonstrations are balanced by label and scores are calibrated is chosen on validation "
+    "texts. A condition at or below the majority baseline shows no in-context learning.",
+}
 
 
-def answers_section(group: Sequence[RunResult]) -> PageSection:
-    """Build the section of a file of context questions."""
-    first = group[0]
-    lead = f"{len(first.items_by_seed[0])} questions about {count_contexts(first)} contexts, answered greedily."
-    note = (
-        "±: standard error over contexts, paired for differences. Truncated: as many last tokens of the context as "
-        "there are vectors. Match: normalized words equal those of an answer. F1: of words. Substring match: "
-        "share of the answers that occur in the output."
-    )
-    rows = [(result, score) for result in group for score in answer_scores(result)]
-    table = render_table(build_table(ANSWER_COLUMNS, rows))
-    examples = build_examples_table([example for result in group for example in list_examples(result)])
-    return PageSection(f"Context question answering: {first.task}", [lead, table, note, render_table(examples)])
+def build_score_table(result: RunResult) -> Table:
+    """Return a row for each condition."""
+    items, title = result.items_by_seed[0], f"{result.run}, {result.task}"
+    if result.variant["kind"] == "answers":
+        caption = f"{title}: {len(items)} questions about {count_contexts(result)} contexts"
+        return build_table(ANSWER_COLUMNS, answer_scores(result), caption)
+    majority = f"majority baseline {format_percent(majority_accuracy(items))} %"
+    caption = f"{title}: {count_test_texts(items)} texts, {len(items[0].shared['label_tokens'])} labels; {majority}"
+    return build_table(LABEL_COLUMNS, label_scores(result), caption)
+
+
+def list_blocks(result: RunResult) -> list[Table | str]:
+    """Return what a terminal shows of a result: the table, its legend, and the first answers."""
+    examples = list_examples(result) if result.variant["kind"] == "answers" else []
+    return [build_score_table(result), NOTES[result.variant["kind"]], *format_examples(examples)]
+
+
+def build_file_section(result: RunResult) -> PageSection:
+    """Return the section of a page about a run on a file."""
+    kind, table = result.variant["kind"], render_table(build_score_table(result))
+    if kind == "labels":
+        return PageSection(f"In-context classification: {result.task}", [table, NOTES[kind]])
+    examples = render_table(build_examples_table(list_examples(result)))
+    return PageSection(f"Context question answering: {result.task}", [table, NOTES[kind], examples])

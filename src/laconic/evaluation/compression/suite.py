@@ -58,7 +58,7 @@ class CompressionSuite:
         names = [result.task for result in results["compression"]]
         documents = table.add_controls(sorted(results["compression"], key=lambda result: names.index(result.task)))
         blocks: list[Table | str] = [
-            line for result in results["context_qa"] for line in context_qa_report.format_result(result)
+            block for result in results["context_qa"] for block in context_qa_report.list_blocks(result)
         ]
         if documents:
             blocks += [table.build_gain_table(documents), table.LEGEND, *table.format_recall(documents)]

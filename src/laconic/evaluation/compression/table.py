@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from laconic.evaluation.compression.evaluate import BUCKET_TOKENS
 from laconic.evaluation.compression.fact_recall import (
-    RecallByFacts,
     length_fact_correlation,
     recall_by_facts,
     recall_summary,
@@ -42,7 +41,10 @@ class GainRow(NamedTuple):
     gain: ContextGain
 
 
-FIGURE_COLUMNS = (
+COLUMNS = (
+    Column("data set", lambda row: row.result.task, is_text=True),
+    Column("run", lambda row: row.result.run, is_text=True),
+    Column("condition", lambda row: row.gain.condition, is_text=True),
     Column("vectors", lambda row: "–" if row.gain.mean_vectors is None else f"{row.gain.mean_vectors:.2f}"),
     Column("before", lambda row: f"{row.gain.context_size:.1f}"),
     Column("nats/token", lambda row: format_mean(row.gain.nll)),
@@ -53,12 +55,6 @@ FIGURE_COLUMNS = (
     Column(
         "share", lambda row: "–" if row.gain.share_of_full is None else f"{format_percent(row.gain.share_of_full)} %"
     ),
-)
-COLUMNS = (
-    Column("data set", lambda row: row.result.task, is_text=True),
-    Column("run", lambda row: row.result.run, is_text=True),
-    Column("condition", lambda row: row.gain.condition, is_text=True),
-    *FIGURE_COLUMNS,
 )
 
 
@@ -126,39 +122,21 @@ def build_gain_table(results: Sequence[RunResult]) -> Table:
     return build_table(COLUMNS, rows)
 
 
-class RecallRow(NamedTuple):
-    """Recall of a run by the number of facts, under one condition; `correlation` is that of N with F."""
-
-    result: RunResult
-    condition: str
-    groups: Sequence[RecallByFacts]
-    correlation: float | None
-
-
-def recall_rows(results: Sequence[RunResult]) -> list[RecallRow]:
-    """Return the recall of runs for the lengths that they choose."""
-    return [
-        RecallRow(result, name, recall_by_facts(items, name), length_fact_correlation(items, name))
-        for result in results
-        if is_recall(result)
-        for items in [result.pooled_items]
-        for name in ("compressed", "sampled")
-        if name in result.conditions
-    ]
-
-
 def format_recall(results: Sequence[RunResult]) -> list[str]:
-    """Format the recall of runs by the number of facts as lines."""
+    """Format the recall of runs by the number of facts for the lengths that they choose, and soft against hard."""
     lines: list[str] = []
-    for row in recall_rows(results):
-        cells = "; ".join(
-            f"F={group.num_facts} {format_percent(group.accuracy)} % correct, N {group.mean_vectors:.2f}"
-            for group in row.groups
-        )
-        correlation = "–" if row.correlation is None else f"{row.correlation:.3f}"
-        lines.append(f"{row.result.run}, {row.condition}: {cells}; correlation of N with F {correlation}")
     for result in results:
-        if is_recall(result) and (gap := soft_hard_gap(result.pooled_items)):
+        items = result.pooled_items
+        for name in ("compressed", "sampled") if is_recall(result) else ():
+            if name in result.conditions:
+                correlation = length_fact_correlation(items, name)
+                cells = "; ".join(
+                    f"F={group.num_facts} {format_percent(group.accuracy)} % correct, N {group.mean_vectors:.2f}"
+                    for group in recall_by_facts(items, name)
+                )
+                text = "–" if correlation is None else f"{correlation:.3f}"
+                lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
+        if gap := soft_hard_gap(items):
             lines.append(
                 f"{result.run}, soft minus hard: {gap.nll:+.4f} nats per token, {100 * gap.accuracy:+.1f} points of "
                 f"accuracy, {gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of sampled N "
