@@ -270,6 +270,59 @@ def test_embedding_in_modules_to_save_needs_untied_head(name: str, tmp_path: Pat
     assert error(our_logits(lora.load_adapter(fresh("llama"), tmp_path / "a")), logits) <= FLOAT32
 
 
+EMBEDDING_OPTIONS: list[dict[str, Any]] = [
+    {"target_modules": ["q_proj", "embed_tokens"]},
+    {"target_modules": ["q_proj", "lm_head"]},
+    {"target_modules": r".*(embed_tokens|lm_head|q_proj)"},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize("save_base", ["auto", False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("options", EMBEDDING_OPTIONS)
+def test_peft_adapter_of_embedding_and_head_loads_and_merges(
+    options: dict[str, Any], tied: bool, save_base: Any, tmp_path: Path
+) -> None:
+    """peft keeps a tied head and the embedding apart, in logits but not when it merges."""
+    fresh("llama", tie_word_embeddings=tied).save_pretrained(tmp_path / "base")
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", **options)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
+    logits = train_adapter(model, hf_logits)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=save_base)
+    loaded = lora.load_adapter(Decoder.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert error(our_logits(loaded), logits) <= FLOAT32
+    lora.merge_adapter(loaded).save_pretrained(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert not merged.config.tie_word_embeddings
+    assert error(hf_logits(merged), logits) <= FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("targets", "tensor"), [(["q_proj", "embed_tokens"], "embed_tokens.base_layer"), (["q_proj"], "embed_tokens")]
+)
+def test_peft_adapter_brings_the_embedding_that_it_was_trained_on(
+    targets: list[str], tensor: str, tmp_path: Path
+) -> None:
+    """peft saves and loads base weights of a targeted embedding, and all of them on request."""
+    fresh("llama").save_pretrained(tmp_path / "base")
+    config = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] += 1.0
+    logits = train_adapter(model, hf_logits)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    loaded = lora.load_adapter(Decoder.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert error(our_logits(loaded), logits) <= FLOAT32
+    with pytest.raises(
+        InputError, match=rf"{tensor}\.weight: \[97, 48\], expected nothing|lm_head\.weight: \[97, 48\]"
+    ):
+        lora.load_adapter(fresh("llama", vocab_size=90), tmp_path / "adapter")
+
+
 def test_load_adapter_invalid_folders(tmp_path: Path) -> None:
     folder = save_new_adapter(tmp_path / "a", fresh("llama"), ["q_proj"])
     with pytest.raises(BusyError, match="exists and is not empty"):

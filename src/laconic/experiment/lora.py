@@ -75,6 +75,9 @@ def save_adapter_config(model: "PeftModel", folder: Path) -> None:
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
     """Put an adapter from a folder on a decoder, in place.
 
+    A head that is tied to the token embedding becomes a matrix of its own if the adapter changes one of the two, as
+    peft computes it.
+
     Raises:
         InputError: If the folder is no complete adapter, or belongs to another model.
         UnsafeFileError: If the weights are a pickle.
@@ -85,9 +88,14 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     settings = read_adapter_config(Path(folder))
     shapes = read_adapter_shapes(Path(folder))
     check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model
+    if changes_embedding_or_head(decoder, settings):
+        decoder.untie_head()
+        settings.ensure_weight_tying = False  # the file holds both
     settings = adapt_config_to_decoder(decoder, settings)
     settings.init_lora_weights = True  # replaced below
-    check_adapter_shapes(decoder, shapes, expected_tensors(decoder, settings))
+    expected, copies = expected_tensors(decoder, settings), base_weight_copies(decoder)
+    adapter_shapes = {name: shape for name, shape in shapes.items() if name in expected or copies.get(name) != shape}
+    check_adapter_shapes(decoder, adapter_shapes, expected)
     tensors = load_finite_tensors(Path(folder), shapes)
     settings.inference_mode = not trainable
     model = cast("PeftModel", get_peft_model(decoder, settings))
@@ -176,6 +184,21 @@ def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraCo
             "use trainable_token_indices"
         )
     return settings
+
+
+def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
+    """Return whether an adapter changes the whole token embedding or the head."""
+    names, targets = (decoder.weight_names.token_embedding, decoder.weight_names.head), settings.target_modules
+    if isinstance(targets, str):
+        targets = [] if targets == "all-linear" else match_modules([targets], names)[0]
+    return any(ends_in(name, (*(targets or ()), *(settings.modules_to_save or ()))) for name in names)
+
+
+def base_weight_copies(decoder: Decoder) -> TensorShapes:
+    """Return the base weights, of embedding and head, that peft may save with an adapter and loads."""
+    shape, names = tuple(decoder.embedding_weight.shape), decoder.weight_names
+    modules = (names.token_embedding, names.head)
+    return {f"{PEFT_PREFIX}{module}{layer}.weight": shape for module in modules for layer in ("", ".base_layer")}
 
 
 def ends_in(name: str, ends: Iterable[str]) -> bool:

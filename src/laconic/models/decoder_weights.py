@@ -118,6 +118,17 @@ class DecoderWeights(nn.Module):
         self.requires_grad_(False)
         return replace(config, tie_word_embeddings=False)
 
+    def untie_head(self) -> None:
+        """Give a head that is tied to the token embedding a matrix of its own, with the same numbers."""
+        if not self.config.tie_word_embeddings:
+            return
+        weight = self.embedding_weight
+        with torch.device("meta"):
+            head = nn.Linear(*reversed(weight.shape), bias=False)
+        head.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+        add_submodule(self, self.weight_names.head, head)
+        self.config = replace(self.config, tie_word_embeddings=False)
+
     def save_pretrained(
         self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
     ) -> None:
