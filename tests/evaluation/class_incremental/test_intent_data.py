@@ -124,7 +124,6 @@ def test_build_stream_line_format() -> None:
     line = bytes(stream.training_ids(stream.train[0][0])).decode()
     assert line.endswith(f" → {stream.label_texts[stream.train[0][0].label]}\n")
     assert stream.start_ids == (256,)
-    assert bytes(stream.arrow_ids).decode() == "→"
 
 
 def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from laconic import rng
 from laconic.batches import IGNORE_INDEX
-from laconic.evaluation.class_incremental.label_scoring import get_device, get_module, pad_right, read_ids
-from laconic.evaluation.class_incremental.protocol import ClassScores, score_after
+from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, get_module, pad_right, read_ids
+from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
 from laconic.interfaces import StatefulLM
 
@@ -138,7 +138,7 @@ class FinetunedLearner:
         sampled = first_per_class(items, self.config.fisher_per_class)
         classes = sorted(self.seen_classes)
         sums = [torch.zeros_like(p) for p in self.parameters]
-        log_probs = self.score(sampled).scores[:, classes] * [len(self.stream.label_ids[k]) for k in classes]
+        log_probs = self.score(sampled)[:, classes] * [len(self.stream.label_ids[k]) for k in classes]
         for n, item in enumerate(sampled):
             weights = np.exp(log_probs[n] - log_probs[n].max())
             draw = rng.uniform(self.stream.seed, LABEL_KEY, self.num_updates, n) * weights.sum()
@@ -150,7 +150,7 @@ class FinetunedLearner:
         mean = [s / len(sampled) for s in sums]
         return [a + b for a, b in zip(self.ewc.fisher, mean, strict=True)] if self.ewc.fisher else mean
 
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ScoreArray:
         """Score the classes with the current weights, each item alone."""
         self.module.eval()
         scores = score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)

@@ -235,6 +235,5 @@ def build_stream(
         train=tuple(train),
         test=tuple(tuple(encode(test_rows, classes)) for classes in task_classes),
         start_ids=prompt_format.start_ids,
-        arrow_ids=prompt_format.arrow_ids,
         line_end_ids=prompt_format.line_end_ids,
     )

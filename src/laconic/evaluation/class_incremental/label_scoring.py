@@ -46,8 +46,7 @@ def score_labels(
     """Return the mean log-probability of every label after every prompt, [N, K].
 
     The state of one row is forked for each prompt and label; nothing is learned from them. With `candidates`, only the
-    best of these labels and the best of all labels are fully scored; a label that can be neither may have an upper
-    bound as its score.
+    best of these labels is fully scored; another may have an upper bound as its score.
     """
     scores = np.empty((len(prompts), len(label_ids)))
     score = score_all if candidates is None else partial(score_candidates, candidates=candidates)
@@ -88,19 +87,19 @@ def score_candidates(
     label_ids: Sequence[TokenIds],
     candidates: Sequence[int],
 ) -> Tensor:
-    """Return scores as `score_all` does for the best candidate and the best label, else upper bounds.
+    """Return the score that `score_all` gives for the best candidate, and upper bounds for others.
 
-    The labels with the highest bounds are read first, until no other label can be better.
+    The candidates with the highest bounds are read first, until no other can be better.
     """
     K = len(label_ids)
     ids, mask = pad_right(label_ids, next_log_probs.device)
     size = mask.sum(1)
     is_candidate = torch.tensor([k in candidates for k in range(K)], device=next_log_probs.device)
-    all_labels = torch.ones_like(is_candidate)
     bound = next_log_probs[:, ids[:, 0]] / size
     is_scored = (size == 1).repeat(len(next_log_probs), 1)
     while True:
-        is_open = find_open_labels(bound, is_scored, is_candidate) | find_open_labels(bound, is_scored, all_labels)
+        best = bound.masked_fill(~(is_scored & is_candidate), -torch.inf).amax(1, keepdim=True)
+        is_open = ~is_scored & is_candidate & (bound >= best)
         if not is_open.any():
             return bound
         labels_per_prompt = min(K, max(1, CANDIDATE_BATCH // int(is_open.any(1).sum())))
@@ -110,12 +109,6 @@ def score_candidates(
         new_bounds = bound_scores(model, state, next_log_probs, ids, size, row, label)
         bound.scatter_reduce_(0, row[:, None].expand_as(new_bounds), new_bounds, "amin")
         is_scored[row, label] = True
-
-
-def find_open_labels(bound: Tensor, is_scored: Tensor, among: Tensor) -> Tensor:
-    """Return which labels among some are not scored yet and may be as good as the best scored one, [b, K]."""
-    best = bound.masked_fill(~(is_scored & among), -torch.inf).amax(1, keepdim=True)
-    return ~is_scored & among & (bound >= best)
 
 
 def bound_scores(

@@ -13,6 +13,7 @@ import torch
 
 from laconic.evaluation.class_incremental.label_scoring import (
     PROMPT_BATCH,
+    ScoreArray,
     get_device,
     has_no_attention,
     pad_right,
@@ -20,7 +21,7 @@ from laconic.evaluation.class_incremental.label_scoring import (
     repeat_state,
     split_into_batches,
 )
-from laconic.evaluation.class_incremental.protocol import ClassScores, score_after
+from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
 from laconic.evaluation.streams.passages import empty_caches
 from laconic.interfaces import StatefulLM
@@ -40,7 +41,7 @@ class FrozenModel:
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
         """Learn nothing."""
 
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
         """Score the classes from an empty context."""
         return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)
 
@@ -65,7 +66,7 @@ class InContextLearner:
             num_lines += 1
         self.lines = self.lines[len(self.lines) - num_lines :]
 
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
         """Score the classes after the lines."""
         context = tuple(i for line in self.lines for i in line)
         return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes, context)
@@ -132,7 +133,7 @@ class StatefulLearner:
         prompt, label = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
         return (prompt[:-1], prompt[-1:] + label) if self.state.open_chunk is None else ((), prompt + label)
 
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
         """Score the classes on forks of the state."""
         return score_after(self.model, self.stream, self.state, items, seen_classes)
 
@@ -175,7 +176,7 @@ class NearestClassMean:
                 self.scatter = self.scatter + np.outer(deviation, deviation) * n / (n + 1)
             self.counts[item.label], self.sums[item.label] = n + 1, total + x
 
-    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> ScoreArray:
         """Return minus the squared distances; minus infinity for classes without examples."""
         X = last_hidden_states(self.model, self.stream, items)
         scores = np.full((len(X), len(self.stream.label_ids)), -np.inf)
@@ -183,7 +184,7 @@ class NearestClassMean:
         for label, total in self.sums.items():
             deviation = X - total / self.counts[label]
             scores[:, label] = -np.einsum("nd,de,ne->n", deviation, inverse, deviation)
-        return ClassScores(scores)
+        return scores
 
     def covariance(self, D: int) -> np.ndarray:
         """Return the shrunk within-class covariance, [D, D]."""

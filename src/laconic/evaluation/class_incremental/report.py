@@ -5,17 +5,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows
+from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows, ForgettingMetrics
 from laconic.evaluation.report.page import PagePlot, PageSection, render_plots, render_table
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_heat_maps, plot_lines
 from laconic.evaluation.tables import Column, Table, build_table
 
 ClassIncrementalResults = Mapping[str, Any]  # as `ClassIncrementalPlan.summarise` returns them
 LEGEND = (
-    "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen "
-    "(all classes: among all of the set). forgetting: best accuracy on a task less the one at the end. plasticity: "
-    "accuracy on a task right after it was learned; a method that learns less has less to forget. less prior: the "
-    "score of a label without the utterance is subtracted. updates: of each level, fastest first. state: bytes."
+    "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen; "
+    "BWT: backward transfer. forgetting: best accuracy on a task less the one at the end. plasticity: "
+    "accuracy on a task right after it was learned; a method that learns less has less to forget. "
+    "updates: of each level, fastest first. state: bytes."
 )
 
 
@@ -23,15 +23,6 @@ def build_method_table(results: ClassIncrementalResults, caption: str = "") -> T
     """Return the table of one run on a data set, with one row per method."""
     rows = sorted(results["methods"].items(), key=lambda row: METHODS.index(row[0]))  # stored JSON sorts them by name
     return build_table(COLUMNS, rows, caption)
-
-
-def metric_column(title: str, criterion: str, metric: str) -> Column:
-    """Return the column of a metric under a criterion; a row is the name and the results of a method."""
-
-    def cell(row: tuple[str, Mapping[str, Any]]) -> str:
-        return format_metric(row[1]["criteria"].get(criterion, {"metrics": {}})["metrics"].get(metric))
-
-    return Column(title, cell)
 
 
 def first_notes(row: tuple[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -49,12 +40,10 @@ def format_metric(metric: Mapping[str, Any] | None) -> str:
 
 COLUMNS = (
     Column("method", lambda row: row[0], is_text=True),
-    metric_column("AA", "seen", "AA"),
-    metric_column("AA, all classes", "all", "AA"),
-    metric_column("BWT", "seen", "BWT"),
-    metric_column("forgetting", "seen", "forgetting"),
-    metric_column("plasticity", "seen", "plasticity"),
-    metric_column("AA, less prior", "seen-prior", "AA"),
+    *(
+        Column(name, lambda row, name=name: format_metric(row[1]["criteria"]["seen"]["metrics"].get(name)))
+        for name in ForgettingMetrics._fields
+    ),
     Column("updates", lambda row: ", ".join(f"{n:,}" for n in first_notes(row).get("updates", ())) or "–"),
     Column("state", lambda row: f"{first_notes(row)['state_bytes']:,}" if "state_bytes" in first_notes(row) else "–"),
 )

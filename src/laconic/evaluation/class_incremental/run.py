@@ -62,7 +62,7 @@ class ClassIncrementalPlan:
         order, method = divmod(unit, len(self.methods))
         name = self.methods[method]
         result = run_method(name, self.learner, self.streams[order], self.config, log)
-        return EvalItem(f"order-{result.order}", {name: result._asdict()})
+        return EvalItem(f"order-{result.order}", {name: result.to_metrics()})
 
     def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
         """Return the metrics and matrices of all units by method, as JSON values."""
@@ -162,9 +162,7 @@ def build_learner(
 
 
 def summarise_orders(orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics and matrices of a method by criterion, and the notes of every order."""
-    criteria: dict[str, Any] = {}
-    for criterion in orders[0]["matrices"]:
-        matrices = [order["matrices"][criterion] for order in orders]
-        criteria[criterion] = {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": matrices}
-    return {"criteria": criteria, "notes": [order["notes"] for order in orders]}
+    """Return the metrics and matrices of a method, and the notes of every order."""
+    matrices = [order["matrices"]["seen"] for order in orders]
+    seen = {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": matrices}
+    return {"criteria": {"seen": seen}, "notes": [order["notes"] for order in orders]}

@@ -17,7 +17,7 @@ class LabelledUtterance(NamedTuple):
 class ClassIncrementalStream:
     """A stream in the class order of one seed.
 
-    Labels are encoded as they follow the arrow; `arrow_ids` are the arrow alone, a prompt without an utterance.
+    Labels are encoded as they follow the arrow.
     Training and test examples are given by task, the former in the order of reading.
     """
 
@@ -29,7 +29,6 @@ class ClassIncrementalStream:
     train: tuple[tuple[LabelledUtterance, ...], ...]
     test: tuple[tuple[LabelledUtterance, ...], ...]
     start_ids: TokenIds
-    arrow_ids: TokenIds
     line_end_ids: TokenIds
 
     @property
