@@ -7,9 +7,9 @@ import torch
 
 from laconic.errors import UsageError
 from laconic.nested.ablations import build_ablations, freeze_levels
-from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.low_rank_changes import to_dense
-from laconic.nested.metrics import group_gates
+from laconic.nested.cms.layer import require_levels
+from laconic.nested.cms.level import to_dense
+from laconic.nested.memory_metrics import group_gates
 from tests.nested.test_hope_model import (
     MEMORY,
     all_levels,

@@ -15,11 +15,19 @@ from laconic.models.block import Block
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as states
 from laconic.nested.cms.cms_reference import cms_reference
-from laconic.nested.cms.equations import chunk_sizes, place_levels
-from laconic.nested.cms.forward import accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
-from laconic.nested.cms.layer import CMS
-from laconic.nested.cms.level import LinearRecords, clip_error, linear_errors
-from laconic.nested.cms.low_rank_changes import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
+from laconic.nested.cms.layer import CMS, accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
+from laconic.nested.cms.level import (
+    LinearRecords,
+    add,
+    clip_error,
+    frobenius_norm,
+    linear_errors,
+    scale,
+    smaller_form,
+    to_dense,
+    where_rows,
+)
+from laconic.nested.cms.placement import chunk_sizes, place_levels
 from laconic.nested.state import LayerState, LowRankChange
 from laconic.nested.state_file import load_state, save_state
 from tests.models.fixtures import noise

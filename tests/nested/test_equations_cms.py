@@ -10,11 +10,9 @@ from torch.autograd import gradcheck
 
 from laconic.config.nested import CMSOptions
 from laconic.models.block import rms_norm
-from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.equations import aggregate, chain, chunk_sizes, place_levels
-from laconic.nested.cms.forward import forward_with_state, initial_state, require_levels
-from laconic.nested.cms.level import level_mlp
-from laconic.nested.cms.low_rank_changes import to_dense
+from laconic.nested.cms.layer import aggregate, chain, forward_with_state, initial_state, require_levels
+from laconic.nested.cms.level import CMSParams, CMSShape, level_mlp, to_dense
+from laconic.nested.cms.placement import chunk_sizes, place_levels
 from laconic.nested.hope.forward import hope_block
 from laconic.nested.state import LayerState
 from tests.models.fixtures import noise

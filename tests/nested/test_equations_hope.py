@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.config.nested import SelfModifyingOptions
-from laconic.nested.hope.config import SelfTitansParams, SelfTitansShape
 from laconic.nested.hope.equations import dot_value, l2_value, memory_loss_gradient, mlp_memory, self_generated_values
 from laconic.nested.hope.layer import initial_state
-from laconic.nested.hope.memories import SelfModifyingMemories
+from laconic.nested.hope.memories import SelfModifyingMemories, SelfTitansParams, SelfTitansShape
 from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
 from laconic.nested.state import LinearMemoryState
 from tests.models.fixtures import noise

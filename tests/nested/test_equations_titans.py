@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from laconic.nested.recurrence.chunked_scan import pack_left
 from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import MLPStart, UpdateRule, zero_state
-from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
 from laconic.nested.titans.equations import chunk_update, loss_gradient, project_qkv, read_memory
 from laconic.nested.titans.layer import prepend_persistent

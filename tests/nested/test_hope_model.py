@@ -17,8 +17,8 @@ from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
 from laconic.nested import state as states
 from laconic.nested.cms import level as cms_level
-from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.low_rank_changes import to_dense
+from laconic.nested.cms.layer import require_levels
+from laconic.nested.cms.level import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState

@@ -14,12 +14,12 @@ from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, TitansOptions
 from laconic.errors import UsageError
 from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
-from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.low_rank_changes import to_dense
+from laconic.nested.cms.layer import require_levels
+from laconic.nested.cms.level import to_dense
+from laconic.nested.dead_levels import DeadLevelMonitor
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel, check_levels
-from laconic.nested.metrics import DeadLevelMonitor
 from laconic.nested.state import FastWeightState, LowRankChange, named_tensors
 from tests.nested.helpers import assert_close
 from tests.nested.test_hope_model import (

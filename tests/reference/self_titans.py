@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.nested.hope.config import SelfTitansShape
+from laconic.nested.hope.memories import SelfTitansShape
 from laconic.nested.recurrence.gated_delta_rule import (
     cap_step,
     decay_gate,

@@ -11,7 +11,7 @@ from laconic.config.recipe import ModelConfig, Recipe
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.equations import place_levels
+from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope.config import MODEL_TYPE, UNLIMITED_POSITIONS, HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.language_model import check_levels

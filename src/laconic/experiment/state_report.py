@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.experiment.cost import format_bytes, format_count
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
-from laconic.nested.cms.low_rank_changes import frobenius_norm
+from laconic.nested.cms.level import frobenius_norm
 from laconic.nested.state import FastWeightState, LinearMemoryState, MLPMemoryState
 
 

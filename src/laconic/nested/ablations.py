@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from laconic.config.nested import SelfModifyingOptions, TitansOptions
 from laconic.errors import UsageError
-from laconic.nested.cms.layer import ZERO_STEP_BIAS
+from laconic.nested.cms.init import ZERO_STEP_BIAS
 from laconic.nested.hope.model import Hope, build_from_tensors
-from laconic.nested.metrics import level_chunk_sizes
+from laconic.nested.language_model import level_chunk_sizes
 
 FillValue = Callable[[str], float | None]  # value for all entries of a tensor, by its name within the layers
 

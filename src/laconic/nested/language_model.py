@@ -1,14 +1,18 @@
 """Train a Hope model on documents: every token is scored before it is learned.
 
 Nested Learning arXiv:2512.24695. Rows are documents of their own, or streams: row b of a batch continues row b of the
-last batch, on the state that was returned there, until its document ends.
+last batch, on the state that was returned there, until its document ends. In metrics, levels are numbered by their
+chunk sizes, the fastest 0, over all layers.
+
+Symbols: theta_0 a level's start, Δθ its change.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from jaxtyping import Bool, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.batches import DocumentBatch
@@ -16,11 +20,18 @@ from laconic.config.nested import CMSConfig, InnerLoopConfig, find_untrained_lev
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.losses import count_scored, masked_cross_entropy
+from laconic.nested.cms.layer import require_levels
+from laconic.nested.cms.level import CMSParams, add, frobenius_norm, scale, start_weight
+from laconic.nested.dead_levels import DeadLevelMonitor
 from laconic.nested.hope.model import Hope
-from laconic.nested.metrics import DeadLevelMonitor, level_chunk_sizes, reading_metrics
+from laconic.nested.hope.task_updates import cms_params_of
+from laconic.nested.memory_metrics import memory_metrics
 from laconic.nested.nan_check import find_nonfinite
-from laconic.nested.state import FastWeightState, reset_rows
+from laconic.nested.state import CMSLevelState, FastWeightState, LowRankChange, num_bytes, reset_rows
 from laconic.nested.state_file import NODE_TYPES
+
+MEMORY_METRICS_EVERY = 10  # steps; metrics of memories take a fifth of a small step
+Metrics = dict[str, Tensor]
 
 
 class LMInputs(NamedTuple):
@@ -135,3 +146,66 @@ def check_levels(config: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig
     error = find_untrained_level(config, row_tokens, inner_loop)
     if error:
         raise UsageError(f"cms.chunk_sizes: {error}")
+
+
+def level_chunk_sizes(model: Hope) -> tuple[int, ...]:
+    """Return the distinct chunk sizes of a model's levels, fastest first."""
+    return tuple(sorted({C for sizes in model.hope_config.chunk_sizes for C in sizes}))
+
+
+@torch.no_grad()
+def reading_metrics(
+    model: Hope,
+    before: FastWeightState,
+    after: FastWeightState,
+    input_ids: Int[Tensor, "B T"],
+    row_tokens: Float[Tensor, ""],
+    step: int = 0,
+) -> Metrics:
+    """Return the metrics of reading a batch, as means over rows and layers.
+
+    Metrics of level N are `levelN_fired`, updates per row; `levelN_update`, ‖Δθ‖ / ‖theta_0‖ per update;
+    `levelN_moved`, the same since the start; and `levelN_rank`, the rank at which its change is stored.
+
+    Metrics of a group of memories, in every tenth step, are `_half_life` in tokens and `_step` (mean, and quantiles
+    `_low` and `_high`, of the last tokens of the first row); `_capped`, the share of writes that the cap bounds;
+    `_contracted`, the share of step sizes that are limited because an erasure would overshoot; `_norm`, ‖P‖ / √E; and
+    `_guarded`, the share of states whose norm was clipped at their last boundary.
+    """
+    metrics = {"row_tokens": row_tokens, "state_bytes": torch.tensor(num_bytes(after) / len(after.position))}
+    for i, chunk_size in enumerate(level_chunk_sizes(model)):
+        metrics |= {f"level{i}_{name}": x for name, x in level_metrics(model, before, after, chunk_size).items()}
+    return metrics | (memory_metrics(model, after, input_ids) if step % MEMORY_METRICS_EVERY == 0 else {})
+
+
+def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, chunk_size: int) -> Metrics:
+    """Return the metrics of the levels with this chunk size, averaged over layers."""
+    values: dict[str, list[Tensor]] = {"fired": [], "update": [], "moved": [], "rank": []}
+    for params, old_layer, new_layer in zip(cms_params_of(model), before.layers, after.layers, strict=True):
+        for l, C in enumerate(params.shape.chunk_sizes):
+            if chunk_size != C:
+                continue
+            old, new = require_levels(old_layer)[l], require_levels(new_layer)[l]
+            num_updates = (new.num_updates - old.num_updates).float()
+            step_norm, total_norm = relative_change_norms(params, l, old, new)
+            values["fired"].append(num_updates.mean())
+            values["update"].append((step_norm.cpu() / num_updates.clamp(min=1)).mean())
+            values["moved"].append(total_norm.mean().cpu())
+            values["rank"].append(torch.tensor([float(change_rank(change)) for change in new.change.values()]).mean())
+    return {name: torch.stack(xs).mean() for name, xs in values.items()}
+
+
+def change_rank(change: LowRankChange | Tensor) -> int:
+    """Return the number of outer products of a low-rank change, or the full rank of a dense one."""
+    return change.right.shape[1] if isinstance(change, LowRankChange) else min(change.shape[-2:])
+
+
+def relative_change_norms(
+    params: CMSParams, l: int, before: CMSLevelState, after: CMSLevelState
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Return ‖Δθ‖ / ‖theta_0‖ of a level over all its maps, since `before` and since its start."""
+    names = params.shape.projections
+    start = torch.stack([start_weight(params, l, name).square().sum() for name in names]).sum().clamp(min=1e-30)
+    steps = [frobenius_norm(add(after.change[name], scale(before.change[name], -1.0))).square() for name in names]
+    totals = [frobenius_norm(after.change[name]).square() for name in names]
+    return (torch.stack(steps).sum(0) / start).sqrt(), (torch.stack(totals).sum(0) / start).sqrt()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.nested.cms.config import CMSParams
+from laconic.nested.cms.level import CMSParams
 
 Weights = dict[str, Tensor]  # of one level: `up_proj.weight` and so on
 
@@ -79,13 +79,13 @@ def run_levels(params: CMSParams, theta: list[Weights], x: Float[Tensor, " D"]) 
         inputs = dict.fromkeys(range(len(theta)), x)
         return torch.stack([params.weights["a"][l] * mlp(params, w, x) for l, w in enumerate(theta)]).sum(0), inputs
     y = torch.zeros_like(x)
-    for n, l in enumerate(shape.run_order):
+    for l in range(len(shape.chunk_sizes)):
         z = x
-        if n:
+        if l:
             z = x + y if shape.options.residual == "residual" else y
             z = F.rms_norm(z, z.shape, params.weights[f"levels.{l}.norm.weight"], shape.eps)
         inputs[l] = z
-        y = mlp(params, theta[l], z) + (y if n and shape.options.residual == "residual" else 0)
+        y = mlp(params, theta[l], z) + (y if l and shape.options.residual == "residual" else 0)
     return y, inputs
 
 

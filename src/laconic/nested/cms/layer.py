@@ -1,24 +1,210 @@
-"""A continuum memory system as a module in place of an MLP: vectors in, vectors out, with an immutable state.
+"""A continuum memory system in place of an MLP: vectors in, vectors out, with an immutable state.
 
-Nested Learning arXiv:2512.24695, section 7. `forward.py` has the pure functions; `CMS` holds the trained weights.
+Nested Learning arXiv:2512.24695, section 7. The functions are pure; `CMS` holds the trained weights. On its own, a
+layer learns by its associative objective, in `forward_with_state`. For the next token's loss, `forward_levels` records
+the linear maps, `level.linear_errors` turns a loss into their errors, and `accumulate_tokens` learns from these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.config.nested import CMSOptions, NewLevelInit, OuterGradient
+from laconic.config.nested import CMSOptions, LevelConnection, NewLevelInit, OuterGradient
 from laconic.errors import UsageError
-from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.forward import forward_with_state, initial_state
-from laconic.nested.init import register_parameters, sample_normal, softplus_inverse
-from laconic.nested.state import LayerState
+from laconic.models.attention import accumulation_dtype
+from laconic.models.block import rms_norm
+from laconic.nested.cms.init import GATED_MLP, find_mlp_projections, init_weights
+from laconic.nested.cms.level import (
+    CMSParams,
+    CMSShape,
+    ErrorPairs,
+    GradientMode,
+    LinearRecords,
+    associative_errors,
+    compute_step_sizes,
+    init_level,
+    level_mlp,
+)
+from laconic.nested.cms.updates import LevelStates, accumulate_errors, store_inputs, update_full_levels
+from laconic.nested.init import register_parameters
+from laconic.nested.recurrence.chunked_scan import build_valid_mask, check_inputs, pack_left, to_ints, unpack
+from laconic.nested.state import CMSLevelState, CMSState, LayerState, group_rows, join_groups, select_rows
 
-GATED_MLP = ("gate_proj", "up_proj", "down_proj")
-ZERO_STEP_BIAS = -1e4  # the bias at which softplus is 0 in every floating-point type
+LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]
+
+
+def chain(
+    x: Vectors,
+    levels: Sequence[LevelFunction],
+    norms: Sequence[LevelFunction | None],
+    connection: LevelConnection = "residual",
+) -> Vectors:
+    """Eq. 70: y = MLP_{K-1}(... MLP_0(x)), or with residuals: y_l = y_{l-1} + MLP_l(norm_l(x + y_{l-1})).
+
+    `levels` are in the order in which they run. The first has no norm, and alone it is the MLP itself.
+    """
+    y = levels[0](x)
+    for level, norm in zip(levels[1:], norms[1:], strict=True):
+        z = y if connection == "plain" else x + y
+        z = z if norm is None else norm(z)
+        y = level(z) if connection == "plain" else y + level(z)
+    return y
+
+
+def aggregate(outputs: Sequence[Vectors], a: Float[Tensor, " K"]) -> Vectors:
+    """Eq. 74: y = sum over l of a_l MLP_l(x), every level reading x."""
+    return torch.stack([weight * y for weight, y in zip(a.unbind(), outputs, strict=True)]).sum(0)
+
+
+def initial_state(params: CMSParams, batch_size: int) -> LayerState:
+    """Return the state of levels that have read nothing."""
+    like = next(iter(params.weights.values())).detach()
+    like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
+    levels = range(len(params.shape.chunk_sizes))
+    return LayerState(cms=CMSState(tuple(init_level(params.shape, l, batch_size, like) for l in levels)))
+
+
+def require_levels(state: LayerState) -> LevelStates:
+    """Return the levels of a state. Raises `UsageError` for the state of another kind of layer."""
+    if state.cms is None:
+        raise UsageError("cms: the state has no levels; create one with initial_state(params, batch_size)")
+    return state.cms.levels
+
+
+def forward_levels(
+    params: CMSParams, levels: LevelStates, x: Vectors, records: LinearRecords | None = None
+) -> tuple[Vectors, list[Vectors]]:
+    """Run the levels at their current weights.
+
+    Returns:
+        The output, and the input of each level.
+    """
+    shape, w = params.shape, params.weights
+    inputs: dict[int, Tensor] = {}
+
+    def run_level(l: int, z: Vectors) -> Vectors:
+        inputs[l] = z
+        return level_mlp(params, l, levels[l], records, z)
+
+    functions = [partial(run_level, l) for l in range(len(levels))]
+    if shape.options.structure == "independent":
+        y = aggregate([level(x) for level in functions], w["a"])
+    else:
+        names = [f"levels.{l}.norm.weight" for l in range(len(levels))]
+        norms = [partial(rms_norm, weight=w[name], eps=shape.eps) if name in w else None for name in names]
+        y = chain(x, functions, norms, shape.options.residual)
+    return y, [inputs[l] for l in range(len(levels))]
+
+
+def forward_with_state(
+    params: CMSParams,
+    state: LayerState,
+    x: Vectors,
+    *,
+    attention_mask: Bool[Tensor, "B T"] | None = None,
+    update_weights: bool = True,
+    outer_gradient: OuterGradient = "full",
+    truncate_after: int | None = None,
+) -> tuple[Vectors, LayerState]:
+    """Read vectors through the levels, which learn by their associative objective.
+
+    Args:
+        params: shape and weights of the levels.
+        state: state before the vectors.
+        x: input vectors.
+        attention_mask: True for real tokens; the others give zeros and change nothing.
+        update_weights: if False, the levels and their token counts stay as they are. They also do for the objective
+            "task", which needs a loss, and for a learning rate of 0.
+        outer_gradient: what of the outer loss flows through updates. It changes no value.
+        truncate_after: chunks after which states are detached, for "truncated".
+
+    Returns:
+        The outputs without the residual, and the new state.
+
+    Raises:
+        UsageError: if the arguments do not fit the layer.
+    """
+    check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+    levels = require_levels(state)
+    if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
+        return forward_levels(params, levels, x)[0], state
+    tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
+    groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
+    if len(groups) == 1:
+        y, levels = _scan_aligned(params, levels, tokens.x, tokens.lengths, gradient_mode)
+        return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
+    results: list[tuple[Vectors, LevelStates]] = []
+    for rows in groups:
+        lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
+        results.append(_scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, gradient_mode))
+    y, levels = join_groups(groups, results)
+    return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
+
+
+def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None = None) -> int:
+    """Return the tokens until the next end of a chunk, of one row or of the row that is closest to it."""
+    counts = [level.num_tokens if row is None else level.num_tokens[row] for level in levels]
+    return min(C - int(count.max()) for C, count in zip(params.shape.chunk_sizes, counts, strict=True))
+
+
+def _scan_aligned(
+    params: CMSParams,
+    levels: LevelStates,
+    x: Vectors,
+    lengths: tuple[int, ...] | None,
+    gradient_mode: GradientMode,
+) -> tuple[Vectors, LevelStates]:
+    """Read rows at the same offset, up to the next boundary of any level at a time."""
+    T, T_valid = x.shape[1], x.shape[1] if lengths is None else max(lengths)
+    valid, longest = build_valid_mask(lengths, T, x.device), 0 if lengths is None else lengths.index(T_valid)
+    outputs: list[Tensor] = []
+    a = 0
+    while a < T_valid:
+        b = min(T_valid, a + tokens_to_boundary(params, levels, longest))
+        y, inputs = forward_levels(params, levels, x[:, a:b])
+        outputs.append(y)
+        errors = [associative_errors(params, l, level, inputs[l], gradient_mode) for l, level in enumerate(levels)]
+        part_valid = None if valid is None else valid[:, a:b]
+        levels = accumulate_tokens(params, levels, errors, inputs, valid=part_valid, gradient_mode=gradient_mode)
+        a = b
+    if T_valid < T:
+        outputs.append(x.new_zeros(len(x), T - T_valid, x.shape[2]))
+    return torch.cat(outputs, 1), levels
+
+
+def accumulate_tokens(
+    params: CMSParams,
+    levels: LevelStates,
+    errors: Sequence[ErrorPairs],
+    inputs: Sequence[Vectors],
+    *,
+    valid: Bool[Tensor, "B T"] | None = None,
+    gradient_mode: GradientMode | None = None,
+) -> LevelStates:
+    """Add T tokens, of which the `valid` ones count, to the open chunks, and update the levels whose chunk is complete.
+
+    `errors` and `inputs` are by level. Raises `UsageError` if the open chunk has no room for the tokens.
+    """
+    gradient_mode = gradient_mode or GradientMode()
+    step_sizes = [compute_step_sizes(params, l, z) for l, z in enumerate(inputs)]
+    if valid is not None:
+        step_sizes = [step_size * valid for step_size in step_sizes]
+    T = inputs[0].shape[1]
+    added = torch.full((len(inputs[0]),), T) if valid is None else valid.sum(1).cpu()
+    sizes = params.shape.chunk_sizes
+    if any(int((level.num_tokens + added).max()) > C for level, C in zip(levels, sizes, strict=True)):
+        raise UsageError(f"cms: {T} tokens exceed the {tokens_to_boundary(params, levels)} left in the chunk")
+    new: list[CMSLevelState] = []
+    for l, level in enumerate(levels):
+        level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
+        level = store_inputs(level, l, inputs[l], step_sizes, valid, gradient_mode)
+        new.append(replace(level, num_tokens=level.num_tokens + added))
+    return update_full_levels(params, tuple(new), gradient_mode)
 
 
 class CMS(nn.Module):
@@ -116,7 +302,7 @@ class CMS(nn.Module):
 
     @property
     def params(self) -> CMSParams:
-        """Shape and weights by name, for the functions of `forward.py`."""
+        """Shape and weights by name, for the functions of this module."""
         return CMSParams(self.shape, dict(self.named_parameters()))
 
     def forward(
@@ -140,53 +326,3 @@ class CMS(nn.Module):
             outer_gradient=outer_gradient,
             truncate_after=truncate_after,
         )
-
-
-def find_mlp_projections(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of an MLP's linear maps, the down-projection last."""
-    children = dict(module.named_children())
-    for names in (GATED_MLP, ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj")):
-        if all(name in children for name in names):
-            return names
-    raise UsageError(
-        f"cms: {type(module).__name__} with children {list(children)} is not an MLP; expected up_proj and down_proj"
-    )
-
-
-def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float | None = None) -> dict[str, Tensor]:
-    """Return the initial weights by name; without a generator, matrices are left uninitialized.
-
-    `std` is the standard deviation of the linear maps, by default their inputs^-1/2.
-    """
-    o, D, w = shape.options, shape.width, dict[str, Tensor]()
-    for l in range(len(shape.chunk_sizes)):
-        for name in shape.projections:
-            outputs, inputs = shape.projection_shape(name)
-            inputs -= shape.has_bias
-            w[f"levels.{l}.{name}.weight"] = init_matrix(generator, outputs, inputs, std or inputs**-0.5)
-            if shape.has_bias:
-                w[f"levels.{l}.{name}.bias"] = torch.zeros(outputs)
-        w[f"levels.{l}.step.bias"] = torch.tensor(initial_step_bias(shape, l))
-        if o.lr_granularity == "token":
-            w[f"levels.{l}.step.weight"] = torch.zeros(D)
-        if o.inner_objective == "associative":
-            w[f"levels.{l}.key.weight"] = init_matrix(generator, D, D, D**-0.5)
-            zero_value = o.associative_target == "start"
-            w[f"levels.{l}.value.weight"] = torch.zeros(D, D) if zero_value else init_matrix(generator, D, D, D**-0.5)
-        if o.structure != "independent" and l != shape.run_order[0]:
-            w[f"levels.{l}.norm.weight"] = torch.ones(D)
-    K = len(shape.chunk_sizes)
-    return w | ({"a": torch.full((K,), 1 / K)} if o.structure == "independent" else {})
-
-
-def init_matrix(generator: torch.Generator | None, outputs: int, inputs: int, std: float) -> Tensor:
-    """Sample a normal matrix, or leave it uninitialized without a generator."""
-    if generator is None:
-        return torch.empty(outputs, inputs)
-    return sample_normal(generator, outputs, inputs, std=std)
-
-
-def initial_step_bias(shape: CMSShape, l: int) -> float:
-    """Return the bias at which the softplus is the initial learning rate divided by C."""
-    step_size = shape.options.initial_inner_lr / shape.chunk_sizes[l]
-    return softplus_inverse(step_size) if step_size else ZERO_STEP_BIAS

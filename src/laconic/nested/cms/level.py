@@ -1,28 +1,74 @@
-"""One level of a continuum memory system: its MLP at the current weights, and the gradients of its inner loss.
+"""One level of a continuum memory system: its weights, its MLP at them, and the gradients of its inner loss.
 
-Nested Learning arXiv:2512.24695, section 7; symbols as in `equations.py`. A bias is a column of theta whose input is 1.
+Nested Learning arXiv:2512.24695, section 7. Level 0 is the fastest. A weight is its trained start plus a change, one
+per row of the batch: a sum of outer products, or dense once that is smaller. A bias is a column whose input is 1.
+
+Symbols: K levels l; C_l tokens between two updates of level l, its chunk size; theta its weights [o, i]; x the input of
+a map, delta the gradient at its output; R outer products of a change; y the output.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.config.nested import OuterGradient
+from laconic.config.nested import CMSOptions, OuterGradient
+from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
-from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.low_rank_changes import WeightChange, apply_change, is_empty, to_dense, zero_change
+from laconic.nested.cms.placement import check_chunk_sizes
 from laconic.nested.recurrence.memory_cells import l2_normalize
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
 
+WeightChange = LowRankChange | Tensor
+MIN_SQUARED_NORM = 1e-30  # its root is representable in float32
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
 MIN_TOKENS_TO_MERGE = 32  # of fewer tokens, a second product is faster than the sum of two matrices
 STORED_INPUTS = "read"  # key of the inputs in `CMSLevelState.meta_accumulated`
+
+
+@dataclass(frozen=True)
+class CMSShape:
+    """Size and options of the levels of one layer, as `CMS` takes them. Raises `UsageError` if they do not fit."""
+
+    width: int
+    intermediate_size: int
+    chunk_sizes: tuple[int, ...]
+    options: CMSOptions
+    activation: str = "silu"
+    projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    has_bias: bool = False
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_chunk_sizes(self.chunk_sizes)
+        error = self.options.error
+        if error:
+            raise UsageError(f"cms: {error}")
+
+    @cached_property
+    def is_frozen(self) -> bool:
+        """Whether no level can ever change."""
+        return self.options.initial_inner_lr == 0
+
+    def projection_shape(self, name: str) -> tuple[int, int]:
+        """Outputs and inputs of a linear map; a bias counts as one more input, which is 1."""
+        o, i = self.width, self.intermediate_size
+        o, i = (o, i) if name == self.projections[-1] else (i, o)
+        return o, i + self.has_bias
+
+
+class CMSParams(NamedTuple):
+    """Shape and trained weights of the levels of a layer, by name."""
+
+    shape: CMSShape
+    weights: Mapping[str, Tensor]
 
 
 class LinearRecord(NamedTuple):
@@ -49,6 +95,74 @@ class GradientMode(NamedTuple):
     def is_differentiable(self) -> bool:
         """Whether the gradients of inner losses keep a graph."""
         return self.outer_gradient in ("full", "truncated") and torch.is_grad_enabled()
+
+
+def zero_change(B: int, o: int, i: int, like: Tensor) -> LowRankChange:
+    """Return a change of rank 0."""
+    return LowRankChange(like.new_zeros(B, 0, o), like.new_zeros(B, 0, i))
+
+
+def to_dense(change: WeightChange) -> Float[Tensor, "B o i"]:
+    """Return the change as a matrix per row."""
+    return change.dense if isinstance(change, LowRankChange) else change
+
+
+def apply_change(change: WeightChange, x: Float[Tensor, "B T i"]) -> Float[Tensor, "B T o"]:
+    """Return what the change adds to W x; a low-rank change costs R (o + i) multiplications per token."""
+    if isinstance(change, LowRankChange):
+        return (x @ change.right.mT) @ change.left
+    return x @ change.mT
+
+
+def is_empty(change: WeightChange) -> bool:
+    """Return whether the change has rank 0 by construction."""
+    return isinstance(change, LowRankChange) and not change.left.shape[1]
+
+
+def add(one: WeightChange, other: WeightChange) -> WeightChange:
+    """Return the sum, dense if one of the two is dense."""
+    if isinstance(one, LowRankChange) and isinstance(other, LowRankChange):
+        return LowRankChange(torch.cat([one.left, other.left], 1), torch.cat([one.right, other.right], 1))
+    if is_empty(one) or is_empty(other):
+        return other if is_empty(one) else one
+    if isinstance(one, LowRankChange):
+        one, other = other, one
+    if isinstance(other, LowRankChange):
+        return torch.baddbmm(to_dense(one), other.left.mT, other.right)
+    return to_dense(one) + other
+
+
+def scale(change: WeightChange, factor: Float[Tensor, " B"] | float) -> WeightChange:
+    """Multiply the change of each row by its factor."""
+    by = factor[:, None, None] if isinstance(factor, Tensor) else factor
+    return LowRankChange(change.left * by, change.right) if isinstance(change, LowRankChange) else change * by
+
+
+def smaller_form(change: WeightChange) -> WeightChange:
+    """Return the change in the form that stores less: dense from R = o i / (o + i) on."""
+    if isinstance(change, LowRankChange):
+        R, o, i = change.left.shape[1], change.left.shape[2], change.right.shape[2]
+        return change.dense if R * (o + i) >= o * i else change
+    return change
+
+
+def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
+    """Return the Frobenius norm of each row's change, with gradient 0 at 0."""
+    if isinstance(change, LowRankChange):
+        squared = ((change.left @ change.left.mT) * (change.right @ change.right.mT)).sum((-2, -1))
+    else:
+        squared = change.square().sum((-2, -1))
+    return squared.clamp(min=MIN_SQUARED_NORM).sqrt()
+
+
+def where_rows(rows: Bool[Tensor, " B"], new: WeightChange, old: WeightChange) -> WeightChange:
+    """Return `new` in the rows of the mask and `old` in the others."""
+    mask = rows.to(new.left.device if isinstance(new, LowRankChange) else new.device)[:, None, None]
+    if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):  # both, with zeros in each other's rows
+        return add(
+            LowRankChange(new.left * mask, new.right * mask), LowRankChange(old.left * ~mask, old.right * ~mask)
+        )  # fmt: skip
+    return torch.where(mask, to_dense(new), to_dense(old))
 
 
 def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:

@@ -1,6 +1,7 @@
 """Updates of a CMS level: accumulate the errors of a chunk, apply them at its end, restart nested levels.
 
-Nested Learning arXiv:2512.24695, 71 and 72; symbols as in `equations.py`.
+Nested Learning arXiv:2512.24695, 71 and 72; symbols as in `level.py`; e_t the gradient of token t's inner loss
+by theta; i valid tokens read, from 1.
 """
 
 from collections.abc import Mapping
@@ -11,33 +12,47 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.models.attention import accumulation_dtype
-from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.equations import restart, update
 from laconic.nested.cms.level import (
+    MIN_SQUARED_NORM,
     STORED_INPUTS,
+    CMSParams,
+    CMSShape,
     ErrorPairs,
     GradientMode,
     StepSizes,
+    WeightChange,
+    add,
     associative_errors,
     associative_loss,
     detach_for_grad,
+    frobenius_norm,
     init_level,
     init_stored_inputs,
-    start_weight,
-)
-from laconic.nested.cms.low_rank_changes import (
-    MIN_SQUARED_NORM,
-    WeightChange,
-    add,
-    frobenius_norm,
     scale,
     smaller_form,
+    start_weight,
     to_dense,
+    where_rows,
     zero_change,
 )
 from laconic.nested.optim.dgd_equations import dgd_joint
 from laconic.nested.optim.m3_equations import delta_momentum, momentum, newton_schulz
 from laconic.nested.state import CMSLevelState, LowRankChange, detach, map_tensors
+
+LevelStates = tuple[CMSLevelState, ...]
+
+
+def update(change: WeightChange, terms: WeightChange, i: int, C: int) -> WeightChange:
+    """Eq. 71: theta_{i+1} = theta_i - sum over t = i-C+1 .. i of step_t e_t if C divides i, else theta_i.
+
+    `terms` is the sum over exactly C tokens, all at the weights with which the chunk began.
+    """
+    return add(change, scale(terms, -1.0)) if i % C == 0 else change
+
+
+def restart(change: WeightChange, start: WeightChange, i: int, C: int) -> WeightChange:
+    """Eq. 72: a nested level begins again from its start where the chunk C of the next slower level ends."""
+    return start if i % C == 0 else change
 
 
 def scale_by_step(pair: LowRankChange, step_size: StepSizes, unit_inputs: bool) -> LowRankChange:
@@ -256,4 +271,32 @@ def reset_to_start(params: CMSParams, l: int, level: CMSLevelState, gradient_mod
         moments={name: torch.zeros_like(m) for name, m in level.moments.items()},
         start_change=start,
         meta_accumulated=cleared,
+    )
+
+
+def update_full_levels(params: CMSParams, levels: LevelStates, gradient_mode: GradientMode) -> LevelStates:
+    """Update the levels whose chunk is complete, and restart nested levels whose next slower one was."""
+    ended = [level.num_tokens == C for level, C in zip(levels, params.shape.chunk_sizes, strict=True)]
+    new = [
+        select_level_rows(rows, apply_update(params, l, level, gradient_mode), level) if bool(rows.any()) else level
+        for l, (rows, level) in enumerate(zip(ended, levels, strict=True))
+    ]
+    for l, level in enumerate(new[:-1]):
+        if level.start_change and bool(ended[l + 1].any()):
+            new[l] = select_level_rows(ended[l + 1], reset_to_start(params, l, level, gradient_mode), level)
+    return tuple(new)
+
+
+def select_level_rows(rows: Bool[Tensor, " B"], new: CMSLevelState, old: CMSLevelState) -> CMSLevelState:
+    """Return `new` in the rows of the mask and `old` in the others."""
+    if bool(rows.all()):
+        return new
+    return CMSLevelState(
+        {name: where_rows(rows, new.change[name], old.change[name]) for name in old.change},
+        {name: where_rows(rows, new.accumulated[name], old.accumulated[name]) for name in old.accumulated},
+        {name: torch.where(expand_rows(rows, m), new.moments[name], m) for name, m in old.moments.items()},
+        {name: where_rows(rows, new.start_change[name], old.start_change[name]) for name in old.start_change},
+        torch.where(rows, new.num_tokens, old.num_tokens),
+        torch.where(rows, new.num_updates, old.num_updates),
+        {name: where_rows(rows, new.meta_accumulated[name], x) for name, x in old.meta_accumulated.items()},
     )

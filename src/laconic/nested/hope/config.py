@@ -5,16 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
-from torch import Tensor
 
 from laconic.config.methods import ConfigModel
 from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.nested.cms.config import CMSShape
+from laconic.nested.cms.level import CMSShape
 from laconic.nested.titans.config import TitansShape
 from laconic.storage.strict_json import read_json
 
@@ -27,47 +26,6 @@ MIXER_OPTIONS: dict[MixerKind, type[Any]] = {
     "titans": TitansOptions,
     "attention": NoneType,
 }
-
-
-@dataclass(frozen=True)
-class SelfTitansShape:
-    """Width, heads, head width and options of a self-modifying layer. Raises `UsageError` if they do not fit."""
-
-    width: int
-    num_heads: int
-    head_dim: int
-    options: SelfModifyingOptions
-
-    def __post_init__(self) -> None:
-        o = self.options
-        if o.error:
-            raise UsageError(f"hope: {o.error}")
-
-    @property
-    def adaptive(self) -> tuple[str, ...]:
-        """Names of the projections that modify themselves."""
-        return self.options.adaptive_names
-
-    @property
-    def group_chunk_sizes(self) -> dict[str, int]:
-        """Chunk size of each group of memories, by the name of the group."""
-        o = self.options
-        if o.gate_groups == 1:
-            return {"shared": o.memory_chunk_size}
-        return {"memory": o.memory_chunk_size} | ({"projections": o.projection_chunk_size} if self.adaptive else {})
-
-    def group_of(self, name: str) -> str:
-        """Return the group of a memory."""
-        if self.options.gate_groups == 1:
-            return "shared"
-        return "memory" if name == "memory" else "projections"
-
-
-class SelfTitansParams(NamedTuple):
-    """Shape and trained weights of a self-modifying layer, by name."""
-
-    shape: SelfTitansShape
-    weights: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

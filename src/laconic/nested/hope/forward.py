@@ -18,8 +18,7 @@ from laconic.errors import UsageError
 from laconic.models.block import Block, ForwardContext
 from laconic.models.cache import KVCache, default_position_ids
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.forward import forward_levels, forward_with_state, require_levels
-from laconic.nested.cms.layer import CMS
+from laconic.nested.cms.layer import CMS, forward_levels, forward_with_state, require_levels
 from laconic.nested.cms.level import GradientMode, LinearRecords
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.state import LayerState

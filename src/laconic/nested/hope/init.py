@@ -13,9 +13,10 @@ from laconic.errors import UsageError
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
 from laconic.models.init import add_submodule
-from laconic.nested.cms.config import CMSShape
-from laconic.nested.cms.equations import LayerPlacement
-from laconic.nested.cms.layer import CMS, init_weights
+from laconic.nested.cms.init import init_weights
+from laconic.nested.cms.layer import CMS
+from laconic.nested.cms.level import CMSShape
+from laconic.nested.cms.placement import LayerPlacement
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.titans.layer import Titans

@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from laconic.config.nested import OuterGradient, SelfModifyingOptions
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype, split_heads
-from laconic.nested.hope.config import SelfTitansParams, SelfTitansShape
-from laconic.nested.hope.memories import SelfModifyingMemories
+from laconic.nested.hope.memories import SelfModifyingMemories, SelfTitansParams, SelfTitansShape
 from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
     ScanOptions,
+    causal_conv,
     check_inputs,
+    pack_left,
     scan_chunks,
     scan_in_segments,
+    unpack,
 )
 from laconic.nested.recurrence.memory_cells import Vectors, gate_and_project, l2_normalize, zero_state
-from laconic.nested.recurrence.packing import causal_conv, pack_left, unpack
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
 
 
@@ -65,7 +66,7 @@ def forward_with_state(
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """Read vectors through the memories, which learn from them.
 
-    Arguments, results and errors are those of `cms.forward.forward_with_state`. If `update_weights` is False, nothing
+    Arguments, results and errors are those of `cms.layer.forward_with_state`. If `update_weights` is False, nothing
     is written and nothing decays; only the convolution moves on.
     """
     check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)

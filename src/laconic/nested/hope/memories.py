@@ -5,13 +5,15 @@ Nested Learning arXiv:2512.24695, section 8; symbols as in `equations.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.config.nested import OuterGradient, ReadPosition
-from laconic.nested.hope.config import SelfTitansShape
+from laconic.config.nested import OuterGradient, ReadPosition, SelfModifyingOptions
+from laconic.errors import UsageError
 from laconic.nested.hope.equations import (
     compute_gates,
     dot_value,
@@ -50,6 +52,47 @@ from laconic.nested.state import LinearMemoryState, MLPMemoryState
 
 MemoryState = LinearMemoryState | MLPMemoryState
 READ_POSITIONS: dict[str, ReadPosition] = {"token": "before", "boundary": "boundary", "after": "after"}
+
+
+@dataclass(frozen=True)
+class SelfTitansShape:
+    """Width, heads, head width and options of a self-modifying layer. Raises `UsageError` if they do not fit."""
+
+    width: int
+    num_heads: int
+    head_dim: int
+    options: SelfModifyingOptions
+
+    def __post_init__(self) -> None:
+        o = self.options
+        if o.error:
+            raise UsageError(f"hope: {o.error}")
+
+    @cached_property
+    def adaptive(self) -> tuple[str, ...]:
+        """Names of the projections that modify themselves."""
+        return self.options.adaptive_names
+
+    @property
+    def group_chunk_sizes(self) -> dict[str, int]:
+        """Chunk size of each group of memories, by the name of the group."""
+        o = self.options
+        if o.gate_groups == 1:
+            return {"shared": o.memory_chunk_size}
+        return {"memory": o.memory_chunk_size} | ({"projections": o.projection_chunk_size} if self.adaptive else {})
+
+    def group_of(self, name: str) -> str:
+        """Return the group of a memory."""
+        if self.options.gate_groups == 1:
+            return "shared"
+        return "memory" if name == "memory" else "projections"
+
+
+class SelfTitansParams(NamedTuple):
+    """Shape and trained weights of a self-modifying layer, by name."""
+
+    shape: SelfTitansShape
+    weights: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

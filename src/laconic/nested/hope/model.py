@@ -20,11 +20,11 @@ from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput, check_forward_inputs
 from laconic.nested import state_file
-from laconic.nested.cms import forward as cms_forward
 from laconic.nested.cms import layer as cms_layer
-from laconic.nested.cms.equations import place_levels
+from laconic.nested.cms.init import init_weights
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode
+from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.forward import ForwardOptions, collect_activations, forward_pass
@@ -63,6 +63,7 @@ class Hope(Decoder):
     def __init__(self, config: HopeConfig, seed: int | None = 0) -> None:
         super().__init__(config.decoder, seed=None)
         self.hope_config = config
+        self.has_task_objective = config.cms.inner_objective == "task" and config.cms.initial_inner_lr > 0
         for n, block in enumerate(self.blocks):
             replace_sublayers(block, config, n, seed or 0)
         if seed is None:
@@ -72,7 +73,7 @@ class Hope(Decoder):
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for n, block in enumerate(self.blocks):
-                initial = cms_layer.init_weights(config.cms_shape(n), generator, config.decoder.initializer_range)
+                initial = init_weights(config.cms_shape(n), generator, config.decoder.initializer_range)
                 for name, w in initial.items():
                     block.get_submodule("mlp").get_parameter(name).copy_(w)
 
@@ -80,11 +81,6 @@ class Hope(Decoder):
     def blocks(self) -> list[Block]:
         """The layers as a list of blocks."""
         return [block for block in self.layers if isinstance(block, Block)]
-
-    @property
-    def has_task_objective(self) -> bool:
-        """Whether the levels learn from the next token's loss."""
-        return self.hope_config.cms.inner_objective == "task" and self.hope_config.cms.initial_inner_lr > 0
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -123,7 +119,7 @@ class Hope(Decoder):
         embedding = cast(Tensor, self.token_embedding.weight)
         layers: list[LayerState] = []
         for block in self.blocks:
-            levels = cms_forward.initial_state(cast(CMS, block.get_submodule("mlp")).params, batch_size)
+            levels = cms_layer.initial_state(cast(CMS, block.get_submodule("mlp")).params, batch_size)
             memory = dict(block.named_children()).get("memory")
             if isinstance(memory, SelfTitans):
                 layer = replace(hope_layer.initial_state(memory.params, batch_size), cms=levels.cms)

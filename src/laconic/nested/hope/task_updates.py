@@ -21,13 +21,11 @@ from laconic.batches import IGNORE_INDEX
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.config import CMSParams
-from laconic.nested.cms.forward import accumulate_tokens, require_levels
-from laconic.nested.cms.forward import tokens_to_boundary as tokens_to_level_boundary
-from laconic.nested.cms.layer import CMS
-from laconic.nested.cms.level import GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
+from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels
+from laconic.nested.cms.layer import tokens_to_boundary as tokens_to_level_boundary
+from laconic.nested.cms.level import CMSParams, GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
 from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
-from laconic.nested.recurrence.packing import to_ints
+from laconic.nested.recurrence.chunked_scan import to_ints
 from laconic.nested.state import (
     CMSState,
     FastWeightState,

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.models.attention import accumulation_dtype, split_heads
+from laconic.nested.recurrence.chunked_scan import causal_conv
 from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import (
     MemoryStates,
@@ -33,7 +34,6 @@ from laconic.nested.recurrence.memory_cells import (
     write_linear,
     write_mlp,
 )
-from laconic.nested.recurrence.packing import causal_conv
 from laconic.nested.state import LinearMemoryState, MLPMemoryState
 
 PROJECTION_NAMES = ("q", "k", "v")

@@ -18,11 +18,15 @@ from laconic.models.attention import accumulation_dtype
 from laconic.nested.init import INITIAL_MOMENTUM, half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
+    PackedTokens,
     ScanOptions,
     check_inputs,
+    pack_left,
     scan_chunks,
     scan_in_segments,
+    to_ints,
     token_counts,
+    unpack,
     with_num_tokens,
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
@@ -35,7 +39,6 @@ from laconic.nested.recurrence.memory_cells import (
     gate_and_project,
     zero_state,
 )
-from laconic.nested.recurrence.packing import PackedTokens, pack_left, to_ints, unpack
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState, repeat_rows, select_rows
 from laconic.nested.titans.config import TitansParams, TitansShape
 from laconic.nested.titans.equations import PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
@@ -84,7 +87,7 @@ def forward_with_state(
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """Read vectors through the memory, which learns from them.
 
-    Arguments, results and errors are those of `cms.forward.forward_with_state`. If `update_weights` is False, nothing
+    Arguments, results and errors are those of `cms.layer.forward_with_state`. If `update_weights` is False, nothing
     is written and nothing decays; only the convolutions move on.
     """
     shape, w = params

@@ -1,25 +1,13 @@
-"""Continuum memory system: MLPs whose weights change while a text is read, each at its own frequency.
+"""Chunk sizes of the levels of a continuum memory system, and the pretrained MLP that each starts as.
 
-Nested Learning arXiv:2512.24695, section 7. Level 0 is the fastest here.
-
-Symbols: K levels l; C_l tokens between two updates of level l, its chunk size; f_l its frequency; theta its weights;
-e_t the gradient of token t's inner loss by them; i valid tokens read, from 1; y the output. What is stored of theta is
-its change since the trained start, see `low_rank_changes.py`.
+Nested Learning arXiv:2512.24695, sections 7.1 and 7.3. Symbols: K levels l; C_l chunk size, f_l frequency of level l.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from laconic.config.nested import DonorLayout, LevelConnection, NewLevelInit, find_chunk_error
+from laconic.config.nested import DonorLayout, NewLevelInit, find_chunk_error
 from laconic.errors import UsageError
-from laconic.nested.cms.low_rank_changes import WeightChange, add, scale
-
-LevelFunction = Callable[[Tensor], Tensor]
-Vectors = Float[Tensor, "B T D"]
 
 
 def chunk_sizes(frequencies: Sequence[int], slowest: int) -> tuple[int, ...]:
@@ -43,42 +31,6 @@ def check_chunk_sizes(sizes: Sequence[int]) -> None:
     error = find_chunk_error(sizes)
     if error:
         raise UsageError(f"cms: {error}")
-
-
-def chain(
-    x: Vectors,
-    levels: Sequence[LevelFunction],
-    norms: Sequence[LevelFunction | None],
-    connection: LevelConnection = "residual",
-) -> Vectors:
-    """Eq. 70: y = MLP_{K-1}(... MLP_0(x)), or with residuals: y_l = y_{l-1} + MLP_l(norm_l(x + y_{l-1})).
-
-    `levels` are in the order in which they run. The first has no norm, and alone it is the MLP itself.
-    """
-    y = levels[0](x)
-    for level, norm in zip(levels[1:], norms[1:], strict=True):
-        z = y if connection == "plain" else x + y
-        z = z if norm is None else norm(z)
-        y = level(z) if connection == "plain" else y + level(z)
-    return y
-
-
-def aggregate(outputs: Sequence[Vectors], a: Float[Tensor, " K"]) -> Vectors:
-    """Eq. 74: y = sum over l of a_l MLP_l(x), every level reading x."""
-    return torch.stack([weight * y for weight, y in zip(a.unbind(), outputs, strict=True)]).sum(0)
-
-
-def update(change: WeightChange, terms: WeightChange, i: int, C: int) -> WeightChange:
-    """Eq. 71: theta_{i+1} = theta_i - sum over t = i-C+1 .. i of step_t e_t if C divides i, else theta_i.
-
-    `terms` is the sum over exactly C tokens, all at the weights with which the chunk began.
-    """
-    return add(change, scale(terms, -1.0)) if i % C == 0 else change
-
-
-def restart(change: WeightChange, start: WeightChange, i: int, C: int) -> WeightChange:
-    """Eq. 72: a nested level begins again from its start where the chunk C of the next slower level ends."""
-    return start if i % C == 0 else change
 
 
 class LayerPlacement(NamedTuple):

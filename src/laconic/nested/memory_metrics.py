@@ -1,118 +1,39 @@
-"""Training metrics of a Hope model: updates of its levels, their size, gates and norms of its memories.
+"""Training metrics of the memories of a Hope model: their gates and norms.
 
-Nested Learning arXiv:2512.24695. Levels are numbered by their chunk sizes, the fastest 0, over all layers of a model.
-
-Symbols: theta_0 a level's start, Δθ its change; P the shared state of a group of memories; E the width of a head.
+Nested Learning arXiv:2512.24695. Symbols: P the shared state of a group of memories; E the width of a head.
 """
 
 import math
-import warnings
-from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from laconic.nested.cms.config import CMSParams
-from laconic.nested.cms.forward import require_levels
-from laconic.nested.cms.level import start_weight
-from laconic.nested.cms.low_rank_changes import add, frobenius_norm, scale
 from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.memories import SelfModifyingMemories
 from laconic.nested.hope.model import Hope
-from laconic.nested.hope.task_updates import cms_params_of, empty_open_chunk
-from laconic.nested.recurrence.chunked_scan import ChunkedMemory
+from laconic.nested.hope.task_updates import empty_open_chunk
+from laconic.nested.recurrence.chunked_scan import ChunkedMemory, pack_left
 from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, max_step_within_norm
 from laconic.nested.recurrence.memory_cells import MLPStart, Start, materialize
-from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.state import (
-    CMSLevelState,
     FastWeightState,
     LayerState,
     LinearMemoryState,
-    LowRankChange,
     MLPMemoryState,
-    num_bytes,
     select_rows,
 )
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 
-MEMORY_METRICS_EVERY = 10  # steps; metrics of memories take a fifth of a small step
 GATE_SAMPLE_TOKENS = 16  # tokens whose gates are averaged
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9  # over these tokens and the heads
 GUARD_TOLERANCE = 1e-3  # relative distance to its bound within which a norm counts as clipped
-MONITORED_UPDATES, DEAD_LEVEL_THRESHOLD = 20, 1e-6  # updates looked back at; relative size below which a level is dead
 Metrics = dict[str, Tensor]
 Memory = SelfTitans | Titans
 MemoryState = LinearMemoryState | MLPMemoryState
-
-
-def level_chunk_sizes(model: Hope) -> tuple[int, ...]:
-    """Return the distinct chunk sizes of a model's levels, fastest first."""
-    return tuple(sorted({C for sizes in model.hope_config.chunk_sizes for C in sizes}))
-
-
-@torch.no_grad()
-def reading_metrics(
-    model: Hope,
-    before: FastWeightState,
-    after: FastWeightState,
-    input_ids: Int[Tensor, "B T"],
-    row_tokens: Float[Tensor, ""],
-    step: int = 0,
-) -> Metrics:
-    """Return the metrics of reading a batch, as means over rows and layers.
-
-    Metrics of level N are `levelN_fired`, updates per row; `levelN_update`, ‖Δθ‖ / ‖theta_0‖ per update;
-    `levelN_moved`, the same since the start; and `levelN_rank`, the rank at which its change is stored.
-
-    Metrics of a group of memories, in every tenth step, are `_half_life` in tokens and `_step` (mean, and quantiles
-    `_low` and `_high`, of the last tokens of the first row); `_capped`, the share of writes that the cap bounds;
-    `_contracted`, the share of step sizes that are limited because an erasure would overshoot; `_norm`, ‖P‖ / √E; and
-    `_guarded`, the share of states whose norm was clipped at their last boundary.
-    """
-    metrics = {"row_tokens": row_tokens, "state_bytes": torch.tensor(num_bytes(after) / len(after.position))}
-    for i, chunk_size in enumerate(level_chunk_sizes(model)):
-        metrics |= {f"level{i}_{name}": x for name, x in level_metrics(model, before, after, chunk_size).items()}
-    return metrics | (memory_metrics(model, after, input_ids) if step % MEMORY_METRICS_EVERY == 0 else {})
-
-
-def level_metrics(model: Hope, before: FastWeightState, after: FastWeightState, chunk_size: int) -> Metrics:
-    """Return the metrics of the levels with this chunk size, averaged over layers."""
-    values: dict[str, list[Tensor]] = {"fired": [], "update": [], "moved": [], "rank": []}
-    for params, old_layer, new_layer in zip(cms_params_of(model), before.layers, after.layers, strict=True):
-        for l, C in enumerate(params.shape.chunk_sizes):
-            if chunk_size != C:
-                continue
-            old, new = require_levels(old_layer)[l], require_levels(new_layer)[l]
-            num_updates = (new.num_updates - old.num_updates).float()
-            step_norm, total_norm = relative_change_norms(params, l, old, new)
-            values["fired"].append(num_updates.mean())
-            values["update"].append((step_norm.cpu() / num_updates.clamp(min=1)).mean())
-            values["moved"].append(total_norm.mean().cpu())
-            values["rank"].append(torch.tensor([float(change_rank(change)) for change in new.change.values()]).mean())
-    return {name: torch.stack(xs).mean() for name, xs in values.items()}
-
-
-def change_rank(change: LowRankChange | Tensor) -> int:
-    """Return the number of outer products of a low-rank change, or the full rank of a dense one."""
-    return change.right.shape[1] if isinstance(change, LowRankChange) else min(change.shape[-2:])
-
-
-def relative_change_norms(
-    params: CMSParams, l: int, before: CMSLevelState, after: CMSLevelState
-) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Return ‖Δθ‖ / ‖theta_0‖ of a level over all its maps, since `before` and since its start."""
-    names = params.shape.projections
-    start = torch.stack([start_weight(params, l, name).square().sum() for name in names]).sum().clamp(min=1e-30)
-    steps = [frobenius_norm(add(after.change[name], scale(before.change[name], -1.0))).square() for name in names]
-    totals = [frobenius_norm(after.change[name]).square() for name in names]
-    return (torch.stack(steps).sum(0) / start).sqrt(), (torch.stack(totals).sum(0) / start).sqrt()
 
 
 def memory_metrics(model: Hope, state: FastWeightState, input_ids: Int[Tensor, "B T"]) -> Metrics:
@@ -261,47 +182,3 @@ def memory_norm(start: Start | MLPStart, state: MemoryState) -> Float[Tensor, "B
         return torch.stack(squared).mean(0).sqrt()
     assert not isinstance(start, MLPStart)
     return materialize(start, state.change).square().sum((-2, -1)).div(state.change.shape[-1]).sqrt()
-
-
-class DeadLevelMonitor:
-    """Warn once of every level that is not updated, or whose updates are vanishingly small.
-
-    Args:
-        chunk_sizes: chunk sizes of the levels, fastest first.
-    """
-
-    def __init__(self, chunk_sizes: Sequence[int]) -> None:
-        self.chunk_sizes = tuple(chunk_sizes)
-        self.tokens_without_update = [0.0] * len(self.chunk_sizes)
-        self.recent_updates = [deque[tuple[float, float]]() for _ in self.chunk_sizes]  # (relative size, number)
-        self.warned: set[int] = set()
-
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step, named as by `reading_metrics`, and warn of a dead level."""
-        for i, chunk_size in enumerate(self.chunk_sizes):
-            num_updates = metrics[f"level{i}_fired"]
-            self.tokens_without_update[i] = (
-                0.0 if num_updates else self.tokens_without_update[i] + metrics["row_tokens"]
-            )
-            recent = self.recent_updates[i]
-            if num_updates:
-                recent.append((metrics[f"level{i}_update"], num_updates))
-            while recent and sum(n for _, n in recent) - recent[0][1] >= MONITORED_UPDATES:
-                recent.popleft()
-            if i not in self.warned and (problem := self.diagnose(i)):
-                self.warned.add(i)
-                warnings.warn(f"cms: level {i} (chunk size {chunk_size}) {problem}", stacklevel=2)
-
-    def diagnose(self, i: int) -> str:
-        """Return what is wrong with a level, or ""."""
-        if self.tokens_without_update[i] >= 2 * self.chunk_sizes[i]:
-            tokens = f"{self.tokens_without_update[i]:.0f} tokens"
-            return f"was not updated in {tokens}; use longer rows, set train.stateful, or a smaller chunk size"
-        recent = self.recent_updates[i]
-        size = median(size for size, _ in recent) if recent else math.inf
-        if sum(n for _, n in recent) >= MONITORED_UPDATES and size < DEAD_LEVEL_THRESHOLD:
-            return (
-                f"changed by only {size:.0e} per update over {MONITORED_UPDATES} updates; raise its inner_lr, start "
-                "from a pretrained model, or use donor_layout 'grow'"
-            )
-        return ""
