@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from laconic.compression.halting.inference import fixed_length
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import UsageError
 from laconic.halting import stop_distribution
@@ -16,7 +17,6 @@ from laconic.halting.stop_distribution import (
     attention_gate_bias,
     draw_uniforms,
     expected_length,
-    fixed_length,
     length_by_quantile,
     length_by_sampling,
     length_by_threshold,

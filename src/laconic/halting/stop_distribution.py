@@ -241,18 +241,6 @@ def length_by_sampling(
     return first_stop(stop_by_sampling(a, u), stop_position)
 
 
-def fixed_length(n: int, allowed_lengths: tuple[int, ...]) -> int:
-    """Eq. VL17: N = min(n, K).
-
-    Raises:
-        UsageError: If that length is not allowed.
-    """
-    length = min(n, allowed_lengths[-1])
-    if length not in allowed_lengths:
-        raise UsageError(f"{n} vectors: allowed lengths are {', '.join(map(str, allowed_lengths))}; choose one of them")
-    return length
-
-
 def uniform_length(u: Float[Tensor, " B"], allowed_lengths: tuple[int, ...]) -> Int[Tensor, " B"]:
     """Eq. VL23: N uniform over the allowed lengths, from one uniform number u in [0, 1) for each row."""
     return torch.tensor(allowed_lengths, device=u.device)[(u * len(allowed_lengths)).long()]

@@ -20,7 +20,6 @@ from laconic.errors import UsageError
 from laconic.halting.stop_distribution import (
     StopPosition,
     first_stop,
-    fixed_length,
     log_survival_gate,
     mask_disallowed_stops,
     stop_by_quantile,
@@ -82,6 +81,18 @@ def check_rule(model: SegmentModel, rule: StopRule) -> None:
     for name, value in (("quantile", rule.quantile), ("threshold", rule.threshold)):
         if not 0 < value < 1:
             raise UsageError(f"{name} {value}: give a probability strictly between 0 and 1")
+
+
+def fixed_length(n: int, allowed_lengths: tuple[int, ...]) -> int:
+    """Eq. VL17: N = min(n, K).
+
+    Raises:
+        UsageError: If that length is not allowed.
+    """
+    length = min(n, allowed_lengths[-1])
+    if length not in allowed_lengths:
+        raise UsageError(f"{n} vectors: allowed lengths are {', '.join(map(str, allowed_lengths))}; choose one of them")
+    return length
 
 
 def compress_into_memory(
