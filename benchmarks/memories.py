@@ -11,9 +11,8 @@ from laconic.config.nested import TitansOptions
 from laconic.nested import state as values
 from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
 from laconic.nested.hope.layer import initial_state as initial_hope_state
-from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
+from laconic.nested.recurrence.chunked_scan import ScanOptions, pack_left, scan_chunks
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
-from laconic.nested.recurrence.chunked_scan import pack_left
 from laconic.nested.titans import equations as definition
 from laconic.nested.titans.layer import Titans, compute_gates, initial_state, memory_start, scan_all_memories
 from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
