@@ -90,7 +90,7 @@ def test_load_document_run(method: str, kind: type, place: Path, run_cli: RunCli
     prompts = ["Book 1."]
     generation = model.generate(prompts, config=SHORT)[0]
     again = laconic.load(run / "steps" / "step-000001").generate(prompts, config=SHORT)[0]
-    assert again.token_ids == generation.token_ids
+    assert again.token_ids == generation.token_ids == model.generate(prompts[0], config=SHORT)[0].token_ids
     out = run_cli("generate", run, *prompts, "--max-tokens", "4", "--format", "json").out
     assert json.loads(out.splitlines()[-1])["generations"][0]["ids"] == generation.token_ids
     direct = laconic.generate(model.decoder, model.tokenizer, prompts, config=replace(SHORT, return_state=False))[0]

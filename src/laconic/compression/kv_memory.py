@@ -357,19 +357,14 @@ class KVMemory:
 
         Raises:
             CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.
+            UsageError: If `reader` is a model, or anything else but metadata.
         """
         tensors, metadata = load_kv_tensors(Path(path))
         if reader is not None:
             metadata.check_reader(Path(path).name, reader)
-        return cls(
-            tuple(tensors[f"keys.{i}"] for i in range(metadata.layers)),
-            tuple(tensors[f"values.{i}"] for i in range(metadata.layers)),
-            tensors["positions"].long(),
-            tensors["ranks"].long(),
-            tensors["slots"],
-            tensors["num_tokens"],
-            metadata,
-        )
+        keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(metadata.layers)) for kind in ("keys", "values"))
+        positions, ranks = (tensors[name].long() for name in ("positions", "ranks"))
+        return cls(keys, values, positions, ranks, tensors["slots"], tensors["num_tokens"], metadata)
 
 
 def to_ints(x: Int[Tensor, "*shape"]) -> list[int]:

@@ -374,6 +374,7 @@ class SummaryMemory:
 
         Raises:
             CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.
+            UsageError: If `reader` is a model, or anything else but metadata.
         """
         tensors, metadata = load_memory(Path(path))
         if reader is not None:
