@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 import laconic
 from laconic.errors import UsageError
-from laconic.experiment.kv_compressor import load_kv_memories
 from laconic.experiment.read_into_state import fit_attention_window
 from laconic.generation.config import GenerationConfig
 from laconic.models.cache import KVCache
@@ -91,7 +90,7 @@ class LaconicLM(TemplateLM):
         if memory is None:
             return None, None
         if isinstance(self.model, laconic.LanguageModel):
-            return load_kv_memories([memory], self.model.decoder, self.model.tokenizer).to_cache(), None
+            return self.model.load_memory(memory).to_cache(), None
         if isinstance(self.model, laconic.TextCompressor):
             encoded = self.model.prepare_prompts(["x"], self.model.load(memory))
             return encoded.cache, None if encoded.positions is None else int(encoded.positions[0])

@@ -41,7 +41,7 @@ def load(
     ==================================================  ===========================  ==============================
     path or name                                        class                        besides `generate`
     ==================================================  ===========================  ==============================
-    checkpoint (folder, hub name, `.gguf`), run of lm   `LanguageModel`       `save`
+    checkpoint (folder, hub name, `.gguf`), run of lm   `LanguageModel`       `load_memory(path)`, `save`
     run of cot, nocot, icot, coconut, codi, pccot,      `Reasoner`            `think(question)`
     kava, or a method of one's own that answers
     run of autocompressor, published AutoCompressor     `TextCompressor`      `compress(texts)`, `save`, `load`
