@@ -155,12 +155,7 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
         assert text_part in text, text_part
     out = run(*args)[1]
     assert out.startswith("6 questions of test, protocol last digit; majority baseline")
-    for text_part in (
-        "kava (kava): ",
-        "zero in cache",
-        "accuracy by Jacobi iterations: 0: ",
-        "of latents name a token of the chain",
-    ):
+    for text_part in ("kava ", "change, points", "iterations", "as trained", "own chain, %"):
         assert text_part in out, text_part
 
 
@@ -203,7 +198,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     assert not outside((tmp_path / "inspect.html").read_text(encoding="utf-8"))
     code, out, _ = run("coconut", "--task", "valid", "--limit", 3)
     assert code == 0
-    assert "shuffle in vectors" in out
+    assert "shuffle" in out
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from laconic.data.reasoning.answer_matching import CODI, DIGIT
 from laconic.evaluation.inspection import page as inspection_page
 from laconic.evaluation.inspection import summary as inspection_summary
 from laconic.evaluation.inspection.dataset import AnswerLog, DatasetInspection
+from laconic.evaluation.inspection.dataset_tables import dataset_tables
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
@@ -125,7 +126,10 @@ def test_render_inspection_page_text_and_json_agree(result: QuestionSummary | Da
     assert inspection_page.render_inspection_page(result) == html
     assert json.loads(json.dumps(inspection_summary.summary_to_json(result), allow_nan=False))["notes"][-1] == "a note"
     text = page.words
-    both = inspection_summary.format_summary(result)
+    if isinstance(result, QuestionSummary):
+        both = inspection_summary.format_question(result)
+    else:
+        both = str(dataset_tables(result))
     for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
@@ -160,7 +164,7 @@ def test_render_inspection_page_without_a_teacher() -> None:
     assert "sequential" in text
     assert "Tokens selected" not in text
     assert "Similarity to" not in text
-    assert "sequential" in inspection_summary.format_summary(result)
+    assert "sequential" in inspection_summary.format_question(result)
 
 
 def test_render_inspection_page_says_where_all_tokens_are_selected() -> None:

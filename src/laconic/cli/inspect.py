@@ -90,8 +90,15 @@ class InspectCommand:
                 f"{self.model} is a peft cartridge, whose files do not name a text; use it with "
                 f"laconic generate MODEL PROMPT --memory {self.model}"
             )
+        from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
         from laconic.evaluation.inspection.page import render_inspection_page
-        from laconic.evaluation.inspection.summary import format_summary, summary_to_json
+        from laconic.evaluation.inspection.summary import (
+            QuestionSummary,
+            format_question,
+            list_caveats,
+            summary_to_json,
+        )
+        from laconic.evaluation.tables import print_table
         from laconic.experiment.load_run import load_run
         from laconic.models.weights import resolve_device
 
@@ -104,8 +111,15 @@ class InspectCommand:
         summary = inspect(runs, device)
         if self.format == "json":
             print(json.dumps(summary_to_json(summary), ensure_ascii=False, allow_nan=False), flush=True)
+        elif isinstance(summary, QuestionSummary):
+            print(format_question(summary), flush=True)
         else:
-            print(format_summary(summary), flush=True)
+            print(describe_set(summary))
+            for _, table, note in dataset_tables(summary):
+                print()
+                print_table(table)
+                print(note)
+            print("\n".join(["", *list_caveats(summary)]), flush=True)
         if self.page_path is not None:
             with status("drawing the page"):
                 page = render_inspection_page(summary)
@@ -184,7 +198,7 @@ class InspectCommand:
             with progress(run.name) as show:
                 inspections.append(inspect_question(run, question.batch, others, seed=self.seed, progress=show))
         chain = inspections[0].lens.chain
-        notes = [note, *list_caveats(runs, len(chain))]
+        notes = [note, *list_notes(runs, len(chain))]
         if not has_teacher:
             notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
         return QuestionSummary(
@@ -232,7 +246,7 @@ class InspectCommand:
                 )
         first = question_sets[0]
         majority = most_common_answer(first.examples[: self.limit])
-        notes = [*first.notes, *list_caveats(runs, None)]
+        notes = [*first.notes, *list_notes(runs, None)]
         return DatasetSummary(first.name, protocol, majority, inspections, notes, describe_runs(runs))
 
 
@@ -273,7 +287,7 @@ def reference_questions(run: "LoadedRun", protocol: "AnswerProtocol", root: str 
     return source, f"mean is that of the first {len(source)} validation questions; --task takes more."
 
 
-def list_caveats(runs: "Sequence[LoadedRun]", num_chain_tokens: int | None) -> list[str]:
+def list_notes(runs: "Sequence[LoadedRun]", num_chain_tokens: int | None) -> list[str]:
     """Return what the results do not show."""
     caveats = [
         "A word that can be decoded from a latent, or a diagonal map, does not show that the answer uses it. The "

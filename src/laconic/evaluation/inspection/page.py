@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from laconic.evaluation.inspection.dataset_page import INTERVENTION_LABELS, dataset_sections, number_labels
+from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
@@ -32,6 +32,16 @@ from laconic.evaluation.report.page import (
 from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps, show_whitespace
 from laconic.evaluation.tables import Table, format_percent
 
+INTERVENTION_LABELS = {
+    "zero": "zeros in their place",
+    "mean": "each latent's mean over other questions",
+    "shuffle": "the question's latents change places",
+    "swap": "the latents of another question",
+    "noise": "Gaussian vectors of equal norm",
+    "vectors": "replaced just before they are read, in every pass; everything after them is recomputed",
+    "cache": "keys and values replaced in the finished cache; keys are rotated to their new position",
+}
+
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
     title = f"Latents of {summary.runs[0].name}"
@@ -41,9 +51,9 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
         sections, notes = question_sections(summary), summary.notes
     else:
         lead = [
-            f"{summary.num_questions:,} questions of {summary.name}, answered as trained and with changed latents. An "
-            "answer that stays correct when its latents are zeros, or those of another question, does not depend on "
-            "them."
+            f"{describe_set(summary)}.",
+            "The questions are answered as trained and with changed latents. An answer that stays correct when its "
+            "latents are zeros, or those of another question, does not depend on them.",
         ]
         sections, notes = dataset_sections(summary), list_caveats(summary)
     end = [
@@ -74,6 +84,15 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         ),
         PageSection("Answers under interventions", effect_blocks(summary)),
     ]
+
+
+def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
+    """Return the sections about a set."""
+    sections = [
+        PageSection(title, [render_table(table), *filter(None, [note])])
+        for title, table, note in dataset_tables(summary)
+    ]
+    return [*sections, PageSection("Interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]
 
 
 def lens_blocks(summary: QuestionSummary) -> list[str]:
@@ -212,6 +231,10 @@ def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]
         render_table(by_class),
         render_details("Every layer and head, and scores", [render_plots(details)]),
     ]
+
+
+def number_labels(n: int) -> list[str]:
+    return [str(i + 1) for i in range(n)]
 
 
 def effect_blocks(summary: QuestionSummary) -> list[str]:

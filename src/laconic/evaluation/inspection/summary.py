@@ -13,7 +13,7 @@ from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.statistics import Difference, Estimate
-from laconic.evaluation.tables import figures_to_json, format_interval, format_percent
+from laconic.evaluation.tables import figures_to_json, format_percent
 
 BASELINE_LABELS = {CHAIN: "with the chain", SELECTED: "with the selected tokens"}
 
@@ -205,13 +205,8 @@ def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
     }
 
 
-def format_summary(summary: QuestionSummary | DatasetSummary) -> str:
-    """Return the results as text for a terminal."""
-    return "\n".join(format_question(summary) if isinstance(summary, QuestionSummary) else format_dataset(summary))
-
-
-def format_question(summary: QuestionSummary) -> list[str]:
-    """Return the results on one question as lines."""
+def format_question(summary: QuestionSummary) -> str:
+    """Return the results on one question as text for a terminal."""
     lines = [summary.text, f"chain, {summary.chain_source}: {join_words(''.join(summary.chain)) or 'none'}"]
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")
@@ -237,37 +232,7 @@ def format_question(summary: QuestionSummary) -> list[str]:
             + (f" (the donor's answer is {effect.donor_answer.strip()})" if effect.donor_answer else "")
             for effect in run.effects
         ]
-    return [*lines, "", *summary.notes]
-
-
-def format_dataset(summary: DatasetSummary) -> list[str]:
-    """Return the results on a set as lines."""
-    answer, floor = summary.majority_baseline
-    lines = [
-        f"{summary.num_questions:,} questions of {summary.name}, protocol {summary.protocol.name}; majority baseline "
-        f'{format_percent(floor)} % (always "{answer}")'
-    ]
-    first = summary.runs[0].name
-    for run, effects in zip(summary.runs, effects_per_run(summary), strict=True):
-        accuracy = statistics.estimate_proportion(run.baseline.correct)
-        lines += ["", f"{run.name} ({run.method}): {format_percent(accuracy.mean)} % ({format_interval(accuracy)})"]
-        for effect in effects:
-            text = statistics.describe_difference(effect.change, effect.is_significant)
-            if effect.donor_share and effect.spec.kind == "swap":
-                text += f"; {format_percent(effect.donor_share.mean)} % become the donor's answer"
-            if effect.difference_to_first:
-                text += f"; minus {first}'s: {statistics.format_difference(effect.difference_to_first)}"
-            name = f"{effect.spec.kind} in {effect.spec.target}"
-            lines.append(f"  {name:<18}{format_percent(effect.accuracy.mean):>6} %  {text}")
-        sweep = ", ".join(f"{n}: {format_percent(float(x.correct.mean()))} %" for n, x in run.by_iterations.items())
-        lines += [f"  accuracy by Jacobi iterations: {sweep}"] if sweep else []
-        lines += [
-            f"  {name} answers ({x['questions']}): {format_percent(x['share_in_chain'])} % of latents name a token of "
-            f"the chain, {format_percent(x['share_in_other_chain'])} % one of another question's; in order, "
-            f"{format_percent(x['lcs_ratio'])} % of the chain"
-            for name, x in chain_word_rates(run).items()
-        ]
-    return [*lines, "", *list_caveats(summary)]
+    return "\n".join([*lines, "", *summary.notes])
 
 
 def join_words(text: str) -> str:
