@@ -112,9 +112,10 @@ def test_parameters_that_the_config_rules_out_are_refused(name: str, shape: list
         Decoder.from_pretrained(folder)
 
 
-def test_head_that_differs_from_the_tied_embedding_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT8])
+def test_head_that_differs_from_the_tied_embedding_is_used(dtype: torch.dtype, tmp_path: Path) -> None:
     def edit(tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = torch.randn_like(tensors["model.embed_tokens.weight"])
+        tensors["lm_head.weight"] = torch.randn_like(tensors["model.embed_tokens.weight"]).to(dtype)
 
     folder = write_checkpoint(tmp_path / "a", {}, edit, tie_word_embeddings=True)
     decoder, notes = compare_with_transformers(folder)

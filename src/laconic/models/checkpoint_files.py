@@ -45,7 +45,7 @@ class StoredTensor(NamedTuple):
         return torch.bfloat16 if self.spec.dtype in FLOAT8_DTYPES else self.spec.dtype
 
     def load(self) -> Tensor:
-        return atomic.open_tensors(self.path, [self.name])[self.name]
+        return atomic.open_tensors(self.path, [self.name])[self.name].to(self.float_dtype)
 
 
 def match_tensors(
