@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import BusyError, InputError
 from laconic.models.decoder import Decoder
-from laconic.models.gguf.convert import convert_gguf, find_converted
+from laconic.models.gguf.convert import convert_gguf, find_or_convert_gguf
 from laconic.models.gguf.header import read_header
 from laconic.models.gguf.tensors import read_tensor
 from laconic.models.rope import RopeConfig, frequencies
@@ -145,7 +145,7 @@ def test_gguf_file_works_as_a_model_name(cache: Path, tmp_path: Path, capsys: py
     assert capsys.readouterr().err.count("converting tiny.gguf once") == 1
     copy = tmp_path / "copy.GGUF"
     copy.write_bytes(file.read_bytes())
-    assert find_converted(copy) == find_converted(file) == loaded.source_folder
+    assert find_or_convert_gguf(copy) == find_or_convert_gguf(file) == loaded.source_folder
     assert load_tokenizer(str(file)).encode("<|pad|>") == [2]
     assert capsys.readouterr().err == ""
     assert [path.name for path in (cache / "gguf").iterdir() if path.name.startswith(".tmp")] == []

@@ -22,7 +22,7 @@ from laconic.models.checkpoint_files import (
     transposed_weights,
 )
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.gguf.convert import find_converted
+from laconic.models.gguf.convert import find_or_convert_gguf
 from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once, suggest_name
 from laconic.models.weight_memory import WeightMemory
 from laconic.storage import atomic, strict_json
@@ -60,7 +60,7 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         check_config(folder)
         return folder
     if folder.suffix.lower() == ".gguf":
-        return find_converted(folder)
+        return find_or_convert_gguf(folder)
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
     local = find_named_model(name, with_weights=with_weights) if revision is None else None

@@ -16,7 +16,8 @@ from laconic.models.rope import RopeConfig, frequencies
 from laconic.models.rope_scaling import llama3_frequencies
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")  # named as the families of the decoder
-NEUTRAL_KEYS = {  # keys that change the mathematics -> values that do not
+# Keys whose features are not implemented, with the values that leave the model unchanged.
+NEUTRAL_KEYS = {
     "expert_count": (0,),
     "attention.sliding_window": (0,),
     "logit_scale": (0, 1),
@@ -30,8 +31,8 @@ NEUTRAL_KEYS = {  # keys that change the mathematics -> values that do not
     "attention.causal": (True,),
 }
 MAX_CONTEXT = 2**31 - 1
-ROPE_FACTORS = "rope_freqs.weight"
-LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for the length that Llama 3's scaling starts from
+ROPE_FACTORS_TENSOR = "rope_freqs.weight"
+LLAMA3_CONTEXTS = (8192, 2048, 4096, 16384, 32768)  # candidates for Llama 3's original_max_position_embeddings
 
 
 def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, A
     Raises:
         InputError: The architecture or a setting is not supported, or a value is missing or invalid.
     """
-    architecture = header.get("general.architecture", str)
+    architecture = header.require("general.architecture", str)
     if architecture not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
         raise InputError(f"{header.path.name}: architecture {architecture!r} is not supported; supported: {supported}")
@@ -64,7 +65,7 @@ def build_config(header: GGUFHeader, rope_factors: Tensor | None) -> dict[str, A
 
 
 def check_sizes(header: GGUFHeader, sizes: dict[str, Any]) -> None:
-    """Refuse sizes that no tensor of the file has, before anything of these sizes is built."""
+    """Raise InputError for sizes that exceed those of the tensors, before anything of these sizes is built."""
     largest = max(max(tensor.shape) for tensor in header.tensors.values())
     limits = {
         "num_hidden_layers": len(header.tensors),
@@ -89,25 +90,25 @@ def find_vocab_size(header: GGUFHeader) -> int:
 
 
 def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
-    """Return bos, eos and pad ids; several ids end a text if the end of a turn has its own token."""
+    """Return the bos, eos and pad ids; eos is a list if the end of a turn has its own token."""
     prefix = "tokenizer.ggml."
-    ends = [header.find(f"{prefix}{name}_token_id", int) for name in ("eos", "eot", "eom")]
+    ends = [header.get(f"{prefix}{name}_token_id", int) for name in ("eos", "eot", "eom")]
     eos = list(dict.fromkeys(i for i in ends if i is not None))
     return {
-        "bos_token_id": header.find(f"{prefix}bos_token_id", int),
+        "bos_token_id": header.get(f"{prefix}bos_token_id", int),
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
-        "pad_token_id": header.find(f"{prefix}padding_token_id", int),
+        "pad_token_id": header.get(f"{prefix}padding_token_id", int),
     }
 
 
 def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
     """Return the sizes of a GPT-2."""
     return {
-        "n_layer": header.get("gpt2.block_count", int),
-        "n_embd": header.get("gpt2.embedding_length", int),
-        "n_head": header.get("gpt2.attention.head_count", int),
-        "n_inner": header.find("gpt2.feed_forward_length", int),
-        "n_positions": header.get("gpt2.context_length", int),
+        "n_layer": header.require("gpt2.block_count", int),
+        "n_embd": header.require("gpt2.embedding_length", int),
+        "n_head": header.require("gpt2.attention.head_count", int),
+        "n_inner": header.get("gpt2.feed_forward_length", int),
+        "n_positions": header.require("gpt2.context_length", int),
         "layer_norm_epsilon": read_float(header, "gpt2.attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
     }
@@ -115,22 +116,22 @@ def gpt2_sizes(header: GGUFHeader) -> dict[str, Any]:
 
 def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> dict[str, Any]:
     """Return the sizes, biases and RoPE of the families with RoPE."""
-    D, H = header.get(f"{family}.embedding_length", int), header.get(f"{family}.attention.head_count", int)
+    D, H = header.require(f"{family}.embedding_length", int), header.require(f"{family}.attention.head_count", int)
     if min(D, H) < 1:
         raise InputError(f"{header.path.name}: width {D} with {H} heads")
-    E = header.find(f"{family}.attention.key_length", int) or D // H
+    E = header.get(f"{family}.attention.key_length", int) or D // H
     for key in ("attention.value_length", "rope.dimension_count"):
-        value = header.find(f"{family}.{key}", int)
+        value = header.get(f"{family}.{key}", int)
         if value not in (None, E):
             raise InputError(f"{header.path.name}: {family}.{key}={value} is not supported for heads of size {E}")
     sizes = {
         "hidden_size": D,
-        "num_hidden_layers": header.get(f"{family}.block_count", int),
+        "num_hidden_layers": header.require(f"{family}.block_count", int),
         "num_attention_heads": H,
-        "num_key_value_heads": header.find(f"{family}.attention.head_count_kv", int) or H,
+        "num_key_value_heads": header.get(f"{family}.attention.head_count_kv", int) or H,
         "head_dim": E,
-        "intermediate_size": header.get(f"{family}.feed_forward_length", int),
-        "max_position_embeddings": header.get(f"{family}.context_length", int),
+        "intermediate_size": header.require(f"{family}.feed_forward_length", int),
+        "max_position_embeddings": header.require(f"{family}.context_length", int),
         "rms_norm_eps": read_float(header, f"{family}.attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "rope_parameters": build_rope(header, family, E, rope_factors),
@@ -144,27 +145,29 @@ def rope_sizes(header: GGUFHeader, family: str, rope_factors: Tensor | None) -> 
 def build_rope(header: GGUFHeader, family: str, E: int, rope_factors: Tensor | None) -> dict[str, Any]:
     """Return `rope_parameters`: none, linear or YaRN scaling from the metadata, or Llama 3's from its tensor."""
     prefix = f"{family}.rope."
-    theta = 10000.0 if header.find(f"{prefix}freq_base", float) is None else read_float(header, f"{prefix}freq_base")
+    theta = 10000.0 if header.get(f"{prefix}freq_base", float) is None else read_float(header, f"{prefix}freq_base")
     rope: dict[str, Any] = {"rope_theta": theta, "rope_type": "default"}
-    kind = header.find(f"{prefix}scaling.type", str) or "none"
+    kind = header.get(f"{prefix}scaling.type", str) or "none"
     if rope_factors is not None:
         return llama3_scaling(header, E, theta, rope_factors)
-    factor = header.find(f"{prefix}scaling.factor", float) or header.find(f"{prefix}scale_linear", float) or 1.0
+    factor = header.get(f"{prefix}scaling.factor", float) or header.get(f"{prefix}scale_linear", float) or 1.0
     if kind in ("none", "linear") and factor == 1.0:
         return rope
     if kind == "linear" or (kind == "none" and f"{prefix}scale_linear" in header.metadata):
         return rope | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        original = header.get(f"{prefix}scaling.original_context_length", int)
+        original = header.require(f"{prefix}scaling.original_context_length", int)
         return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise InputError(f"{header.path.name}: {prefix}scaling.type={kind!r} is not supported; supported: linear, yarn")
 
 
 def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tensor) -> dict[str, Any]:
-    """Return Llama 3's scaling, whose settings the file does not hold, as those that give the file's rope_factors.
+    """Return the settings of Llama 3's scaling, which a file stores only as the resulting factors.
+
+    The original context length is found by trying the published ones.
 
     Raises:
-        InputError: No settings give them.
+        InputError: No settings give the file's factors.
     """
     for original in LLAMA3_CONTEXTS:
         rope = RopeConfig("llama3", theta, float(rope_factors.max()), original_max_position_embeddings=original)
@@ -180,9 +183,11 @@ def llama3_scaling(header: GGUFHeader, E: int, theta: float, rope_factors: Tenso
                 "high_freq_factor": rope.high_freq_factor,
                 "original_max_position_embeddings": original,
             }
-    raise InputError(f"{header.path.name}: {ROPE_FACTORS} holds a scaling of RoPE that is not Llama 3's; not supported")
+    raise InputError(
+        f"{header.path.name}: {ROPE_FACTORS_TENSOR} holds a scaling of RoPE that is not Llama 3's; not supported"
+    )
 
 
 def read_float(header: GGUFHeader, key: str) -> float:
-    """Return a float32 of the metadata with the fewest digits that give it: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(header.get(key, float))))
+    """Return a float32 of the metadata as the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(header.require(key, float))))

@@ -1,6 +1,7 @@
-"""Write a GGUF file as a Hugging Face folder, or find the folder that was written before."""
+"""Convert a GGUF file to a Hugging Face folder, or find the folder of an earlier conversion."""
 
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -14,16 +15,16 @@ from laconic.console import ProgressFn, log_message, progress
 from laconic.errors import BusyError, InputError, translate_os_errors
 from laconic.models.checkpoint_files import save_shards
 from laconic.models.config import DecoderConfig
-from laconic.models.gguf.config import ROPE_FACTORS, build_config
+from laconic.models.gguf.config import ROPE_FACTORS_TENSOR, build_config
 from laconic.models.gguf.header import GGUFHeader, read_header
 from laconic.models.gguf.tensors import check_quantizations, match_weights, read_tensor, read_weight
 from laconic.models.gguf.tokenizer import build_tokenizer_files
 from laconic.storage.atomic import write_file_atomically, write_folder_atomically
 from laconic.storage.cache_dir import cache_dir
-from laconic.storage.export_record import write_export_record
+from laconic.storage.export_record import hash_file, write_export_record
 from laconic.storage.strict_json import read_json
 
-CONVERTER_VERSION = 1  # increase it when a file gives another folder than before
+CONVERTER_VERSION = 1  # increase it when the converted folder of a file changes
 SOURCE_FILE = "gguf_source.json"  # name, SHA-256 and quantisations of the file that a folder was converted from
 HALF_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -36,13 +37,14 @@ def convert_gguf(
     max_shard_bytes: float = 5e9,
     on_progress: ProgressFn | None = None,
 ) -> None:
-    """Write a GGUF file as a Hugging Face folder with weights, tokenizer and chat template, or write nothing.
+    """Convert a GGUF file to a Hugging Face folder with weights, tokenizer and chat template; write nothing on errors.
 
     Args:
-        path: A whole GGUF file of an architecture that `Decoder` has.
-        folder: Target; must not exist, or be empty.
-        dtype: Of the weights. None: float16 or bfloat16 where the file holds matrices so, else float32.
-        max_shard_bytes: Size limit of one safetensors file, and about the memory that is needed.
+        path: A GGUF file, not a part of a split one, of an architecture that `Decoder` supports.
+        folder: Target folder; must be empty or not exist.
+        dtype: Type of the stored weights. None: float16 or bfloat16 if all matrices in the file have it, else float32;
+            vectors are then float32.
+        max_shard_bytes: Size limit of one safetensors file; about as much memory is needed.
         on_progress: Receives (tensor name, tensors written, number of tensors).
 
     Raises:
@@ -52,7 +54,7 @@ def convert_gguf(
     """
     header = read_header(path)
     check_quantizations(header)
-    factors = header.tensors.get(ROPE_FACTORS)
+    factors = header.tensors.get(ROPE_FACTORS_TENSOR)
     source = build_config(header, None if factors is None else read_tensor(header, factors, torch.float32))
     stored = dtype or find_half_dtype(header) or torch.float32
     source["dtype"] = str(stored).removeprefix("torch.")
@@ -66,11 +68,11 @@ def convert_gguf(
     texts["generation_config.json"] = json.dumps(token_ids, indent=2) + "\n"
     texts[SOURCE_FILE] = json.dumps(describe_source(header), indent=2) + "\n"
 
-    written = iter(range(len(matched)))
+    num_written = itertools.count()
 
     def load(name: str) -> torch.Tensor:
         if on_progress:
-            on_progress(name, next(written), len(matched))
+            on_progress(name, next(num_written), len(matched))
         return read_weight(name, matched, header, config, dtypes[name])
 
     def write(target: Path) -> None:
@@ -83,7 +85,7 @@ def convert_gguf(
 
 
 def find_half_dtype(header: GGUFHeader) -> torch.dtype | None:
-    """Return the dtype of half precision that all matrices of a file have, if there is one."""
+    """Return float16 or bfloat16 if all matrices of a file have it, else None."""
     types = {tensor.quantization for tensor in header.tensors.values() if len(tensor.shape) > 1}
     return HALF_TYPES.get(types.pop()) if len(types) == 1 else None
 
@@ -99,12 +101,6 @@ def describe_source(header: GGUFHeader) -> dict[str, Any]:
     }
 
 
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with translate_os_errors(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def describe_conversion(folder: Path) -> str:
     """Return a phrase with the GGUF file that a folder was converted from; "" for other folders."""
     if not (folder / SOURCE_FILE).is_file():
@@ -113,7 +109,7 @@ def describe_conversion(folder: Path) -> str:
     return f"converted from {source['file']} (weights rounded to {next(iter(source['quantization']))})"
 
 
-def find_converted(path: Path) -> Path:
+def find_or_convert_gguf(path: Path) -> Path:
     """Return the Hugging Face folder of a GGUF file in laconic's cache; convert the file on first use.
 
     Raises:
@@ -130,14 +126,14 @@ def find_converted(path: Path) -> Path:
 
 
 def find_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, from the cache if path, size and time of modification are as before."""
+    """Return the SHA-256 of a file, from the cache if path, size and modification time are unchanged."""
     with translate_os_errors(path):
         status = path.stat()
     identity = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
     record = cache_dir() / "gguf" / "digests" / hashlib.sha256(identity.encode()).hexdigest()
     if record.is_file():
         return record.read_text(encoding="ascii")
-    read_header(path)  # a file that is not GGUF is refused before it is read to its end
+    read_header(path)  # raises for other files before they are read to the end
     digest = hash_file(path)
     with translate_os_errors(record):
         record.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Read and check the header of a GGUF file: its metadata, and where each tensor lies.
+"""Read and check the header of a GGUF file: its metadata, and the byte range of each tensor.
 
 The gguf package supplies the constants of the format. Its own reader is not used: it trusts the counts in the file, and
 needs seconds for the vocabulary of a small model.
@@ -22,7 +22,8 @@ MAX_HEADER_BYTES = 200_000_000  # a vocabulary of 256 thousand tokens with its m
 MAX_ENTRIES = 2_000_000  # metadata keys, tensors, or items of one array
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
-STRING, ARRAY = 8, 9  # types of metadata values; the others are numbers:
+# Type ids of metadata values.
+STRING, ARRAY = 8, 9
 SCALARS = {
     0: "<u1",
     1: "<i1",
@@ -42,7 +43,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor in a file: its quantisation, its shape with rows first, and its bytes."""
+    """A tensor in a file: its quantisation, its shape with rows first, and its byte range."""
 
     name: str
     quantization: str
@@ -59,7 +60,7 @@ class GGUFHeader:
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
 
-    def find(self, key: str, kind: type[Value]) -> Value | None:
+    def get(self, key: str, kind: type[Value]) -> Value | None:
         """Return a metadata value of type int, float, bool, str or list, or None; an int is also a float.
 
         Raises:
@@ -74,16 +75,16 @@ class GGUFHeader:
             raise InputError(f"{self.path.name}: {key}={str(value)[:60]} is not of type {kind.__name__}")
         return value
 
-    def get(self, key: str, kind: type[Value]) -> Value:
-        """Return a metadata value as `find` does; raise InputError if there is none."""
-        value = self.find(key, kind)
+    def require(self, key: str, kind: type[Value]) -> Value:
+        """Return a metadata value as `get` does; raise InputError if the key is missing."""
+        value = self.get(key, kind)
         if value is None:
             raise InputError(f"{self.path.name}: {key} is missing; convert the model again with llama.cpp")
         return value
 
-    def find_list(self, key: str, *kinds: type) -> list[Any]:
+    def get_list(self, key: str, *kinds: type) -> list[Any]:
         """Return an array whose items are of these types; an empty list if the key is missing."""
-        values: list[Any] = self.find(key, list) or []  # pyright: ignore[reportUnknownVariableType]
+        values: list[Any] = self.get(key, list) or []  # pyright: ignore[reportUnknownVariableType]
         if not all(type(value) in kinds for value in values):
             raise InputError(f"{self.path.name}: {key} is not an array of type {kinds[0].__name__}")
         return values
@@ -120,12 +121,12 @@ def parse_header(reader: "HeaderReader") -> GGUFHeader:
     for _ in range(num_keys):
         key = reader.read_name()
         if key in metadata:
-            raise reader.damaged(f"{key} occurs twice")
+            raise reader.damaged_error(f"{key} occurs twice")
         metadata[key] = reader.read_value(key)
     infos = [reader.read_tensor_info() for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise reader.damaged(f"general.alignment={alignment} is not a power of two")
+        raise reader.damaged_error(f"general.alignment={alignment} is not a power of two")
     data_start = -(-reader.offset // alignment) * alignment
     return GGUFHeader(path, metadata, locate_tensors(reader, infos, data_start, alignment))
 
@@ -141,13 +142,13 @@ class TensorInfo:
 
 
 class HeaderReader:
-    """Read values from the first bytes of a file and refuse lengths that lead past their end."""
+    """Read values from the header of a file; lengths that exceed the rest of the header are errors."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.offset = path, data, len(MAGIC)
         self.end = min(len(data), MAX_HEADER_BYTES)
 
-    def damaged(self, reason: str) -> InputError:
+    def damaged_error(self, reason: str) -> InputError:
         """Return the error for a header that contradicts itself or the file."""
         return InputError(f"{self.path.name}: damaged GGUF header: {reason}; download it again")
 
@@ -155,7 +156,7 @@ class HeaderReader:
         """Return the next n bytes."""
         left = self.end - self.offset
         if n > left:
-            raise self.damaged(f"{n:,} bytes expected at byte {self.offset:,}, where {left:,} are left")
+            raise self.damaged_error(f"{n:,} bytes expected at byte {self.offset:,}, where {left:,} are left")
         self.offset += n
         return self.data[self.offset - n : self.offset]
 
@@ -168,7 +169,7 @@ class HeaderReader:
         count = struct.unpack("<Q", self.take(8))[0]
         limit = min(MAX_ENTRIES, (self.end - self.offset) // item_bytes)
         if count > limit:
-            raise self.damaged(f"{count:,} items at byte {self.offset:,}, where at most {limit:,} fit")
+            raise self.damaged_error(f"{count:,} items at byte {self.offset:,}, where at most {limit:,} fit")
         return count
 
     def read_string(self) -> str:
@@ -177,13 +178,13 @@ class HeaderReader:
         try:
             return str(self.take(n), "utf-8")
         except UnicodeDecodeError as error:
-            raise self.damaged(f"byte {self.offset - n + error.start:,} is not UTF-8") from None
+            raise self.damaged_error(f"byte {self.offset - n + error.start:,} is not UTF-8") from None
 
     def read_name(self) -> str:
         """Read the name of a metadata key or a tensor."""
         name = self.read_string()
         if not is_printable(name):
-            raise self.damaged(f"{name[:40]!r} is not a name")
+            raise self.damaged_error(f"{name[:40]!r} is not a name")
         return name
 
     def read_value(self, key: str) -> Any:
@@ -194,12 +195,12 @@ class HeaderReader:
         if kind in SCALARS:
             return self.read_number(SCALARS[kind])
         if kind != ARRAY:
-            raise self.damaged(f"{key} has the unknown type {kind}")
+            raise self.damaged_error(f"{key} has the unknown type {kind}")
         item = self.read_number("<u4")
         if item == STRING:
             return [self.read_string() for _ in range(self.read_count(8))]
         if item not in SCALARS:
-            raise self.damaged(f"{key} is an array of type {item}")
+            raise self.damaged_error(f"{key} is an array of type {item}")
         dtype = np.dtype(SCALARS[item])
         return np.frombuffer(self.take(self.read_count(dtype.itemsize) * dtype.itemsize), dtype).tolist()
 
@@ -208,7 +209,7 @@ class HeaderReader:
         name = self.read_name()
         rank = self.read_number("<u4")
         if not 1 <= rank <= MAX_DIMENSIONS:
-            raise self.damaged(f"{name} has {rank:,} dimensions")
+            raise self.damaged_error(f"{name} has {rank:,} dimensions")
         dimensions = struct.unpack(f"<{rank}Q", self.take(8 * rank))
         return TensorInfo(name, dimensions, self.read_number("<u4"), self.read_number("<u8"))
 
@@ -216,14 +217,14 @@ class HeaderReader:
 def locate_tensors(
     reader: HeaderReader, infos: list[TensorInfo], data_start: int, alignment: int
 ) -> dict[str, GGUFTensor]:
-    """Return where each tensor lies; tensors must lie in the file, aligned and without overlap."""
+    """Return the byte range of each tensor; ranges must lie in the file, be aligned and not overlap."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # optional, and slow to import
 
     size, names = reader.path.stat().st_size, {kind.value: kind.name for kind in GGMLQuantizationType}
     tensors: dict[str, GGUFTensor] = {}
     for info in infos:
         if info.name in tensors:
-            raise reader.damaged(f"{info.name} occurs twice")
+            raise reader.damaged_error(f"{info.name} occurs twice")
         if info.type_id not in names:
             raise InputError(f"{reader.path.name}: {info.name} has the unknown quantisation {info.type_id}")
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.type_id)]
@@ -237,6 +238,6 @@ def locate_tensors(
     end = data_start
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
         if tensor.start < end:
-            raise reader.damaged(f"{tensor.name} overlaps another tensor")
+            raise reader.damaged_error(f"{tensor.name} overlaps another tensor")
         end = tensor.end
     return tensors

@@ -1,6 +1,7 @@
 """Find the weights of a decoder in a GGUF file, and dequantise them.
 
-llama.cpp rotates neighbouring pairs of rows in q and k of the llama architecture; Eq. C7 converts them to halves.
+Files of the llama architecture have the rows of q and k in the order of interleaved rotary pairs; Eq. C7
+(`rope.half_split`) restores the half-split order.
 """
 
 import math
@@ -15,11 +16,12 @@ from laconic.errors import InputError
 from laconic.models.block import Block
 from laconic.models.checkpoint_files import transposed_weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.gguf.config import ROPE_FACTORS
+from laconic.models.gguf.config import ROPE_FACTORS_TENSOR
 from laconic.models.gguf.header import GGUFHeader, GGUFTensor
 from laconic.models.rope import half_split
 
-END_NAMES = {  # name in a GGUF file -> field of WeightNames
+# Names in a GGUF file, and the fields of WeightNames that they correspond to.
+MODEL_NAMES = {
     "token_embd": "token_embedding",
     "position_embd": "position_embedding",
     "output_norm": "final_norm",
@@ -39,7 +41,7 @@ LAYER_NAMES = {
     "ffn_up": "up",
     "ffn_down": "down",
 }
-CHUNK_ELEMENTS = 2**22  # dequantised at a time
+CHUNK_ELEMENTS = 2**22  # elements dequantised at a time
 
 
 def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTensor]:
@@ -49,7 +51,7 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
         InputError: A weight is missing or has another shape, or a tensor does not belong to the model.
     """
     names = WEIGHT_NAMES[config.family]
-    stems = {gguf: getattr(names, field) for gguf, field in END_NAMES.items()}
+    stems = {gguf: getattr(names, field) for gguf, field in MODEL_NAMES.items()}
     for l in range(config.num_hidden_layers):
         stems |= {f"blk.{l}.{x}": f"{names.layers}.{l}.{getattr(names, field)}" for x, field in LAYER_NAMES.items()}
     expected = weight_shapes(config)
@@ -57,7 +59,7 @@ def match_weights(header: GGUFHeader, config: DecoderConfig) -> dict[str, GGUFTe
     for tensor in header.tensors.values():
         stem, _, kind = tensor.name.rpartition(".")
         name = f"{stems.get(stem)}.{kind}"
-        if tensor.name == ROPE_FACTORS:
+        if tensor.name == ROPE_FACTORS_TENSOR:
             continue
         if name not in expected:
             raise InputError(f"{header.path.name}: {tensor.name} does not belong to a {config.family}; not supported")
@@ -106,7 +108,7 @@ def check_quantizations(header: GGUFHeader) -> None:
 
 
 def read_tensor(header: GGUFHeader, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
-    """Read and dequantise a tensor, a few rows at a time, so that no second copy of it is needed."""
+    """Read and dequantise a tensor a few rows at a time, without a second copy in memory."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -45,13 +45,13 @@ def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]
     Raises:
         InputError: The kind of tokenizer is not supported, or the vocabulary is invalid.
     """
-    kind = header.find(f"{PREFIX}model", str)
+    kind = header.get(f"{PREFIX}model", str)
     if kind is None or kind == "none":
         return {}
     if kind not in ("gpt2", "llama"):
         raise InputError(f"{header.path.name}: {PREFIX}model={kind!r} is not supported; supported: gpt2, llama")
-    tokens = header.find_list(f"{PREFIX}tokens", str)
-    types = header.find_list(f"{PREFIX}token_type", int) or [1] * len(tokens)
+    tokens = header.get_list(f"{PREFIX}tokens", str)
+    types = header.get_list(f"{PREFIX}token_type", int) or [1] * len(tokens)
     if not 0 < len(tokens) <= vocab_size or len(types) != len(tokens):
         counts = f"{len(tokens):,} tokens with {len(types):,} types"
         raise InputError(f"{header.path.name}: {counts} for {vocab_size:,} rows of the embedding; download it again")
@@ -67,14 +67,14 @@ def build_tokenizer_files(header: GGUFHeader, vocab_size: int) -> dict[str, str]
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": header.find(f"{header.get('general.architecture', str)}.context_length", int),
+        "model_max_length": header.get(f"{header.require('general.architecture', str)}.context_length", int),
         **special,
     }
     files = {
         "tokenizer.json": backend.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
     }
-    template = header.find("tokenizer.chat_template", str)
+    template = header.get("tokenizer.chat_template", str)
     return files | ({"chat_template.jinja": template} if template else {})
 
 
@@ -83,7 +83,7 @@ def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, 
     special: dict[str, str] = {}
     for role, name in SPECIAL_TOKENS.items():
         key = f"{PREFIX}{name}_token_id"
-        index = header.find(key, int)
+        index = header.get(key, int)
         if index is None or index == -1 or index == 0xFFFFFFFF:
             continue
         if not 0 <= index < len(tokens):
@@ -94,9 +94,9 @@ def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, 
 
 def find_split(header: GGUFHeader) -> str:
     """Return how the byte-level BPE of a file splits text into words."""
-    name = header.find(f"{PREFIX}pre", str)
+    name = header.get(f"{PREFIX}pre", str)
     if name in (None, "default"):
-        name = DEFAULT_SPLIT[header.get("general.architecture", str)]
+        name = DEFAULT_SPLIT[header.require("general.architecture", str)]
     if name not in SPLITS:
         raise InputError(f"{header.path.name}: pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLITS)}")
     return SPLITS[name]
@@ -106,7 +106,7 @@ def build_byte_level(header: GGUFHeader, tokens: Sequence[str], types: Sequence[
     """Build the byte-level BPE of a file; unused rows of the embedding get no token."""
     split = find_split(header)
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
-    pairs = [merge.split(" ") for merge in header.find_list(f"{PREFIX}merges", str)]
+    pairs = [merge.split(" ") for merge in header.get_list(f"{PREFIX}merges", str)]
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise InputError(f"{header.path.name}: {PREFIX}merges does not hold pairs of tokens; download it again")
     merges: list[tuple[str, str]] = [(left, right) for left, right in pairs]
@@ -127,11 +127,11 @@ def build_byte_level(header: GGUFHeader, tokens: Sequence[str], types: Sequence[
 
 def build_sentencepiece(header: GGUFHeader, tokens: Sequence[str]) -> Tokenizer:
     """Build the BPE of SentencePiece: spaces are `▁`, unknown characters become bytes, and scores order the merges."""
-    scores = header.find_list(f"{PREFIX}scores", float, int)
+    scores = header.get_list(f"{PREFIX}scores", float, int)
     if len(scores) != len(tokens):
         raise InputError(f"{header.path.name}: {len(tokens):,} tokens with {len(scores):,} scores; download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
-    unknown = header.find(f"{PREFIX}unknown_token_id", int)
+    unknown = header.get(f"{PREFIX}unknown_token_id", int)
     backend = Tokenizer(
         models.BPE(
             vocab=vocab,
@@ -141,7 +141,7 @@ def build_sentencepiece(header: GGUFHeader, tokens: Sequence[str]) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    has_prefix = header.find(f"{PREFIX}add_space_prefix", bool) is not False
+    has_prefix = header.get(f"{PREFIX}add_space_prefix", bool) is not False
     replace = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if has_prefix else [replace])
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
@@ -177,11 +177,13 @@ def is_bos_default(header: GGUFHeader, kind: str) -> bool:
 
 def build_post_processor(header: GGUFHeader, special: dict[str, str], has_bos: bool) -> Any:
     """Return the template that adds bos and eos to a text."""
-    add_bos, add_eos = (header.find(f"{PREFIX}add_{name}_token", bool) for name in ("bos", "eos"))
+    add_bos, add_eos = (header.get(f"{PREFIX}add_{name}_token", bool) for name in ("bos", "eos"))
     first = special.get("bos_token") if (has_bos if add_bos is None else add_bos) else None
     last = special.get("eos_token") if add_eos else None
     single = [*([first] if first else []), "$A", *([last] if last else [])]
     ids = {
-        token: header.get(f"{PREFIX}{name}_token_id", int) for token, name in ((first, "bos"), (last, "eos")) if token
+        token: header.require(f"{PREFIX}{name}_token_id", int)
+        for token, name in ((first, "bos"), (last, "eos"))
+        if token
     }
     return processors.TemplateProcessing(single=single, pair=None, special_tokens=list(ids.items()))
