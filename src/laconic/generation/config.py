@@ -9,9 +9,9 @@ from laconic.errors import UsageError
 from laconic.generation.result import Generation
 
 Number = float | int
-OnToken = Callable[[int, int, str, float], bool | None]
-OnPrefill = Callable[[int, int], None]
-OnFinish = Callable[[int, Generation], None]
+OnToken = Callable[[int, int, str, float], bool | None]  # (row, token id, text, logprob)
+OnPrefill = Callable[[int, int], None]  # (positions read, positions of the prompt)
+OnFinish = Callable[[int, Generation], None]  # (row, result)
 
 
 def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
@@ -26,8 +26,8 @@ class GenerationConfig:
 
     Args:
         max_tokens: Largest number of new tokens per row.
-        min_tokens: No end-of-sequence id is taken before this many new tokens.
-        temperature: 0 takes the most likely id (greedy); otherwise logits are divided by it and an id is sampled.
+        min_tokens: Number of new tokens before which no end-of-sequence id is generated.
+        temperature: 0 selects the most likely id (greedy); otherwise logits are divided by it and an id is sampled.
         top_k: Sample from the k most likely ids; 0 turns the filter off.
         top_p: Sample from the smallest set of ids whose probabilities add up to at least this; 1 turns it off.
         min_p: Sample from ids at least this many times as likely as the most likely one; 0 turns it off.

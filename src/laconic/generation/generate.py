@@ -34,6 +34,7 @@ from laconic.generation.state import DecodeState
 from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
+from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 
 
@@ -99,7 +100,8 @@ def generate(
         if first_positions is not None:
             prompt = prompt._replace(first_positions=first_positions.to(prompt.attention_mask.device))
         prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, config))
-        first_new_position = check_max_length(decoder, prompt, state, config.max_tokens)
+        first_new_position = find_first_new_position(decoder, prompt, state)
+        check_position_table(decoder.config, first_new_position, config.max_tokens)
         sampler = build_sampler(decoder, prompt, config)
         decode = None if tokenizer is None else tokenizer.decode
         sequences = [
@@ -115,7 +117,7 @@ def generate(
 
 
 def resolve_eos(decoder: Decoder, config: GenerationConfig) -> tuple[int, ...]:
-    """Return the ids that end a row: those of the options, else those of the model's configuration."""
+    """Return the ids that end a row, from the options or else from the model's configuration."""
     eos = config.eos_token_ids
     if eos is None:
         return decoder.config.eos_token_ids
@@ -123,7 +125,7 @@ def resolve_eos(decoder: Decoder, config: GenerationConfig) -> tuple[int, ...]:
 
 
 def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) -> Sampler:
-    """Check ids and seeds against model and prompt, and return the sampler."""
+    """Return the sampler; raise UsageError for ids outside the vocabulary or a wrong number of seeds."""
     V, rows = decoder.config.vocab_size, len(prompt.token_ids)
     eos = resolve_eos(decoder, config)
     option_ids = (
@@ -147,7 +149,8 @@ def resolve_update_flags(
 ) -> tuple[bool, bool]:
     """Return whether prompt and output update fast weights; by default only for models without attention.
 
-    Raises UsageError for a state of the wrong kind, and for options that this kind of model does not have.
+    Raises:
+        UsageError: The state is of the wrong kind, or the model does not have one of the options.
     """
     is_stateful = isinstance(decoder, StatefulLM)
     if state is not None and isinstance(state, RecurrentState) != is_stateful:
@@ -167,10 +170,11 @@ def resolve_update_flags(
     )
 
 
-def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None, max_tokens: int) -> int:
+def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None) -> int:
     """Return the position of the first new token of the longest row.
 
-    Raises UsageError if a learned position table is too short for `max_tokens` more.
+    Raises:
+        UsageError: The state does not fit the model, or has another number of rows than the prompt.
     """
     rows, device = len(prompt.attention_mask), prompt.attention_mask.device
     cache = state if isinstance(state, KVCache) else None
@@ -186,14 +190,17 @@ def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | Recurren
         start = prompt.first_positions
     elif cache is not None:
         start = cache.next_position
-    first, config = int((start + prompt.attention_mask.sum(1)).amax()), decoder.config
-    excess = first + max_tokens - config.max_position_embeddings
+    return int((start + prompt.attention_mask.sum(1)).amax())
+
+
+def check_position_table(config: DecoderConfig, first_new_position: int, max_tokens: int) -> None:
+    """Raise UsageError if a learned position table is too short for `max_tokens` new tokens."""
+    excess = first_new_position + max_tokens - config.max_position_embeddings
     if excess > 0 and config.position_encoding == "table":
         raise UsageError(
-            f"prompt of {first:,} positions + max_tokens={max_tokens:,} exceeds the {config.max_position_embeddings:,} "
-            f"positions of {config.family}; shorten by {excess:,}"
+            f"prompt of {first_new_position:,} positions + max_tokens={max_tokens:,} exceeds the "
+            f"{config.max_position_embeddings:,} positions of {config.family}; shorten by {excess:,}"
         )
-    return first
 
 
 class SequenceState:
@@ -254,9 +261,22 @@ def decode_loop(
     config: GenerationConfig,
     first_new_position: int,
 ) -> list[Generation]:
-    """Prefill, then decode until every row has ended; `first_new_position` is that of the longest row."""
+    """Prefill, then decode until every row has ended.
+
+    Rows that have ended leave the batch once they are more than half of it.
+
+    Args:
+        decoder: A decoder or a model with fast weights.
+        prompt: The validated prompt.
+        state: State that the prompt follows.
+        sequences: One per row of the prompt.
+        sampler: Sampler of all rows.
+        config: Length, stop conditions and callbacks.
+        first_new_position: Position of the first new token of the longest row, for the warning beyond the context.
+    """
     model, Pmax = decoder.config, decoder.config.max_position_embeddings
-    num_fitting = max(0, Pmax + 1 - first_new_position)  # new tokens whose positions are below Pmax, and one more
+    # New tokens that can be generated without reading position Pmax; the last new token is not read.
+    num_fitting = max(0, Pmax + 1 - first_new_position)
     warning = f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on"
     if model.position_encoding == "rope" and not num_fitting:
         warnings.warn(warning)  # before a long prompt is read

@@ -81,7 +81,7 @@ def build_prompt(
     attention_mask: Tensor | None,
     state: KVCache | DecodeState | RecurrentState | None = None,
 ) -> Prompt:
-    """Validate the one of `prompts`, `input_ids` and `inputs_embeds` that is given and move it to the model's device.
+    """Validate `prompts`, `input_ids` or `inputs_embeds`, and move it to the model's device.
 
     Unread ids of a `DecodeState` are put before it.
 

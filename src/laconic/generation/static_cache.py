@@ -1,6 +1,6 @@
 """Fast decoding of one token per row and step: a preallocated KV cache filled in place, and fused weights.
 
-Used by `laconic.generate` for unmodified decoders; tests/generation/test_static_cache.py holds it equal to the decoder.
+`laconic.generate` uses it for unmodified decoders. A test checks that it computes the same as the decoder.
 
 Shapes: L layers, B rows, H query heads in G groups of R, E head size.
 """
@@ -28,11 +28,10 @@ from laconic.models.quantize import PLAIN_MODULES
 from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.models.weight_memory import stack_rows
 
-MIN_NEW_SLOTS = (
-    1024  # slots allocated at once, if as many steps remain; a full buffer is replaced by one twice as large
-)
+MIN_NEW_SLOTS = 1024  # slots allocated at once if as many steps remain; a full buffer is replaced by a doubled one
 MAX_COPY_BYTES = 256 * 2**20  # weights beyond this are used in place instead of copied, see `copy_budget`
-MAX_COPY_SHARE = 0.22  # of the weights of a model larger than MAX_COPY_BYTES: room for the tied head of SmolLM2-135M
+# Share of the weights that is copied from a model larger than MAX_COPY_BYTES; the tied head of SmolLM2-135M fits.
+MAX_COPY_SHARE = 0.22
 # oneDNN's packed layout is the one private API in this package: for batches it makes decoding 1.2 to 1.4 times as fast
 # (benchmarks/decoding.py misses a target without it), for a single row a plain copy is faster.
 MIN_PACKED_ROWS, MIN_PACKED_NUMEL = 4, 2**18
@@ -41,12 +40,12 @@ ONEDNN: Any = torch.ops.mkldnn
 STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks")
 
-LinearFn = Callable[[Tensor], Tensor]
+TensorFn = Callable[[Tensor], Tensor]
 ResidualFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def is_stock_decoder(decoder: Decoder) -> bool:
-    """Return whether every module is what the constructor made, so that the weights determine the result."""
+    """Return whether all modules are those that the constructor builds, so that the weights determine the result."""
     if decoder.training or decoder.attn_implementation != "sdpa":
         return False
     for module in decoder.modules():
@@ -61,41 +60,57 @@ def is_stock_decoder(decoder: Decoder) -> bool:
 
 
 class FusedLayer(NamedTuple):
-    """One block as functions of [B, …] rows."""
+    """One block as functions of [B, …] tensors, one row per sequence.
 
-    norm1: LinearFn
-    qkv: LinearFn
-    q_norm: LinearFn | None
-    k_norm: LinearFn | None
+    Attributes:
+        norm1: Norm before attention.
+        qkv: Queries, keys and values, concatenated.
+        q_norm: Norm of the queries, if the model has one.
+        k_norm: Norm of the keys, if the model has one.
+        add_o: Residual stream plus the output projection of attention.
+        norm2: Norm before the MLP.
+        mlp_hidden: Input of the MLP's output projection.
+        add_down: Residual stream plus the output projection of the MLP.
+        scale: Attention scale.
+        window: Sliding window; None for full attention.
+    """
+
+    norm1: TensorFn
+    qkv: TensorFn
+    q_norm: TensorFn | None
+    k_norm: TensorFn | None
     add_o: ResidualFn
-    norm2: LinearFn
-    mlp_hidden: LinearFn
+    norm2: TensorFn
+    mlp_hidden: TensorFn
     add_down: ResidualFn
     scale: float
     window: int | None
 
 
 class FusedWeights(NamedTuple):
-    """A stock decoder as functions, made for each call of `generate` because weights may change between calls."""
+    """A stock decoder as functions, built for each call of `generate` because weights may change between calls."""
 
     config: DecoderConfig
     token_embedding: Tensor
     position_embedding: Tensor | None
     layers: list[FusedLayer]
-    final_norm: LinearFn
-    lm_head: LinearFn
+    final_norm: TensorFn
+    lm_head: TensorFn
 
 
 def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_rows: int = 1) -> FusedWeights:
-    """Fuse the linear layers that share an input; copy as many weights as fit into `max_copy_bytes`, the head first.
+    """Fuse the linear layers that share an input.
 
-    `num_rows` is the batch size of the steps, which decides the layout of the copies.
+    Args:
+        decoder: A stock decoder.
+        max_copy_bytes: Bytes of weights to copy into a faster layout, the head first; the rest is used in place.
+        num_rows: Batch size of the steps, which decides the layout of the copies.
     """
     config, names = decoder.config, decoder.weight_names
     token_embedding = decoder.token_embedding.weight
     remaining = max_copy_bytes
 
-    def fuse(modules: Sequence[nn.Module]) -> list[LinearFn]:
+    def fuse(modules: Sequence[nn.Module]) -> list[TensorFn]:
         nonlocal remaining
         size = sum(m.weight.nbytes for m in modules if isinstance(m.weight, Tensor))
         int8_layers = [m for m in modules if isinstance(m, Int8Linear)]
@@ -107,19 +122,19 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
         weights = [(m.weight, m.bias if isinstance(m, nn.Linear) else None) for m in modules]
         return fuse_linear(cast(Any, weights), should_copy, should_pack=num_rows >= MIN_PACKED_ROWS)
 
-    def fuse_roles(block: Block, *roles: str) -> list[LinearFn]:
+    def fuse_roles(block: Block, *roles: str) -> list[TensorFn]:
         return fuse([block.submodule(role) for role in roles])
 
     def fuse_layer(i: int, block: Block) -> FusedLayer:
         return FusedLayer(
             fuse_norm(block.submodule("norm1")),
-            concat_outputs(fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v")),
+            concat_layers(fuse_roles(block, "qkv") if names.qkv else fuse_roles(block, "q", "k", "v")),
             block.submodule("q_norm") if config.qk_norm else None,
             block.submodule("k_norm") if config.qk_norm else None,
-            add_residual(*fuse_roles(block, "o")),
+            fuse_residual(*fuse_roles(block, "o")),
             fuse_norm(block.submodule("norm2")),
             fuse_mlp(fuse_roles(block, *(("gate", "up") if config.gated_mlp else ("up",))), config),
-            add_residual(*fuse_roles(block, "down")),
+            fuse_residual(*fuse_roles(block, "down")),
             config.attention_scales[i],
             config.sliding_windows[i],
         )
@@ -131,8 +146,11 @@ def fuse_weights(decoder: Decoder, max_copy_bytes: int = MAX_COPY_BYTES, num_row
     return FusedWeights(config, token_embedding, positions, layers, final_norm, lm_head)
 
 
-def fuse_norm(norm: nn.Module) -> LinearFn:
-    """Return a norm as a function; float32 RMSNorm on CPUs in four kernels: weight sqrt(D) x / sqrt(|x|^2 + D eps)."""
+def fuse_norm(norm: nn.Module) -> TensorFn:
+    """Return a norm as a function.
+
+    Float32 RMSNorm on a CPU becomes weight sqrt(D) x / sqrt(|x|^2 + D eps), which takes only four kernels.
+    """
     if not isinstance(norm, RMSNorm) or norm.weight.dtype != torch.float32 or norm.weight.device.type != "cpu":
         return norm
     D, vector_norm = len(norm.weight), cast(Any, torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
@@ -140,8 +158,8 @@ def fuse_norm(norm: nn.Module) -> LinearFn:
     return lambda x: (x / torch.hypot(vector_norm(x, 2, -1, True), offset)).mul_(weight)
 
 
-def add_residual(linear: LinearFn) -> ResidualFn:
-    """Return a linear layer that adds its output to the residual stream, in one operation where torch has one."""
+def fuse_residual(linear: TensorFn) -> ResidualFn:
+    """Return a function that adds the layer's output to the residual stream, in one operation where torch has one."""
     if isinstance(linear, partial) and linear.func is torch.mm:
         return cast(ResidualFn, partial(torch.addmm, mat2=linear.keywords["mat2"]))
 
@@ -149,7 +167,7 @@ def add_residual(linear: LinearFn) -> ResidualFn:
 
 
 def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
-    """Return how many bytes to copy: a small model whole, of a large one a part for batches, none for few `steps`."""
+    """Return how many bytes of weights to copy: all of a small model, a part of a large one for batches, else 0."""
     is_batch = num_rows >= MIN_PACKED_ROWS
     if steps < (MIN_STEPS_TO_PACK if is_batch else MIN_STEPS_TO_COPY):
         return 0
@@ -159,13 +177,18 @@ def copy_budget(decoder: Decoder, num_rows: int, steps: int) -> int:
     return min(MAX_COPY_BYTES, int(MAX_COPY_SHARE * num_bytes)) if is_batch else 0
 
 
-def concat_outputs(layers: Sequence[LinearFn]) -> LinearFn:
-    """Return layers of one input as a function that concatenates their outputs."""
+def concat_layers(layers: Sequence[TensorFn]) -> TensorFn:
+    """Return a function that applies all layers to one input and concatenates their outputs."""
     return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], -1)
 
 
-def fuse_mlp(layers: Sequence[LinearFn], config: DecoderConfig) -> LinearFn:
-    """Return the input of the MLP's output projection as a function; `layers` are up, or gate and up, fused or not."""
+def fuse_mlp(layers: Sequence[TensorFn], config: DecoderConfig) -> TensorFn:
+    """Return a function that computes the input of the MLP's output projection.
+
+    Args:
+        layers: The up projection, or gate and up, as one fused layer or two.
+        config: Configuration with the activation.
+    """
 
     def hidden(x: Float[Tensor, "B D"]) -> Float[Tensor, "B F"]:
         outputs = [layer(x) for layer in layers]
@@ -177,32 +200,33 @@ def fuse_mlp(layers: Sequence[LinearFn], config: DecoderConfig) -> LinearFn:
     return hidden
 
 
-def multiply(weight: Float[Tensor, "D N"], bias: Tensor | None) -> LinearFn:
+def build_linear(weight: Float[Tensor, "D N"], bias: Tensor | None) -> TensorFn:
     """Return x W + b as a function of x."""
     return partial(torch.mm, mat2=weight) if bias is None else partial(torch.addmm, bias, mat2=weight)
 
 
 def fuse_linear(
     weights_and_biases: Sequence[tuple[Tensor, Tensor | None]], copy: bool, should_pack: bool = False
-) -> list[LinearFn]:
-    """Return linear layers of one input as one function of a transposed or packed copy, or in place.
+) -> list[TensorFn]:
+    """Return functions for linear layers that share an input.
 
-    In place, they are one function if their weights are neighbours in memory, as a checkpoint is loaded, but not for
-    batches, where MKL is faster on the separate weights.
+    With `copy` they become one function of a transposed or packed copy. Without, the weights are used in place: as one
+    function if they are adjacent in memory, as in a loaded checkpoint, but not for batches (`should_pack`), where MKL
+    is faster on separate weights.
     """
     weights, bias = [w for w, _ in weights_and_biases], None
     weight = stack_rows(weights) if copy or not should_pack else None
     if weight is None and not copy:
-        return [multiply(w.t(), b) for w, b in weights_and_biases]
+        return [build_linear(w.t(), b) for w, b in weights_and_biases]
     weight = torch.cat(weights) if weight is None else weight
     if any(b is not None for _, b in weights_and_biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in weights_and_biases])
     if not copy:
-        return [multiply(weight.t(), bias)]
+        return [build_linear(weight.t(), bias)]
     is_large = weight.numel() >= MIN_PACKED_NUMEL and weight.dtype == torch.float32
     if should_pack and is_large and has_onednn_packing(weight.device):
         return [pack_linear(weight, bias)]
-    return [multiply(weight.t().contiguous(), bias)]
+    return [build_linear(weight.t().contiguous(), bias)]
 
 
 def has_onednn_packing(device: torch.device) -> bool:
@@ -211,7 +235,7 @@ def has_onednn_packing(device: torch.device) -> bool:
     return device.type == "cpu" and torch.backends.mkldnn.is_available() and all(hasattr(ONEDNN, n) for n in names)
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None) -> LinearFn:
+def pack_linear(weight: Tensor, bias: Tensor | None) -> TensorFn:
     """Return a linear layer with its weight in oneDNN's packed layout."""
     packed, linear = ONEDNN._reorder_linear_weight(weight, None), ONEDNN._linear_pointwise.default
     return lambda x: linear(x, packed, bias, "none", [], "")
@@ -326,7 +350,7 @@ class StaticCacheDecoder:
 def rope_for_steps(
     config: rope.RopeConfig, p: Int[Tensor, "B N"], E: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "N B 1 E"], Float[Tensor, "N B 1 E"]]:
-    """Return cos, and sin with the sign of its half, for N future steps; each position is then its row's longest."""
+    """Return cos, and sin with the sign of its half, for N future steps, in which p is the last position of its row."""
     B, N = p.shape
     positions = p.t().reshape(-1)
     omega, a = ROPE_SCALINGS[config.kind](config, E, 1 + positions)

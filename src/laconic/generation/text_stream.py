@@ -1,4 +1,4 @@
-"""Incremental detokenization: emit whole characters only, and nothing from a stop string on."""
+"""Incremental detokenization: emit whole characters only, and end before a stop string."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,8 +8,8 @@ REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 class IncrementalDetokenizer:
     """Text of one continuation, emitted in pieces that concatenate to `text`.
 
-    Each step decodes only the ids of the last two pieces; the earlier one decides whether the later one begins with
-    a space.
+    Each step decodes only the ids of the last two pieces. The earlier piece is needed because some tokenizers remove
+    the space at the beginning of a decoded text.
 
     Args:
         decode: Tokenizer's decode function.
@@ -28,13 +28,13 @@ class IncrementalDetokenizer:
 
     @property
     def num_characters(self) -> int:
-        """Number of characters decoded so far, those of a possible stop string included."""
+        """Number of characters decoded so far, including those of a possible stop string."""
         return len(self.text) + len(self.pending)
 
     def append(self, token: int) -> str:
-        """Add an id and return the text that is now certain, often none; set `found_stop` at a stop string."""
+        """Add an id and return the text that is now certain, often ""; set `found_stop` at a stop string."""
         self.token_ids.append(token)
-        piece = self.new_text()
+        piece = self.decode_new_text()
         if piece.endswith(REPLACEMENT_CHARACTER):
             return ""
         if piece:
@@ -46,11 +46,11 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """Return the pending text: an incomplete character, or the beginning of a stop string."""
-        rest = "" if self.found_stop else self.pending + self.new_text()
+        rest = "" if self.found_stop else self.pending + self.decode_new_text()
         self.text += rest
         return rest
 
-    def new_text(self) -> str:
+    def decode_new_text(self) -> str:
         """Decode the text since the last piece."""
         if not self.token_ids:
             return ""

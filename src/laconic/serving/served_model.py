@@ -14,7 +14,13 @@ from laconic.experiment.nested_model import NestedTextModel
 from laconic.experiment.read_into_state import fit_attention_window
 from laconic.experiment.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
-from laconic.generation.generate import build_sampler, check_max_length, resolve_eos, resolve_update_flags
+from laconic.generation.generate import (
+    build_sampler,
+    check_position_table,
+    find_first_new_position,
+    resolve_eos,
+    resolve_update_flags,
+)
 from laconic.generation.prompt import Prompt, build_prompt
 from laconic.generation.state import DecodeState
 from laconic.generation.static_cache import is_stock_decoder
@@ -105,7 +111,8 @@ class ServedModel:
             limit = model.attention_window if model.has_attention else None
         else:
             limit = self.decoder.config.max_position_embeddings
-        first = check_max_length(self.decoder, prompt, cache, config.max_tokens)
+        first = find_first_new_position(self.decoder, prompt, cache)
+        check_position_table(self.decoder.config, first, config.max_tokens)
         if limit is not None and first + config.max_tokens > limit:
             excess = first + config.max_tokens - limit
             raise UsageError(

@@ -9,7 +9,7 @@ from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
 from laconic.experiment.methods import Question, answer_questions, build_questions_batch
 from laconic.experiment.reasoner import Reasoner
-from laconic.generation.generate import build_sampler, check_max_length
+from laconic.generation.generate import build_sampler, check_position_table, find_first_new_position
 from laconic.generation.prompt import Prompt
 from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import PromptsAnswers, PromptsAnswersStepwise
@@ -94,7 +94,7 @@ def start_decoding(
     num_positions: int,
     eos_count: int,
 ) -> None:
-    """Set how an answer is decoded that follows a cache and as many positions.
+    """Set how an answer is decoded that follows a cache and `num_positions` further positions.
 
     Raises:
         UsageError: They exceed a learned position table.
@@ -102,7 +102,8 @@ def start_decoding(
     alone = torch.zeros(1, dtype=torch.long)  # a row's samples depend on its index, which is 0 for a request
     config = build_answer_config(decoder, alone, decoding, num_positions, eos_count)
     prompt = Prompt(None, None, torch.ones(1, num_positions, dtype=torch.bool), [[]])
-    check_max_length(decoder, prompt, cache, config.max_tokens)
+    first = find_first_new_position(decoder, prompt, cache)
+    check_position_table(decoder.config, first, config.max_tokens)
     sampler = build_sampler(decoder, prompt, config)
     sequence.start_decoding(config, sampler, decoding.eos_token_ids, without_eos(decoding), [])
 
