@@ -166,7 +166,7 @@ def test_vllm_samples_answers_without_control_tokens(served: Served) -> None:
 def test_vllm_latents_matter(served: Served) -> None:
     """The same folder with one more Jacobi iteration gives other answers."""
     model = served.llm.llm_engine.model_executor.driver_worker.get_model()
-    before, questions = model.thoughts.table, make_questions()[:50]
+    before, questions = model.thoughts.config, make_questions()[:50]
     if before.num_latents == 1:
         pytest.skip("one latent does not change after its first iteration")
     sampling = served.llm.get_default_sampling_params()
@@ -177,9 +177,9 @@ def test_vllm_latents_matter(served: Served) -> None:
 
     expected = answers()
     changes = {"schedule": "jacobi", "num_iterations": 0}
-    model.thoughts.table = before.model_copy(update=changes)
+    model.thoughts.config = before.model_copy(update=changes)
     other = answers()
-    model.thoughts.table = before
+    model.thoughts.config = before
     assert other != expected
     assert answers() == expected
 

@@ -55,12 +55,12 @@ class CacheRow:
         return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.num_bytes)
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for as many new positions."""
+        """Make room for `num_tokens` new positions."""
         required, capacity = self.num_filled + num_tokens, self.buffer.shape[2]
         if required > capacity:
             num_slots = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS)
             new = self.buffer.new_empty((*self.buffer.shape[:2], num_slots, self.buffer.shape[3]))
-            new[:, :, : self.num_filled] = self.buffer[:, :, : self.num_filled]  # to fill the rest would take longer
+            new[:, :, : self.num_filled] = self.buffer[:, :, : self.num_filled]
             self.buffer = new
 
     def take_positions(self, num_tokens: int) -> list[int]:
@@ -71,7 +71,7 @@ class CacheRow:
         return list(range(first, first + num_tokens))
 
     def drop_last(self, num_slots: int) -> None:
-        """Remove the last slots, which have to be those of the last positions."""
+        """Remove the last slots; they must hold the last positions."""
         self.num_filled -= num_slots
         self.next_position -= num_slots
         self.last_position = self.next_position - 1

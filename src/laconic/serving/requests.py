@@ -1,4 +1,4 @@
-"""What the HTTP routes ask of the engine, and the events that the engine answers with."""
+"""Requests to the engine, and the events that it answers with."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -35,9 +35,9 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """An id with its log probability in nats, and the most likely ids in its place.
+    """An id with its log probability in nats, and the most likely ids at its position.
 
-    `logprob` is None for the first id of a prompt, which follows nothing.
+    `logprob` is None for the first id of a prompt, which has no context.
     """
 
     token_id: int

@@ -1,4 +1,4 @@
-"""Read segments of several rows one after the other: models with fast weights, and decoders with replaced modules."""
+"""Read the rows of a batch one after the other, for models with fast weights and decoders with replaced modules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from laconic.models.decoder import Decoder
 
 @dataclass
 class StateRow:
-    """Immutable state of one row, replaced by every segment.
+    """A row with its current state. A state is immutable; reading a segment replaces it by a new one.
 
     Attributes:
         state: KV cache or fast weights; None for an empty cache.
-        next_position: Position of the next prompt id of a decoder, if it does not follow the last cached one.
-        update_weights: Whether what is read updates fast weights.
-        update_on_output: The same for what is read after the prompt.
+        next_position: Position of the decoder's next prompt id; None: the one after the last cached position.
+        update_weights: Whether reading updates fast weights.
+        update_on_output: Whether reading after the prompt updates fast weights.
     """
 
     state: KVCache | RecurrentState | None
@@ -36,7 +36,7 @@ class StateRow:
         return 0 if self.state is None else sum(x.nbytes for x in self.state.tensors().values())
 
     def drop_last(self, num_slots: int) -> None:
-        """Remove the last slots, which have to be those of the last positions, from a KV cache."""
+        """Remove the last slots from a KV cache; they must hold the last positions."""
         if num_slots:
             assert isinstance(self.state, KVCache)
             self.state = self.state.crop(self.state.S - num_slots)
@@ -47,18 +47,22 @@ class StateRow:
 
 
 class RowByRowModel:
-    """A model that reads one row per pass. A row that fails does not touch the others."""
+    """A model that reads one row per forward pass. An error in one row does not affect the others."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
 
     def forward(self, segments: Sequence[tuple[StateRow, Tensor]]) -> list[Float[Tensor, "n D"] | Exception]:
-        """Read all segments; return the hidden states after the final norm of each, or its error."""
+        """Read a segment of ids [n] or embeddings [n, D] per row.
+
+        Returns:
+            The hidden states of each row after the final norm, or its error.
+        """
         results = list[Tensor | Exception]()
         for row, inputs in segments:
             try:
                 results.append(self.read(row, inputs))
-            except Exception as error:  # this row's
+            except Exception as error:  # the engine ends this row with it
                 results.append(error)
         return results
 

@@ -10,27 +10,27 @@ from torch import Tensor, nn
 from laconic.errors import InputError
 from laconic.latent.packed_rollout import ModelFn, find_latent_rows, run_packed_rollout
 from laconic.latent.thoughts import Projection
-from laconic.serving.thoughts_table import ThoughtsTable, parse_thoughts_table
+from laconic.serving.thoughts_config import ThoughtsConfig, parse_thoughts_config
 
-CONTROL_VECTORS = "vectors"  # tensor of thoughts.safetensors that the embedding table has too
+CONTROL_VECTORS = "vectors"  # in thoughts.safetensors; not loaded, since the embedding table has them too
 
 
 class ServedThoughts(nn.Module):
     """Latent thoughts of an exported run, for a model that holds the control vectors as embeddings.
 
     Args:
-        table: Value of `laconic` in config.json.
+        config: Value of `laconic` in config.json.
         hidden_size: Width of the model, D.
         vocab_size: Number of its embeddings, V.
 
     Raises:
-        InputError: If the table is missing, invalid, or does not fit the model.
+        InputError: If the value is missing, invalid, or does not fit the model.
     """
 
-    def __init__(self, table: Any, hidden_size: int, vocab_size: int) -> None:
+    def __init__(self, config: Any, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
-        self.table: ThoughtsTable = parse_thoughts_table(table)
-        suppressed = sorted({*self.table.control_ids, *self.table.suppress_token_ids})
+        self.config: ThoughtsConfig = parse_thoughts_config(config)
+        suppressed = sorted({*self.config.control_ids, *self.config.suppress_token_ids})
         if suppressed[-1] >= vocab_size:
             raise InputError(
                 f"config.json: laconic names token {suppressed[-1]}, but the model has {vocab_size}; write the folder "
@@ -38,15 +38,15 @@ class ServedThoughts(nn.Module):
             )
         self.register_buffer("suppressed", torch.tensor(suppressed), persistent=False)
         self.projection: Projection | None = None
-        if self.table.projection != "none":
-            width = self.table.projection_width
+        if self.config.projection != "none":
+            width = self.config.projection_width
             self.projection = Projection(hidden_size, width, 0.0, torch.Generator()).float()
         self.eval().requires_grad_(False)
 
     @property
     def num_updates(self) -> int:
         """Jacobi iterations, T."""
-        return self.table.num_updates
+        return self.config.num_updates
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the tensors of thoughts.safetensors.
@@ -74,7 +74,7 @@ class ServedThoughts(nn.Module):
 
     def find_rows(self, input_ids: Int[Tensor, " N"], position_ids: Int[Tensor, " N"]) -> Int[Tensor, " rows"]:
         """Return the rows of latents in a packed batch."""
-        return find_latent_rows(input_ids, position_ids, self.table.begin_token_id, self.table.latent_token_id)
+        return find_latent_rows(input_ids, position_ids, self.config.begin_token_id, self.config.latent_token_id)
 
     def run(
         self, run_model: ModelFn, inputs_embeds: Float[Tensor, "N D"], latent_rows: Int[Tensor, " rows"]
@@ -83,5 +83,5 @@ class ServedThoughts(nn.Module):
         return run_packed_rollout(run_model, inputs_embeds, latent_rows, self.project, self.num_updates)
 
     def mask_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        """Give the tokens that an answer never has a probability of 0."""
+        """Give the suppressed tokens a probability of 0."""
         return logits.index_fill(-1, self.get_buffer("suppressed"), -torch.inf)

@@ -23,7 +23,7 @@ from laconic.latent.answering import AnswerDecoding, count_expected_eos
 from laconic.latent.coconut import Coconut
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
-from laconic.serving.thoughts_table import TABLE_KEY, ThoughtsTable
+from laconic.serving.thoughts_config import CONFIG_KEY, ThoughtsConfig
 from laconic.serving.vllm_plugin import SERVER_CONFIG_FILE, VLLM_CLASSES
 
 CONTROL_TOKENS = ("<|laconic:begin|>", "<|laconic:latent|>", "<|laconic:end|>")
@@ -77,11 +77,14 @@ def export_for_vllm(
     vocab_size = decoder.config.vocab_size
     if run.parts.latents is not None:
         ids = add_control_tokens(backend)
-        table = build_thoughts_table(run, ids, encoder.eos_token_id)
+        thoughts_config = build_thoughts_config(run, ids, encoder.eos_token_id)
         decoder = add_control_embeddings(decoder, run.parts.latents, ids)
         begin, latent, end = CONTROL_TOKENS
-        thoughts = begin + latent * table.num_latents + end
-        fields = {"architectures": [f"Laconic{VLLM_CLASSES[family]}"], TABLE_KEY: table.model_dump(mode="json")}
+        thoughts = begin + latent * thoughts_config.num_latents + end
+        fields = {
+            "architectures": [f"Laconic{VLLM_CLASSES[family]}"],
+            CONFIG_KEY: thoughts_config.model_dump(mode="json"),
+        }
         files = {SERVER_CONFIG_FILE: SERVER_CONFIG.encode()}
     special_tokens = {**tokenizer.special_tokens, "eos_token": token_text(backend, encoder.eos_token_id)}
     served = build_tokenizer(backend, special_tokens, build_chat_template(run, encoder, thoughts))
@@ -94,8 +97,8 @@ def export_for_vllm(
     export_run(whole, folder, dtype=dtype, max_shard_bytes=max_shard_bytes, server=server)
 
 
-def build_thoughts_table(run: LoadedRun, ids: ControlIds, eos_token_id: int) -> ThoughtsTable:
-    """Return how a run thinks; Coconut has the latents of its stage. Padding is suppressed unless it is the eos."""
+def build_thoughts_config(run: LoadedRun, ids: ControlIds, eos_token_id: int) -> ThoughtsConfig:
+    """Return the settings of a run's latent rollout (Coconut: of its stage); suppress padding that is not eos."""
     latents, method, config = run.parts.latents, run.method, run.parts.decoder.config
     assert latents is not None
     if latents.stop_head is not None:
@@ -104,7 +107,7 @@ def build_thoughts_table(run: LoadedRun, ids: ControlIds, eos_token_id: int) -> 
         )
     names, pad = ("schedule", "num_iterations", "projection", "projection_width"), config.pad_token_id
     M = method.num_answer_latents if isinstance(method, Coconut) else latents.num_latents
-    return ThoughtsTable.model_validate(
+    return ThoughtsConfig.model_validate(
         {
             "method": run.recipe.method,
             "step": run.step,
@@ -232,6 +235,6 @@ def build_tokenizer(backend: TokenizerBackend, special_tokens: Mapping[str, str]
     return tokenizer
 
 
-def to_json(table: Mapping[str, object] | Sequence[object]) -> bytes:
+def to_json(value: Mapping[str, object] | Sequence[object]) -> bytes:
     """Return a value as the contents of a JSON file."""
-    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -16,11 +16,11 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 from laconic.serving.served_thoughts import ServedThoughts
-from laconic.serving.thoughts_table import TABLE_KEY
+from laconic.serving.thoughts_config import CONFIG_KEY
 from laconic.serving.vllm_plugin import check_engine
 
-PREFIX = "thoughts."  # of the names of the projection's weights
-THOUGHTS_FILE = "laconic/thoughts.safetensors"  # where export_run writes them; vLLM reads no folder by itself
+PREFIX = "thoughts."  # begins the names of the projection's weights
+THOUGHTS_FILE = "laconic/thoughts.safetensors"  # the file that export_run writes them to
 
 
 class ThinkingModel:
@@ -29,8 +29,8 @@ class ThinkingModel:
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         check_engine(vllm_config)
         config = vllm_config.model_config
-        table = getattr(config.hf_config, TABLE_KEY, None)
-        thoughts = ServedThoughts(table, config.get_hidden_size(), config.get_vocab_size())
+        thoughts_config = getattr(config.hf_config, CONFIG_KEY, None)
+        thoughts = ServedThoughts(thoughts_config, config.get_hidden_size(), config.get_vocab_size())
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # pyright: ignore[reportCallIssue]
         self.thoughts = thoughts
         source = DefaultModelLoader.Source(

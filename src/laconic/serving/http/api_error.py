@@ -1,4 +1,4 @@
-"""Errors of the HTTP API, in the shape that OpenAI's clients parse."""
+"""Errors of the HTTP API, in OpenAI's format."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,21 @@ from laconic.errors import DiskError, InputError, LaconicError, UnsafeFileError,
 from laconic.serving.engine import EngineClosedError
 from laconic.serving.http.schemas import UNSUPPORTED_PARAMETERS
 
-TYPES = {
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
     429: "rate_limit_error",
 }
-EXPECTED = {  # parameters of several types, for which pydantic has a message each
+EXPECTED_TYPES = {  # parameters of several types, for which pydantic would report one message per type
     "prompt": "a text, a list of texts, a list of token ids, or a list of lists of token ids, none of them empty",
     "stop": "a text or a list of texts",
     "memory": "a list of the ids or names of memories",
 }
-NAMED_BY_MESSAGE = ("extra_forbidden", "missing")  # errors whose message says which field of an item
-NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat 408 and 409, where the same answer would follow
+FIELD_ERRORS = ("extra_forbidden", "missing")  # pydantic's error types whose messages below name the field
+# OpenAI's clients retry after 408 and 409 on their own, but would get the same answer again.
+NO_RETRY_HEADER = {"x-should-retry": "false"}
 
 
 class ApiError(HTTPException):
@@ -52,26 +53,26 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        extra = NO_RETRY if status in (408, 409) else {}
+        extra = NO_RETRY_HEADER if status in (408, 409) else {}
         super().__init__(status, message, {**extra, **(headers or {})})
         self.param, self.code = param, code
 
 
-def queue_full_error(message: str) -> ApiError:
-    """Return the 429 of a server that has no place for a request now."""
+def build_queue_full_error(message: str) -> ApiError:
+    """Return the 429 error for a request that does not fit into the queue."""
     return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
 
-def shutting_down_error() -> ApiError:
-    """Return the 503 of a server that ends before it has answered."""
+def build_shutdown_error() -> ApiError:
+    """Return the 503 error for a request that the server's shutdown ends."""
     message = "the server is shutting down; send the request again"
     return ApiError(503, message, code="shutting_down", headers={"Retry-After": "1"})
 
 
 def to_http_error(error: Exception, request_id: str) -> HTTPException:
-    """Return the HTTP error of any exception: 400 for what a request causes, 503 for the disk, else 500.
+    """Return the HTTP error for an exception: 400 if the request caused it, 503 for disk errors, else 500.
 
-    What a request does not cause is in the log.
+    Errors that the request did not cause are logged.
     """
     match error:
         case HTTPException():
@@ -79,7 +80,7 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
         case UsageError() | InputError() | UnsafeFileError():
             return ApiError(400, str(error))
         case EngineClosedError():
-            return shutting_down_error()
+            return build_shutdown_error()
         case DiskError():
             log_message(f"laconic: request {request_id}: {error}")
             message = f"the server cannot write to its disk; its log has the reason under request {request_id}"
@@ -92,9 +93,9 @@ def to_http_error(error: Exception, request_id: str) -> HTTPException:
 
 def build_error_body(error: HTTPException) -> dict[str, Any]:
     status, message = error.status_code, str(error.detail)
-    if not isinstance(error, ApiError):  # the framework's own, of which the detail is the phrase
+    if not isinstance(error, ApiError):  # raised by Starlette, which sets only the phrase of the status
         message = f"{message}: {HTTPStatus(status).description or 'the request cannot be handled'}"
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -103,8 +104,12 @@ def build_error_response(error: HTTPException) -> JSONResponse:
     return JSONResponse(build_error_body(error), status_code=error.status_code, headers=error.headers)
 
 
-def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return the 400 that names the first invalid parameter."""
+def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Return the 400 error that names the first invalid parameter.
+
+    Args:
+        errors: Errors as pydantic lists them.
+    """
     first = errors[0]
     path: Sequence[Any] = first["loc"][1:]
     if not path:
@@ -112,8 +117,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, message)
     param = str(path[0])
     name = param
-    if len(path) > 1 and isinstance(path[1], int):  # otherwise the type of a union that does not fit
-        name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if first["type"] not in NAMED_BY_MESSAGE)
+    if len(path) > 1 and isinstance(path[1], int):  # path[1] may also be a member of a union
+        name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if first["type"] not in FIELD_ERRORS)
     match first["type"]:
         case "extra_forbidden" if len(path) > 1:
             message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; leave it out", "unknown_parameter"
@@ -123,16 +128,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             message, code = f"unknown parameter {param[:80]!r}; leave it out", "unknown_parameter"
         case "missing":
             message, code = f"{name}: missing {path[-1]}; give it", "missing_parameter"
-        case _ if param in EXPECTED and not str(first["type"]).startswith(("value", "too_")):
-            message, code = f"{name}: expected {EXPECTED[param]}", "invalid_value"
+        case _ if param in EXPECTED_TYPES and not str(first["type"]).startswith(("value", "too_")):
+            message, code = f"{name}: expected {EXPECTED_TYPES[param]}", "invalid_value"
         case _:
             reason = str(first["msg"]).removeprefix("Value error, ")
             message, code = f"{name}: {reason[:1].lower()}{reason[1:]}", "invalid_value"
     return ApiError(400, message, param[:80], code)
 
 
-def route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:
-    """Return the 405 of a path that takes other methods, or the 404 that lists the paths without parameters."""
+def build_route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:
+    """Return the 405 error for a path with other methods, or a 404 error that lists the paths without parameters."""
     path = request.url.path[:80]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     if matching:
@@ -143,18 +148,18 @@ def route_error(request: Request, routes: Sequence[APIRoute]) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[APIRoute]) -> None:
-    """Answer all errors in OpenAI's shape.
+    """Answer all errors in OpenAI's format.
 
     Args:
         app: The application.
-        routes: Its routes, which the error of an unknown one names.
+        routes: Its routes, for the message about an unknown path.
     """
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):
-            error = validation_error(error.errors())
+            error = build_validation_error(error.errors())
         elif isinstance(error, HTTPException) and not isinstance(error, ApiError) and error.status_code in (404, 405):
-            error = route_error(request, routes)
+            error = build_route_error(request, routes)
         return build_error_response(to_http_error(error, request.state.id))
 
     for kind in (HTTPException, RequestValidationError, LaconicError):

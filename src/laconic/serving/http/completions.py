@@ -55,7 +55,7 @@ class CompletionAnswer:
         self.id, self.created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         self.has_logprobs, self.echo = body.logprobs is not None, bool(body.echo)
         self.is_score_only = body.max_tokens == 0  # the engine generates one token, which is left out
-        self.echoes: list[str] = []  # the text of each prompt that `echo` repeats
+        self.echoes: list[str] = []  # text of each prompt, if `echo` repeats it
 
     async def prepare(self) -> list[EngineRequest]:
         """Return the sequences of the request.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from laconic.serving.http.api_error import ApiError, shutting_down_error
+from laconic.serving.http.api_error import ApiError, build_shutdown_error
 
 
 class Deadline:
@@ -17,7 +17,7 @@ class Deadline:
 
     def __init__(self, time: float) -> None:
         self.time, self.is_shutdown = time, False
-        self.timeouts = set[asyncio.Timeout]()  # of the blocks that run in `limit`
+        self.timeouts = set[asyncio.Timeout]()  # timeouts of the blocks that run in `limit`
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
@@ -38,7 +38,7 @@ class Deadline:
 
     def build_error(self, message: str) -> ApiError:
         """Return the error of a request without an answer at the deadline: 408 with a message, 503 at shutdown."""
-        return shutting_down_error() if self.is_shutdown else ApiError(408, message)
+        return build_shutdown_error() if self.is_shutdown else ApiError(408, message)
 
 
 class Deadlines:

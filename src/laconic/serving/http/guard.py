@@ -17,24 +17,23 @@ from laconic.serving.http.metrics import ServerMetrics
 
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
-BODY_SECONDS = 30.0  # until the next piece of a body arrives
+BODY_SECONDS = 30.0  # time limit until the next piece of a body arrives
 CLIENT_CLOSED_REQUEST = 499  # in the metrics: the client left before the whole answer was sent
 
-
-OpenBodies = dict["LimitedBody", asyncio.Timeout]  # the one that has waited longest first
+OpenBodies = dict["LimitedBody", asyncio.Timeout]  # in the order in which they began to wait
 
 
 @dataclass(frozen=True)
 class RequestGuard:
-    """Check requests before the routes see them, and answer what the routes do not catch.
+    """Check requests before they reach the routes, and turn errors that the routes do not catch into answers.
 
     Args:
-        app: The application behind.
+        app: The application that gets the checked requests.
         limits: Limits of the server.
         deadlines: When open requests end.
         metrics: Counts requests by route and status.
-        api_key: Key that requests must have; None: none is needed, but the headers Host and Origin must name this
-            machine, so that a web page cannot reach the server, also not under a name of its own (DNS rebinding).
+        api_key: Key that requests must have. With None, the headers Host and Origin must name this machine instead, so
+            that no web page can reach the server, not even by DNS rebinding.
         open_bodies: Bodies whose next piece has not arrived.
     """
 

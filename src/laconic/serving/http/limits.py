@@ -1,4 +1,4 @@
-"""Limits of the server, each of which a request that exceeds it is refused by with a 4xx status."""
+"""Limits of the server. A request that exceeds one is refused with a 4xx status."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What requests may ask for.
+    """Limits of requests; the status of the error is in parentheses.
 
     Args:
         max_body_bytes: Bytes of a JSON body (413).
         max_memory_bytes: Bytes of an uploaded memory file (413).
         max_prompt_tokens: Tokens of a prompt (400); None: the context of the model.
         max_generated_tokens: Largest `max_tokens` (400), and the default of chat completions.
-        max_batch_size: Sequences that are decoded together; further ones wait.
-        max_queue: Sequences that wait, and the largest number that one request may ask for (429).
-        max_seconds: Seconds of a request: a generation ends with `finish_reason` "length", anything else with 408.
-        max_memories: Stored memories (400).
-        max_sessions: Sessions of a model that learns (400).
+        max_batch_size: Number of sequences that are decoded together; further ones wait.
+        max_queue: Number of sequences that may wait, and that one request may ask for (429).
+        max_seconds: Time limit of a request; generation then ends with `finish_reason` "length", other work with 408.
+        max_memories: Number of stored memories (400).
+        max_sessions: Number of sessions of a model that learns (400).
     """
 
     max_body_bytes: int = 8 * MEBIBYTE

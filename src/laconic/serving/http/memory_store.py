@@ -39,7 +39,7 @@ from laconic.serving.http.schemas import MemoryCard
 from laconic.storage.atomic import read_artifact_header, remove_temporary, write_file_atomically
 
 SUFFIX = ".safetensors"
-TEMPORARY_PREFIX = ".tmp-"  # of uploads that are not finished
+TEMPORARY_PREFIX = ".tmp-"  # begins the names of unfinished uploads
 MEMORY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_PREFIXES = 8  # KV caches of recently used memories that stay in RAM
 

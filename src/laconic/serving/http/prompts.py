@@ -21,7 +21,7 @@ from laconic.serving.http.schemas import GenerationRequest
 from laconic.serving.requests import EngineRequest
 from laconic.serving.thinking import count_question_tokens
 
-ANSWER_TOKENS = 128  # of runs that answer questions, if the request does not say
+ANSWER_TOKENS = 128  # default max_tokens of runs that answer questions
 MAX_SEED = 2**63
 
 

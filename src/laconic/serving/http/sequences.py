@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from laconic.serving.engine import Engine, QueueFullError
-from laconic.serving.http.api_error import queue_full_error
+from laconic.serving.http.api_error import build_queue_full_error
 from laconic.serving.http.deadline import Deadline
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.schemas import FinishReason, Usage
@@ -85,8 +85,8 @@ class SequenceGroup:
         self.engine, self.metrics, self.deadline = engine, metrics, deadline
         self.loop, self.start = asyncio.get_running_loop(), time.monotonic()
         self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
-        self.ids: dict[int, int] = {}  # engine's ids of the sequences that still run
-        self.times: dict[int, float] = {}  # of the last token
+        self.ids: dict[int, int] = {}  # ids in the engine of the sequences that still run, by index
+        self.times: dict[int, float] = {}  # time of each sequence's last token
         self.has_tokens = self.is_late = False
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
@@ -100,7 +100,7 @@ class SequenceGroup:
             for index, request in enumerate(requests):
                 self.ids[index] = self.engine.submit(request, partial(self.on_event, index))
         except QueueFullError as error:
-            raise queue_full_error(str(error)) from None
+            raise build_queue_full_error(str(error)) from None
 
     def on_event(self, index: int, event: EngineEvent) -> None:
         """Hand an event over to the event loop; the engine calls this on its thread."""

@@ -25,7 +25,7 @@ from laconic.serving.http.limits import ServerLimits
 from laconic.serving.threads import start_thread
 from laconic.storage.lock import lock_folder
 
-SEND_SECONDS = 5  # for the answers of requests that shutdown has ended
+SEND_SECONDS = 5  # time at shutdown to send the answers of the requests that it ends
 KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep idle connections
 
 

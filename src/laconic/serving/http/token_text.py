@@ -1,4 +1,4 @@
-"""Texts and bytes of single tokens, for log probabilities."""
+"""Text and bytes of single tokens, which the API reports with log probabilities."""
 
 import codecs
 import re
@@ -13,25 +13,25 @@ from laconic.serving.http.schemas import ChatLogprobs, ChatTokenLogprob, Complet
 from laconic.serving.requests import TokenLogprob
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this number
+MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this number
 
 
 class TokenText(NamedTuple):
-    """A token as text, and its bytes, which may be a part of a character."""
+    """A token as text and as bytes; the bytes may be only a part of a character."""
 
     text: str
     data: bytes
 
     @property
     def label(self) -> str:
-        """The text, or for a part of a character its bytes as OpenAI's older API writes them."""
+        """The text, or "bytes:\\x…" for a part of a character, as in OpenAI's completions API."""
         if REPLACEMENT_CHARACTER not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
 
 
 class TokenTexts:
-    """Texts of a tokenizer's tokens as they stand within a text.
+    """Texts of a tokenizer's tokens inside a text, where they keep their leading space.
 
     Args:
         tokenizer: The tokenizer.
@@ -43,7 +43,7 @@ class TokenTexts:
         self.is_byte_level = isinstance(tokenizer.backend.decoder, decoders.ByteLevel)
         added = tokenizer.backend.get_added_tokens_decoder()
         self.added = {id: token.content for id, token in added.items()}
-        self.anchor = tokenizer.encode("a", add_special_tokens=False)  # what a token follows, so that spaces stay
+        self.preceding_ids = tokenizer.encode("a", add_special_tokens=False)
         self.texts: dict[int, TokenText] = {}
 
     def __getitem__(self, token_id: int) -> TokenText:
@@ -62,8 +62,8 @@ class TokenTexts:
         if match := BYTE_TOKEN.fullmatch(piece):
             data = bytes([int(match[1], 16)])
             return TokenText(data.decode(errors="replace"), data)
-        before = self.tokenizer.decode(self.anchor, skip_special_tokens=False)
-        text = self.tokenizer.decode([*self.anchor, token_id], skip_special_tokens=False)[len(before) :]
+        before = self.tokenizer.decode(self.preceding_ids, skip_special_tokens=False)
+        text = self.tokenizer.decode([*self.preceding_ids, token_id], skip_special_tokens=False)[len(before) :]
         return TokenText(text, text.encode())
 
     def to_chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> ChatLogprobs:
@@ -75,21 +75,21 @@ class TokenTexts:
         text = self[token.token_id]
         return ChatTokenLogprob(
             token=text.text,
-            logprob=clip(token.logprob or 0.0),
+            logprob=clip_logprob(token.logprob or 0.0),
             bytes=list(text.data),
             top_logprobs=[
-                TopLogprob(token=self[id].text, logprob=clip(value), bytes=list(self[id].data))
+                TopLogprob(token=self[id].text, logprob=clip_logprob(value), bytes=list(self[id].data))
                 for id, value in token.top[:num_top]
             ],
         )
 
 
 class CompletionLogprobsBuilder:
-    """Log probabilities of one continuation in the older format, whose offsets count characters from the beginning.
+    """Log probabilities of one continuation in the format of the completions API, with offsets in characters.
 
     Args:
         texts: Texts of the tokens.
-        num_top: Most likely tokens to report in each place; the token itself is always among those reported.
+        num_top: Number of most likely tokens to report at each position; the token itself is always reported too.
         echo: Text of the prompt, if the answer repeats it.
     """
 
@@ -105,13 +105,13 @@ class CompletionLogprobsBuilder:
         logprobs = (*prompt, *tokens)
         return CompletionLogprobs(
             tokens=[self.texts[token.token_id].label for token in logprobs],
-            token_logprobs=[None if token.logprob is None else clip(token.logprob) for token in logprobs],
+            token_logprobs=[None if token.logprob is None else clip_logprob(token.logprob) for token in logprobs],
             top_logprobs=[self.build_top(token) for token in logprobs],
             text_offset=offsets,
         )
 
     def advance(self, token_id: int, is_prompt: bool = False) -> int:
-        """Return the offset of the next token, and go on to its end.
+        """Return the offset of the next token, and move to its end.
 
         Special tokens and SentencePiece's first space belong to a prompt's tokens, but not to its text.
         """
@@ -123,15 +123,15 @@ class CompletionLogprobsBuilder:
         return offset
 
     def build_top(self, token: TokenLogprob) -> dict[str, float] | None:
-        """Return the most likely tokens in a place; of two that read alike, the more likely one."""
+        """Return the most likely tokens at a position; of two with the same text, the more likely one."""
         if token.logprob is None:
             return None
         top: dict[str, float] = {}
         for id, value in (*token.top[: self.num_top], (token.token_id, token.logprob)):
-            top.setdefault(self.texts[id].label, clip(value))
+            top.setdefault(self.texts[id].label, clip_logprob(value))
         return top
 
 
-def clip(logprob: float) -> float:
-    """Return a log probability that JSON can write."""
-    return max(logprob, LEAST_LOGPROB)
+def clip_logprob(logprob: float) -> float:
+    """Return a log probability that is finite, as JSON requires."""
+    return max(logprob, MIN_LOGPROB)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from laconic.errors import LaconicError
-from laconic.serving.http.api_error import queue_full_error
+from laconic.serving.http.api_error import build_queue_full_error
 from laconic.serving.http.deadline import Deadline
 from laconic.serving.threads import lower_priority, start_thread
 
@@ -51,7 +51,7 @@ class Worker:
         job = Job()
         with self.changed:
             if len(self.jobs) >= MAX_JOBS:
-                raise queue_full_error(f"{len(self.jobs)} texts are being read; try again later")
+                raise build_queue_full_error(f"{len(self.jobs)} texts are being read; try again later")
             self.jobs.append(job)
 
         def run_in_turns() -> T:

@@ -1,4 +1,4 @@
-"""The table `laconic` in the config.json of a folder for vLLM: how a served model thinks."""
+"""The object `laconic` in the config.json of a folder for vLLM: how the served model computes its latent thoughts."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -8,24 +8,24 @@ from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 from laconic.config.config_model import ConfigModel, PositiveInt
 from laconic.errors import InputError
 
-TABLE_KEY = "laconic"
+CONFIG_KEY = "laconic"
 
 
-class ThoughtsTable(ConfigModel):
-    """How many latents are computed, how, and which tokens have the control vectors as embeddings.
+class ThoughtsConfig(ConfigModel):
+    """Settings of the latent rollout, and the ids of the tokens whose embeddings are its control vectors.
 
     Attributes:
         method: Method of the run.
         step: Step that was exported.
-        num_latents: M.
+        num_latents: M, the number of latents.
         schedule: "jacobi" or "sequential".
         num_iterations: Jacobi iterations T; None for the sequential schedule.
         projection: Map from a hidden state to the next vector.
         projection_width: Inner width of CODI's map.
-        begin_token_id: Id of bot.
+        begin_token_id: Id of the begin vector (bot).
         latent_token_id: Id of the placeholder.
-        end_token_id: Id of eot.
-        suppress_token_ids: Further ids that an answer never has.
+        end_token_id: Id of the end vector (eot).
+        suppress_token_ids: Further ids that are never generated.
     """
 
     method: str
@@ -41,7 +41,7 @@ class ThoughtsTable(ConfigModel):
     suppress_token_ids: tuple[NonNegativeInt, ...] = ()
 
     @model_validator(mode="after")
-    def check_combination(self) -> "ThoughtsTable":
+    def check_combination(self) -> "ThoughtsConfig":
         if (self.num_iterations is None) != (self.schedule == "sequential"):
             raise ValueError(f"num_iterations={self.num_iterations}: a number for jacobi, null for sequential")
         if len(set(self.control_ids)) < 3:
@@ -55,21 +55,23 @@ class ThoughtsTable(ConfigModel):
 
     @property
     def num_updates(self) -> int:
-        """How often the latents are computed again; M Jacobi iterations give the sequential rollout."""
+        """Number of Jacobi iterations; M of them compute the same as the sequential rollout."""
         return self.num_latents if self.num_iterations is None else self.num_iterations
 
 
-def parse_thoughts_table(table: Any) -> ThoughtsTable:
+def parse_thoughts_config(value: Any) -> ThoughtsConfig:
     """Validate the value of `laconic` in config.json.
 
     Raises:
-        InputError: If a key is missing or has another value.
+        InputError: If a key is missing or has an invalid value.
     """
     try:
-        return ThoughtsTable.model_validate_json(json.dumps(table))  # JSON has arrays for tuples
+        return ThoughtsConfig.model_validate_json(
+            json.dumps(value)
+        )  # strict validation accepts arrays as tuples only in JSON
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join([TABLE_KEY, *map(str, first["loc"])])
+        place = ".".join([CONFIG_KEY, *map(str, first["loc"])])
         reason = first["msg"].removeprefix("Value error, ")
         reason = reason[:1].lower() + reason[1:]
         raise InputError(f"config.json: {place}: {reason}; write the folder with laconic export --to vllm") from None
