@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave between decode steps, and long prompts are read in chunks.
 
-One thread runs the model. Every step reads one id of each decoding row and a chunk of the prompts; its length is limited
-so that the decoding rows do not wait too long. Latents are read like a prompt, once per Jacobi iteration.
+One thread runs the model. Every step reads one id of each decoding row and a chunk of the prompts, whose length is
+limited so that the decoding rows do not wait too long. Latents are read like a prompt, once per Jacobi iteration.
 """
 
 import threading
