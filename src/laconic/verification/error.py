@@ -10,14 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# If the reference's rms is below TINY_RMS, rms(x - y) may be up to TINY_ABS_ERROR, whatever the floor is.
 TINY_RMS, TINY_ABS_ERROR = 1e-6, 1e-7
-"""If the reference's rms is below the first, rms(x - y) may be up to the second, whatever the floor is."""
-
-CHUNK_NUMEL = 1 << 20
-"""Numbers to compare at once; larger tensors are compared in slices along T."""
-
-MASK_SENSITIVE_STAGES = ("scores_seen", "probs")
-"""Stages whose value at a masked key is defined and compared: minus infinity, and 0."""
+CHUNK_NUMEL = 1 << 20  # elements to compare at once; larger tensors are compared in slices along T
+MASK_SENSITIVE_STAGES = ("scores_seen", "probs")  # stages that are compared at masked keys too: -inf, and 0
 
 
 @dataclass
@@ -94,9 +90,14 @@ class ErrorAccumulator:
 
 
 def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_masked_keys: bool = False) -> Tensor:
-    """Return where an activation is defined, as a mask of its shape: at queries (T) and keys (P) that are valid [B, P].
+    """Return the mask of an activation's defined elements, those at valid queries (T) and keys (P).
 
-    Masked keys are included if they are to be compared too.
+    Args:
+        axes: Names of the axes, such as "B H T P".
+        shape: Shape of the activation.
+        valid: Valid slots [B, P].
+        S: Number of cached positions.
+        include_masked_keys: Whether masked keys are defined too.
     """
     mask = torch.ones((), dtype=torch.bool)
     for i, axis in enumerate(axes.split()):

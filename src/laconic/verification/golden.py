@@ -1,7 +1,7 @@
-"""Golden bundles: a reference's activations for a few cases, in two small files, so that parity needs no reference.
+"""Golden bundles: stored activations of a reference, so that parity can be checked without transformers.
 
 `golden.json` has the metadata and the hash of every tensor; `golden.safetensors` has the numbers. The case `small` is
-stored completely, so that local errors can be computed; of the long cases a sample of each stage is stored.
+stored completely, so that local errors can be computed. Of each stage of the long cases only a sample is stored.
 """
 
 import hashlib
@@ -35,19 +35,18 @@ SHAPE_FIELDS = (
     "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "vocab_size",
 )  # fmt: skip
-STORED_MINUS_INFINITY = -3e38
-"""Replaces minus infinity in the file, whose numbers are finite."""
+STORED_MINUS_INFINITY = -3e38  # replaces minus infinity in the file, whose numbers are all finite
 
 
 class NotRunError(LaconicError):
-    """A comparison that was requested and cannot be made."""
+    """A comparison that was requested cannot be made."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class GoldenBundle:
-    """A loaded bundle whose hashes are checked."""
+    """A loaded bundle whose hashes have been checked."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -121,7 +120,11 @@ def load_bundle(folder: Path) -> GoldenBundle:
 
 
 def check_compatible(bundle: GoldenBundle, decoder: Decoder) -> str:
-    """Return a note if the bundle is of other weights, else "". Raises `NotRunError` for another model shape."""
+    """Return a note if the bundle was written for other weights, else "".
+
+    Raises:
+        NotRunError: If it was written for a model of another shape.
+    """
     theirs, ours = bundle.metadata["fingerprint"], decoder.fingerprint
     note = "" if theirs == ours else f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
     for name in SHAPE_FIELDS:
@@ -140,7 +143,7 @@ def find_shipped_bundle(decoder: Decoder) -> Path | None:
 
 
 def compare_sampled(bundle: GoldenBundle, decoder: Decoder, case: ParityCase) -> list[StageResult]:
-    """Return the propagated error of every stage of a long case, in its last piece, at the sampled numbers."""
+    """Return the propagated error of every stage in the last piece of a long case, at the sampled elements."""
     entries, n, L = bundle.case_entry(case.name)["stages"], len(case.pieces()), len(decoder.layers)
     results: list[StageResult] = []
     for recorded in iterate_stages(decoder, case):
@@ -160,7 +163,7 @@ def compare_sampled(bundle: GoldenBundle, decoder: Decoder, case: ParityCase) ->
 def compare_sample(
     case: ParityCase, stage: str, layer: int | None, x: Tensor, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> StageResult:
-    """Compare one stage of a long case at its sampled numbers."""
+    """Compare one stage of a long case at its sampled elements."""
     if list(x.shape) != entry["shape"]:
         note = f"shape {list(x.shape)}, reference {entry['shape']}"
         return StageResult(case.name, stage, layer, "propagated", math.inf, MIN_FLOOR, verdict="fail", note=note)

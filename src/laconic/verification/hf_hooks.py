@@ -53,8 +53,8 @@ MODULE_PATHS = {
     ),
 }  # fmt: skip
 
+# The recording function of each attention module.
 ATTENTION_HOOKS: "WeakKeyDictionary[nn.Module, Callable[..., Any]]" = WeakKeyDictionary()
-"""The recording function of each attention module."""
 
 
 def hooked_attention(

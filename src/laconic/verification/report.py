@@ -1,4 +1,7 @@
-"""The result of a parity run: a one-sentence summary, a table for the terminal, and JSON."""
+"""The result of a parity run: a one-sentence summary, a table for the terminal, and JSON.
+
+Errors are reported in floors, that is divided by the float32 noise floor of their stage.
+"""
 
 import math
 import platform
@@ -19,10 +22,10 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True)
 class InputStatus:
-    """What became of one required input.
+    """Whether one required input was compared.
 
     Attributes:
-        name: I1 to I17.
+        name: I1 to I17, a key of `REQUIRED_INPUTS`.
         status: "compared"; "covered" by the tiny model of the family, because this model cannot have the input;
             "inapplicable" to the family; "not in bundle", which is a failure only if the input was requested by
             name; or "not run", a failure.
@@ -41,7 +44,23 @@ class InputStatus:
 
 @dataclass
 class ParityReport:
-    """One parity run. `problems` are comparisons that did not run; `results` are in the order of computation."""
+    """One parity run.
+
+    Attributes:
+        model: Name of the model.
+        reference: Name of the reference, or "none".
+        dtype: Type of the decoder's weights.
+        backend: Attention backend of the decoder.
+        command: Command line of the run.
+        family: Model family.
+        fingerprint: Fingerprint of the weights.
+        stage_order: Names of the stages in the order of computation.
+        num_layers: Number of layers.
+        results: Results in the order of computation.
+        inputs: Status of each required input.
+        problems: Comparisons that did not run, with the reason.
+        seconds: Duration.
+    """
 
     model: str
     reference: str
@@ -85,7 +104,7 @@ class ParityReport:
         return {"python": platform.python_version(), "torch": torch.__version__, "reference": self.reference}
 
     def worst_result(self, stage: str, layer: int | None, kinds: Iterable[str]) -> StageResult | None:
-        """Return the largest error in floors over all cases; failures count as larger."""
+        """Return the result with the largest error in floors over all cases; failures count as larger."""
         candidates = [r for r in self.results if r.stage == stage and r.layer == layer and r.kind in kinds]
         return max(candidates, key=severity, default=None)
 
@@ -123,7 +142,7 @@ class ParityReport:
         return "Not run: " + ("; ".join(reasons) or "nothing was compared") + "."
 
     def to_table(self) -> Table:
-        """Return a table for the terminal: a row a stage, with the errors of the first, worst and last layer."""
+        """Return a table for the terminal: one row per stage, with the errors of the first, worst and last layer."""
         unit = "error over the reference's" if is_low_precision(self.results) else "local error in floors"
         table = Table(title=f"{self.model}\n{self.reference}, {self.dtype}\n{unit}")
         for name in ("stage", "first layer", "worst layer", "last layer", "propagated", "verdict"):
@@ -154,7 +173,7 @@ class ParityReport:
         """Return the report as JSON; NaN becomes null, infinity the text "inf".
 
         Args:
-            all_results: Add every comparison, thousands for a model of 30 layers, to the summary of each stage.
+            all_results: Whether to add every comparison, thousands for a model of 30 layers.
         """
         first = self.first_divergence
         names = ("model", "family", "fingerprint", "dtype", "backend", "command")

@@ -33,8 +33,7 @@ from laconic.verification.traces import (
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CaseCallback = Callable[[str, int, int], None]
 GOLDEN_REFERENCE = "golden"
-VARIANT_INPUTS = ("I1", "I2", "I8", "I10", "I14", "I15")
-"""Inputs of the variants of a tiny model; the plain one reads all."""
+VARIANT_INPUTS = ("I1", "I2", "I8", "I10", "I14", "I15")  # for the variants of a tiny model; the plain one reads all
 
 
 def run_parity(

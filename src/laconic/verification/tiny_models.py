@@ -1,4 +1,4 @@
-"""The models `tiny:FAMILY`: a few thousand seeded weights, in a plain variant and one for each option of a family."""
+"""The models `tiny:FAMILY`: a few thousand seeded weights, in a plain variant and one for each option of the family."""
 
 import zlib
 from dataclasses import replace
@@ -36,17 +36,12 @@ def tiny_configs(family: str) -> dict[str, DecoderConfig]:
         raise InputError(f"tiny:{family}: unknown family; expected one of {known}")
     plain = DecoderConfig.tiny(family)
     if plain.position_encoding == "table":
-        E, L = plain.head_dim, plain.num_hidden_layers
-        more: dict[str, Any]
+        configs = {"": plain, "long": replace(plain, max_position_embeddings=4096)}
         if family == "gpt2":
-            option, more = (
-                "by layer",
-                {"attention_scales": tuple(E**-0.5 / (l + 1) for l in range(L)), "activation": "gelu"},
-            )
-        else:
-            more = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
-            option = "no bias"
-        return {"": plain, "long": replace(plain, max_position_embeddings=4096), option: replace(plain, **more)}
+            scales = tuple(plain.head_dim**-0.5 / (l + 1) for l in range(plain.num_hidden_layers))
+            return configs | {"by layer": replace(plain, attention_scales=scales, activation="gelu")}
+        without_bias = replace(plain, qkv_bias=False, o_bias=False, mlp_bias=False, tie_word_embeddings=False)
+        return configs | {"no bias": without_bias}
     configs = {"": plain}
     assert plain.rope is not None
     for kind, values in ROPE_VARIANTS.items():
@@ -70,7 +65,9 @@ def build_tiny_decoder(family: str, variant: str = "") -> Decoder:
         for name, p in sorted(decoder.named_parameters()):
             noise = approx_normal(p.shape, generator)
             is_norm_weight = p.ndim == 1 and not name.endswith("bias")
-            p.copy_(noise * (0.3 if p.ndim == 1 else 0.15 if p.shape[0] < 97 else 0.5) + float(is_norm_weight))
+            is_embedding = len(p) >= decoder.config.vocab_size  # of tokens or positions
+            scale = 0.3 if p.ndim == 1 else 0.5 if is_embedding else 0.15
+            p.copy_(scale * noise + float(is_norm_weight))
     decoder.name_or_path = f"{TINY_PREFIX}{family}"
     return decoder
 
