@@ -70,7 +70,7 @@ def test_fit_cartridge_lowers_the_held_out_loss(decoder: Decoder) -> None:
     before = decoder.fingerprint
     memory = compress(decoder)
     fit = fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS)
-    assert fit.held_out[fit.best_step] == min(fit.held_out.values()) < 0.9 * fit.held_out[0]
+    assert fit.held_out_losses[fit.best_step] == min(fit.held_out_losses.values()) < 0.9 * fit.held_out_losses[0]
     assert (fit.memory.M, fit.memory.num_tokens.tolist()) == (6, [6])
     start = memory.renumber_slots(decoder.config)
     pairs = zip(

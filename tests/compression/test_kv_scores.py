@@ -19,7 +19,7 @@ def normal(*shape: int) -> Tensor:
 @pytest.fixture(params=[2**24, 1], ids=["whole", "blocks"], autouse=True)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute attention at once, and one query at a time."""
-    monkeypatch.setattr(kv_scores, "BLOCK_NUMBERS", request.param)
+    monkeypatch.setattr(kv_scores, "BLOCK_LOGITS", request.param)
 
 
 @pytest.mark.equation("kv-selection", "SK1")

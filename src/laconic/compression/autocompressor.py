@@ -287,7 +287,7 @@ class AutoCompressor(nn.Module):
         loss_mask: Bool[Tensor, "B T"],
         memory: SummaryMemory | None = None,
     ) -> Float[Tensor, " B"]:
-        """Compute the summed nats of the tokens in `loss_mask`, each predicted by the real token before it."""
+        """Compute the summed loss in nats of the tokens in `loss_mask`, each predicted by the real token before it."""
         with eval_no_grad(self):
             targets = next_token_targets(input_ids, attention_mask, loss_mask)
             return self.segment_model.segment_loss(self.read_text(input_ids, attention_mask, memory), targets).nll

@@ -31,9 +31,9 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.rng import permuted_index
 
-HELD_OUT_SHARE = 1 / 8  # of the rows choose the step that is kept
+HELD_OUT_SHARE = 1 / 8  # share of the rows that choose the best step
 STEPS_BETWEEN_CHECKS = 10
-CONTINUE = Requests()  # continuations and passages only
+NO_REQUESTS = Requests()  # rows are passages and continuations of the document only
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class CartridgeConfig:
 
     Args:
         steps: Optimizer steps.
-        num_rows: Rows of self-study; an eighth is held out to choose the best step.
-        max_tokens: Scored ids of a row.
-        batch_size: Rows of a step.
-        learning_rate: Of Adam, falling linearly to 0.
-        num_frozen_tokens: First slots that are not trained.
+        num_rows: Number of self-study rows; an eighth is held out to choose the best step.
+        max_tokens: Largest number of scored ids per row.
+        batch_size: Rows per step.
+        learning_rate: Learning rate of Adam, which falls linearly to 0.
+        num_frozen_tokens: Number of first slots that are not trained.
         seed: Seed of the samples and of the order of rows.
 
     Raises:
@@ -63,19 +63,25 @@ class CartridgeConfig:
 
     def __post_init__(self) -> None:
         minima = {"steps": 1, "num_rows": 16, "max_tokens": 2, "batch_size": 1, "num_frozen_tokens": 0}
-        small = next((name for name, low in minima.items() if getattr(self, name) < low), None)
-        if small is not None:
-            raise UsageError(f"{small} {getattr(self, small)}: give {minima[small]} or more")
+        for name, minimum in minima.items():
+            if getattr(self, name) < minimum:
+                raise UsageError(f"{name} {getattr(self, name)}: give {minimum} or more")
         if not self.learning_rate > 0:
             raise UsageError(f"learning_rate {self.learning_rate:g}: give a number above 0")
 
 
 class CartridgeFit(NamedTuple):
-    """A fitted memory, its step, and the held-out KL divergence in nats per token by step, from step 0."""
+    """Result of `fit_cartridge`.
+
+    Attributes:
+        memory: The fitted memory.
+        best_step: The step that it was taken from, with the lowest held-out loss.
+        held_out_losses: Held-out KL divergence in nats per token, by step from 0.
+    """
 
     memory: KVMemory
     best_step: int
-    held_out: dict[int, float]
+    held_out_losses: dict[int, float]
 
 
 def distillation_loss(teacher: Float[Tensor, "N V"], student: Float[Tensor, "N V"]) -> Float[Tensor, ""]:
@@ -91,10 +97,10 @@ def fit_cartridge(
     document: Sequence[int],
     config: CartridgeConfig = CartridgeConfig(),
     *,
-    requests: Requests = CONTINUE,
+    requests: Requests = NO_REQUESTS,
     on_progress: Callable[[str, int, int, float | None], None] = lambda label, done, total, loss: None,
 ) -> CartridgeFit:
-    """Train a memory's keys and values to stand in for a document; the decoder's weights stay as they are.
+    """Train a memory's keys and values to replace a document; the decoder's weights do not change.
 
     Slots get consecutive positions from 0, and the next token follows at position M, as in peft's cartridges.
 
@@ -105,6 +111,9 @@ def fit_cartridge(
         config: Options.
         requests: Prompts of self-study.
         on_progress: Called with a label, the steps done, their number, and the last held-out loss.
+
+    Returns:
+        The memory of the step with the lowest held-out loss.
 
     Raises:
         UsageError: If the memory has several rows, or the document does not fit the context.
@@ -159,7 +168,7 @@ def write_study_batches(
     requests: Requests,
     on_progress: Callable[[str, int, int, float | None], None],
 ) -> tuple[list[StudyBatch], list[StudyBatch]]:
-    """Write rows about a document and return the batches to train on and those held out."""
+    """Build self-study rows about a document; return the batches to train on, and those held out."""
     device = decoder.token_embedding.weight.device
     cache = DocumentReader(decoder).read(torch.tensor([list(document)], device=device))
     rows = write_study_rows(

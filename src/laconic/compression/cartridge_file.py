@@ -83,7 +83,7 @@ def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetad
 
     Raises:
         CorruptArtifactError: If laconic wrote the folder and the tensor was changed.
-        InputError: If the folder is no cartridge, or one of a model of another shape.
+        InputError: If the folder is not a cartridge, or was written for a model of another shape.
     """
     folder, config = Path(folder), decoder.config
     if not is_cartridge(folder):

@@ -27,7 +27,7 @@ from laconic.models.decoder import Decoder
 from laconic.models.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
-PROMPT_SHARE = 1 / 4  # of the context that max_loss leaves for what follows a document of several windows
+PROMPT_SHARE = 1 / 4  # share of the context that max_loss leaves for prompts after a document of several windows
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def compress_kv(
         decoder: Any decoder.
         input_ids: Token ids of the document. If they exceed the model's context, they are read in windows.
         config: Method and size.
-        repeat_prompt: Token ids with which KVzip asks the model to repeat the document.
+        repeat_prompt: Token ids of the request to repeat the document, for KVzip.
 
     Returns:
         A memory of one row, without metadata.

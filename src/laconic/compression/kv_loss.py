@@ -20,7 +20,7 @@ from laconic.models.decoder import Decoder
 
 NUM_PASSAGES, PASSAGE_TOKENS = 4, 64  # passages of the document that the model repeats
 CONTINUATION_TOKENS = 64
-SMALLEST_SHARE = 1 / 128  # of the document's tokens, the smallest memory that is tried
+SMALLEST_SHARE = 1 / 128  # size of the smallest memory that is tried, as a share of the document's tokens
 SIZE_PRECISION = 1.08  # the search ends when two sizes differ by less than this factor
 
 

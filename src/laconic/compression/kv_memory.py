@@ -30,10 +30,10 @@ SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
 @dataclass(frozen=True)
 class KVMemory:
-    """Keys and values that stand in for the text of documents, one row per document.
+    """Keys and values that replace the text of documents in a prompt, one row per document.
 
-    Slots stand one after the other, document by document and head by head, and in a head in ascending order of their
-    positions. Positions and ranks are those of all layers, layer by layer.
+    Slots are stored document by document, head by head, and in ascending order of their positions. `positions` and
+    `ranks` have the slots of all layers, layer by layer.
 
     Args:
         keys: Per layer, rotated keys [N, E].

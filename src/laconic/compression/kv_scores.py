@@ -4,7 +4,7 @@ KVzip (arXiv:2505.23416), SnapKV (2404.14469), R-KV (2505.24133), H2O (2306.1404
 
 Symbols: q, k, v rotated queries, keys and values; s attention scale; p probabilities; H query heads in G groups of R;
 N keys; T queries; E head size. Scores are at least float32. Attention is computed for blocks of queries, so that memory
-does not grow with T.
+does not grow with T. Equation numbers are the papers', or the ledger's (SK1, HH1, ...) where a paper has none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,14 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.rope import rotate_pairs
 
 Scores = Float[Tensor, "B G N"]
-BLOCK_NUMBERS = 2**19  # attention logits computed at once: 2 MiB in float32, which stay in the processor's cache
+BLOCK_LOGITS = 2**19  # attention logits computed at once: 2 MiB in float32, which fit into the CPU's cache
 SNAPKV_KERNEL = 5  # width of SnapKV's average pool
 RKV_KERNEL, RKV_LAMBDA, RKV_THRESHOLD = 7, 0.07, 0.5  # width of R-KV's max pool, weight of importance, similar keys
 
 
-def group_logits(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Float[Tensor, "B G R T N"]:
+def grouped_logits(
+    q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float
+) -> Float[Tensor, "B G R T N"]:
     """Return s q[t] . k[i] for the R query heads of each KV head, in accumulation precision."""
     (B, H, T, E), (G, N) = q.shape, k.shape[1:3]
     dtype = accumulation_dtype(q.dtype)
@@ -31,20 +33,20 @@ def group_logits(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale
     return a.view(B, G, H // G, T, N)
 
 
-def causal_blocks(
+def iter_causal_probs(
     q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float
 ) -> Iterator[Float[Tensor, "B G R n m"]]:
-    """Yield the attention probabilities of T queries, whose own keys are the last T of N, for blocks of queries.
+    """Yield causal attention probabilities of T queries, whose own keys are the last T of N, in blocks of n queries.
 
-    A block of n queries has the m keys up to its last query.
+    A block has probabilities for the m keys up to its last query.
     """
     (B, H, T, _), N = q.shape, k.shape[2]
-    rows = max(1, BLOCK_NUMBERS // (B * H * N))
-    k = k.to(accumulation_dtype(k.dtype)).mT.contiguous().mT  # the layout that the products of all blocks read
+    size = max(1, BLOCK_LOGITS // (B * H * N))
+    k = k.to(accumulation_dtype(k.dtype)).mT.contiguous().mT  # transposed in memory, as the matrix products read it
     index = torch.arange(T, device=q.device)
-    for start in range(0, T, rows):
-        block = index[start : start + rows]
-        a = group_logits(q[:, :, start : start + rows], k[:, :, : N - T + start + len(block)], scale)
+    for start in range(0, T, size):
+        block = index[start : start + size]
+        a = grouped_logits(q[:, :, start : start + size], k[:, :, : N - T + start + len(block)], scale)
         a[..., -len(block) :].masked_fill_(block > block[:, None], -torch.inf)
         yield a.softmax(-1)
 
@@ -55,18 +57,21 @@ def snapkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scal
     The keys of the T queries themselves get 0; the selection keeps them without a score.
     """
     past = k.shape[2] - q.shape[2]
-    p = torch.stack([block[..., :past].sum(3) for block in causal_blocks(q, k, scale)]).sum(0) / q.shape[2]
+    p = torch.stack([block[..., :past].sum(3) for block in iter_causal_probs(q, k, scale)]).sum(0) / q.shape[2]
     pooled = F.avg_pool1d(p.flatten(0, 2), SNAPKV_KERNEL, 1, SNAPKV_KERNEL // 2)
     return F.pad(pooled.view(*p.shape[:3], past).mean(2), (0, q.shape[2]))
 
 
 def key_redundancy(k: Float[Tensor, "B G N E"]) -> Scores:
-    """Eq. 2: r[i] = 1/N sum_j cos(k[j], k[i]) over j != i, without the pairs where i is the newest key like j."""
+    """Eq. 2: r[i] = 1/N sum_j cos(k[j], k[i]) over j != i.
+
+    For each j, the newest key similar to it is left out of the sum, so that one of several similar keys stays.
+    """
     B, G, N, _ = k.shape
     k = k.to(accumulation_dtype(k.dtype))
     unit = k / (k.square().sum(-1, keepdim=True).sqrt() + 1e-8)
     total, index = torch.zeros_like(unit[..., 0]), torch.arange(N, device=k.device)
-    rows = max(1, BLOCK_NUMBERS // (B * G * N))
+    rows = max(1, BLOCK_LOGITS // (B * G * N))
     for start in range(0, N, rows):
         similarity = unit[:, :, start : start + rows] @ unit.transpose(-1, -2)
         is_other = index != index[start : start + rows, None]
@@ -80,23 +85,23 @@ def key_redundancy(k: Float[Tensor, "B G N E"]) -> Scores:
 def rkv_scores(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
     """Eq. 1: S = lambda maxpool(I) - (1 - lambda) softmax(r), with I the attention of the last T queries.
 
-    I is the mean over the T queries of a softmax over the keys before them, of logits that are the largest of the query
-    heads. The keys of the T queries themselves get 0; the selection keeps them without a score.
+    I is the mean over the T queries of a softmax over the keys before them; its logits are the maximum over the query
+    heads of a group. The keys of the T queries themselves get 0; the selection keeps them without a score.
     """
     past = k.shape[2] - q.shape[2]
-    importance = group_logits(q, k[:, :, :past], scale).amax(2).softmax(-1).mean(2)
+    importance = grouped_logits(q, k[:, :, :past], scale).amax(2).softmax(-1).mean(2)
     pooled = F.max_pool1d(importance, RKV_KERNEL, 1, RKV_KERNEL // 2)
     redundancy = key_redundancy(k).softmax(-1)[..., :past]
     return F.pad(RKV_LAMBDA * pooled - (1 - RKV_LAMBDA) * redundancy, (0, q.shape[2]))
 
 
 def accumulated_attention(q: Float[Tensor, "B H T E"], k: Float[Tensor, "B G N E"], scale: float) -> Scores:
-    """Eq. HH1: the attention that T queries, the last of N positions, pay to each key, averaged over the query heads.
+    """Eq. HH1: the attention of T queries, the last of N positions, to each key, averaged over the query heads.
 
-    Sum it over pieces of a document; the selection divides by the number of queries that see the key.
+    The caller sums it over the pieces of a document and divides by the number of queries that see the key.
     """
     total = torch.zeros(q.shape[0], *k.shape[1:3], dtype=accumulation_dtype(q.dtype), device=q.device)
-    for p in causal_blocks(q, k, scale):
+    for p in iter_causal_probs(q, k, scale):
         total[..., : p.shape[-1]] += p.sum(3).mean(2)
     return total
 
@@ -127,7 +132,7 @@ def expected_attention_scores(
     """
     (B, H, E), G = mean.shape, k.shape[1]
     k, v = k.to(mean.dtype), v.to(mean.dtype)
-    linear = group_logits(mean[:, :, None], k, scale)[..., 0, :]
+    linear = grouped_logits(mean[:, :, None], k, scale)[..., 0, :]
     products = k[:, :, None] @ covariance.view(B, G, H // G, E, E)
     quadratic = (products * k[:, :, None]).sum(-1)
     return (linear + scale**2 / 2 * quadratic).softmax(-1).mean(2) * v.square().sum(-1).sqrt()
@@ -151,15 +156,15 @@ def attend_and_score(
         k: Keys of a document and of its repetition so far.
         v: Values.
         scale: Attention scale.
-        piece: Keys that are scored.
-        others: Keys that the softmax of the scores leaves out; None if there are none.
+        piece: Keys to score.
+        others: Keys to leave out of the softmax of the scores; None: no key.
 
     Returns:
-        Attention output, which leaves out no key, and scores.
+        The attention output, over all keys, and the scores.
     """
     values, contexts = v.to(accumulation_dtype(v.dtype)), list[Tensor]()
     best = torch.zeros_like(values[:, 0, piece, 0])
-    for p in causal_blocks(q, k, scale):
+    for p in iter_causal_probs(q, k, scale):
         contexts.append((p @ values[:, :, None, : p.shape[-1]])[:, 0])
         if others is not None:
             p = p / (p @ (~others[: p.shape[-1]]).to(p.dtype))[..., None]
@@ -175,15 +180,15 @@ def key_norm_scores(k: Float[Tensor, "B G N E"]) -> Scores:
 def rank_slots(
     scores: Float[Tensor, "L B G N"], num_sinks: int, recent: Bool[Tensor, " N"], equal_heads: bool
 ) -> Int[Tensor, "L B G N"]:
-    """Return ranks such that the keys below rank m are the best memory of m keys per head, on average over heads.
+    """Rank keys so that, for every m, those with ranks below m are a memory of m keys per head, on average over heads.
 
     The first `num_sinks` keys come first, in every head. Then the `recent` keys, newest first, alternate with the other
-    keys in the order of their scores, so that every size holds a share of both. Ties go to the earlier key.
+    keys in the order of their scores, so that a memory of any size has a share of both. Ties go to the earlier key.
 
     Args:
         scores: Scores; those of sinks and recent keys are not used.
         num_sinks: Number of attention sinks.
-        recent: Keys without a score that are kept by their recency.
+        recent: Keys without a score, which are ranked by recency.
         equal_heads: Compare keys of the same head only, so that all heads keep the same number; otherwise all heads of
             all layers share the slots.
     """
@@ -204,11 +209,11 @@ def rank_slots(
 
 
 def merge_ranks(ranks: Int[Tensor, " N"], sizes: Sequence[Int[Tensor, " N"]], document: int) -> Int[Tensor, " N"]:
-    """Return the ranks of one of several documents in a memory of all, so that each has its share of every size.
+    """Return the ranks of one document's slots in a joint memory, in which each document has its share at every size.
 
     Args:
         ranks: Ranks of the document's slots.
-        sizes: Number of ranks of each document, in the row of each slot.
+        sizes: For each document, its number of ranks in the layer and head of each slot.
         document: Index of the document.
     """
     merged = ranks.clone()

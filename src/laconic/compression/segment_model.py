@@ -134,7 +134,7 @@ class SegmentModel:
         keep_graph: bool = True,
         should_stop: StopCheck | None = None,
     ) -> CompressionOutput:
-        """Compute the states of which a text's vectors are made; see `segment.compress_segment`."""
+        """Compute the states that a text's vectors are computed from; see `segment.compress_segment`."""
         embeds = self.decoder.embed(input_ids)
         inputs = SegmentInputs(self.apply_gate(memory), embeds, attention_mask, self.bos_token_id)
         return compress_segment(

@@ -24,8 +24,8 @@ from laconic.models.decoder import Decoder
 
 SAMPLED_TOGETHER = 8  # rows of one call of `generate`; each needs a copy of the document's cache
 PASSAGE_SHARE = 0.4  # share of the rows that are passages of the document
-QUOTED_TOKENS = 48  # of the passage that precedes a request
-TEMPERATURE = 0.7  # small models lose the subject at 1
+QUOTED_TOKENS = 48  # length of the passage that precedes a request
+TEMPERATURE = 0.7  # at 1, small models stray from the document
 
 
 class Requests(NamedTuple):

@@ -1,4 +1,4 @@
-"""Trainable parameters of compression: summary tokens, trigger, the map to vectors, and length heads.
+"""Trainable parameters of an AutoCompressor: summary tokens, trigger, the map to vectors, and length heads.
 
 AutoCompressors (arXiv:2305.14788), their variable-length variant (jo100sun/AutoCompressors bb15bc1), mean pooling
 (arXiv:2510.20797), Nugget (arXiv:2310.02409).
@@ -34,8 +34,11 @@ NO_MEAN_LENGTH = -1.0  # the mean length in `price_state` before the first adjus
 class SummaryParameters(nn.Module):
     """Parameters for one configuration; those that it does not use are None.
 
-    Parameters are at least float32, whatever the decoder's dtype. None of them is a scalar, because scalars cannot be
-    sharded.
+    Parameters are at least float32, whatever the decoder's dtype. None of them is a scalar, because FSDP cannot shard
+    scalars. Saved files have their names: `tokens` are the summary tokens e, `start` is the trigger, `steps` its step
+    embeddings, `control` the vocabulary rows of trigger and stop. `scale`, `inner`, `outer` and `residual` belong to
+    the map A, `u` and `b` to the stop head, `ratio` to the classifier of lengths, `v` and `c` to the selection score.
+    `r` is the mean rms of token embeddings.
 
     Args:
         decoder: Decoder whose width, device and embedding table are used.
@@ -147,7 +150,7 @@ class SummaryParameters(nn.Module):
 
     @property
     def zero_loss(self) -> Float[Tensor, ""]:
-        """0 with a graph to the heads, so that a loss of which nothing else is trained can still be differentiated."""
+        """0 with a graph to the heads, for a loss that would otherwise depend on no trained parameter."""
         ratio = None if self.ratio is None else self.ratio.weight
         heads = [p for p in (self.u, self.control, ratio) if p is not None]
         return sum((0.0 * p.sum() for p in heads), torch.zeros((), device=self.r.device))
@@ -168,9 +171,9 @@ class SummaryParameters(nn.Module):
     def map_to_vectors(
         self, z: Float[Tensor, "*B D"], last_embeds: Float[Tensor, "*B D"] | None = None
     ) -> Float[Tensor, "*B D"]:
-        """Eq. VL1: A(z) = z; "scale": c r z / rms(z); "mlp": that + W2 gelu(W1 z). The dtype is that of z.
+        """Eq. VL1: A(z) = z; "scale": scale r z / rms(z); "mlp": that + W2 gelu(W1 z). The dtype is that of z.
 
-        Vectors that begin as the last tokens are those of `add_mapped_states`.
+        With summary_init "last_tokens", see `add_mapped_states` instead.
         """
         if self.residual is not None:
             assert last_embeds is not None
@@ -184,14 +187,14 @@ class SummaryParameters(nn.Module):
         return vectors.to(z.dtype)
 
     def loop_input(self, t: int, z: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
-        """Return what step t of the loop (from 1) reads: A(z_{t-1}) + step_t, never gated."""
+        """Return the input of step t (from 1) of the autoregressive loop: A(z_{t-1}) + step_t, never gated."""
         vectors = self.map_to_vectors(z)
         return vectors if self.steps is None else vectors + self.steps[t - 1].to(vectors.dtype)
 
     def stop_logits(
         self, decoder: Decoder, z: Float[Tensor, "B n D"], *, head_only: bool = False
     ) -> Float[Tensor, "B n"]:
-        """Compute a_t, by the stop head or from the stop row's share of the vocabulary.
+        """Compute the stop logits a_t, by the stop head or from the probability of the stop row in the vocabulary.
 
         Args:
             decoder: Decoder whose vocabulary is used.
@@ -232,7 +235,7 @@ class SummaryParameters(nn.Module):
         return self.stop_head_config.head_lr_multiplier * self.ratio(first_state.detach().to(self.param_dtype))
 
     def selection_scores(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
-        """Compute r_j = v . h_j + c, by which tokens are selected."""
+        """Compute the scores r_j = v . h_j + c; tokens with the largest scores are selected."""
         assert self.v is not None
         assert self.c is not None
         return h.to(self.param_dtype) @ self.v + self.c
@@ -273,7 +276,7 @@ def last_token_embeds(
 ) -> Float[Tensor, "B K D"]:
     """Return the embeddings of the last K of the c real tokens of each row, in text order.
 
-    Of a shorter text they are all its tokens, followed by repetitions of the last one that fill up to K.
+    A text shorter than K is followed by repetitions of its last token.
     """
     c = attention_mask.sum(1, keepdim=True)
     ranks = (c - K).clamp(min=0) + torch.arange(K, device=c.device)

@@ -1,6 +1,10 @@
-"""Forward pass over one training window: read its segments in order, compress them, and sum their losses.
+"""Forward pass over one training window: read its segments in order, compress them, and compute their losses.
 
-B rows, w segments, K summary positions; memory enters and leaves the window as a value.
+The memory enters and leaves the window as an immutable value. With learned lengths and soft gates, some rows read a
+window "hard": with a sampled number of vectors, as in inference, instead of all vectors gated by their survival.
+
+Symbols: B rows, w segments, K summary positions, A possible lengths; a stop logits, N numbers of vectors, z states at
+the summary positions, s survival.
 """
 
 from collections.abc import Callable
@@ -50,16 +54,17 @@ class WindowRun:
         stream: Random stream of lengths sampled from the stop head.
 
     Attributes:
-        segment_losses: Summed nats of each segment, [B] each.
-        segment_kls: Summed KL divergence from the teacher of each segment, [B] each.
+        segment_losses: Summed loss of each segment in nats, [B] each.
+        segment_kls: Summed KL divergence of each segment from the teacher in nats, [B] each.
         num_correct: Correctly predicted targets of each segment, [B] each.
-        a: Stop logits of each compression; None where there was none.
-        first_states: What the ratio classifier read at each compression.
-        hard_lengths: Number of vectors of each compression by the inference rule.
-        trial_losses: Nats of the segment after each compression, read with every possible length in turn.
-        length_log_probs: Log probability of the sampled lengths.
-        importance_weights: P / exploration mixture of the sampled lengths.
-        carried_memory: The memory handed to the next window.
+        a: Stop logits of each compression, [B, K] each; None for segments that are not compressed.
+        first_states: Input of the ratio classifier at each compression, [B, D] each.
+        hard_lengths: Number of vectors of each compression by the inference rule, [B, w].
+        memory_sizes: Expected number of vectors that each segment reads, [B, w].
+        trial_losses: Loss in nats of the segment after each compression, for every possible length, [B, A] each.
+        length_log_probs: Log probability of the sampled lengths, [B] each.
+        importance_weights: P / exploration mixture of the sampled lengths, [B] each.
+        carried_memory: The memory that the next window begins with.
     """
 
     def __init__(
@@ -112,10 +117,7 @@ class WindowRun:
         targets: Int[Tensor, "B T"],
     ) -> None:
         """Read segment `i` after the current memory, and compress it if its vectors are needed."""
-        model, carried = self.model, self.batch.carried_segments
-        is_read = i < self.w - 1
-        is_priced = self.stop_head_config is not None and self.stop_head_config.cost_on == "all"
-        compresses = is_read or (carried is not None and i < carried) or (is_priced and self.phase != "decoder")
+        model, is_read, compresses = self.model, i < self.w - 1, self.should_compress(i)
         N = self.predetermined_lengths(i)
         model.check_fits(self.memory, input_ids.shape[1], compresses=compresses)
         n = self.num_summary_positions(N) if compresses else 0
@@ -124,7 +126,7 @@ class WindowRun:
             teacher_states = self.teacher_states[:, self.batch.segment_slices[i]]
         known_states = teacher_states if model.reads_as_teacher(self.memory) else None
         hidden_states, compressed = model.run_segment(
-            self.memory, input_ids, attention_mask, n, is_read or is_priced, known_states
+            self.memory, input_ids, attention_mask, n, is_read or self.prices_all_segments, known_states
         )
         loss = model.segment_loss(hidden_states, targets, teacher_states if i > 0 else None)
         self.segment_losses.append(loss.nll)
@@ -146,8 +148,19 @@ class WindowRun:
             self.hard_lengths[:, i] = vectors.valid.sum(1)
         memory = model.update_memory(self.memory, vectors, self.num_tokens[:, i])
         self.memory = memory if is_read else memory.detach()
-        if carried == i + 1:
+        if self.batch.carried_segments == i + 1:
             self.carried_memory = self.memory
+
+    @property
+    def prices_all_segments(self) -> bool:
+        """Whether vectors have a price even if no segment of the window reads them."""
+        return self.stop_head_config is not None and self.stop_head_config.cost_on == "all"
+
+    def should_compress(self, i: int) -> bool:
+        """Return whether the vectors of segment `i` are read, carried to the next window, or priced."""
+        carried = self.batch.carried_segments
+        is_carried = carried is not None and i < carried
+        return i < self.w - 1 or is_carried or (self.prices_all_segments and self.phase != "decoder")
 
     def draw_uniforms(self, stream: RandomStream, i: int, n: int) -> Float[Tensor, "B n"]:
         """Draw random numbers keyed by each row's document and segment `i`."""
@@ -156,16 +169,16 @@ class WindowRun:
 
     @property
     def losses(self) -> Float[Tensor, "B w"]:
-        """Summed nats of each segment."""
+        """Summed loss of each segment in nats."""
         return torch.stack(self.segment_losses, 1)
 
     @property
     def kls(self) -> Float[Tensor, "B w"]:
-        """Summed KL divergence of each segment from the teacher; the first of a window has none."""
+        """Summed KL divergence of each segment from the teacher in nats; 0 for the first segment."""
         return torch.stack(self.segment_kls, 1)
 
     def map_stop_logits(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:
-        """Apply `function` to the stop logits of each compression; 0 where there was none."""
+        """Apply `function` to the stop logits of each compression; 0 for segments that are not compressed."""
         none = torch.zeros_like(self.memory_sizes[:, 0])
         return torch.stack([none if a is None else function(a) for a in self.a], 1)
 
@@ -179,14 +192,14 @@ class WindowRun:
         return uniform_length(self.draw_uniforms("nested", i, 1)[:, 0], config.possible_lengths)
 
     def num_summary_positions(self, N: Int[Tensor, " B"] | None) -> int:
-        """Return the number of summary positions to compute: those kept, or all if a head or a trial reads them."""
+        """Return the number of summary positions to compute: those that are kept, or all if a head needs them."""
         has_positions = self.config.summary in ("parallel", "autoregressive")
         if N is not None and has_positions and self.phase == "decoder":
             return int(N.max())
         return self.config.fixed_length
 
     def needs_trials(self, i: int) -> bool:
-        """Test whether the next segment is read with every possible length of segment `i`."""
+        """Return whether the next segment is read with every possible length of segment `i`."""
         if self.stop_head_config is None or self.phase == "decoder" or i >= self.w - 1:
             return False
         return self.config.length_policy == "classifier" or self.stop_head_config.estimator == "ponder"
@@ -207,7 +220,7 @@ class WindowRun:
         attention_mask: Bool[Tensor, "B T"],
         targets: Int[Tensor, "B T"],
     ) -> Float[Tensor, "B A"]:
-        """Compute the nats of a segment read after each possible length of the previous one."""
+        """Compute the loss of a segment in nats for each possible length of the previous one."""
         losses: list[Tensor] = []
         for n in self.candidate_lengths:
             lengths = torch.full_like(self.batch.row_index, n)
@@ -220,7 +233,7 @@ class WindowRun:
     def sample_vectors(
         self, i: int, compressed: CompressionOutput, attention_mask: Bool[Tensor, "B T"]
     ) -> SegmentVectors:
-        """Return the vectors as the estimator reads them in training: soft, or as many as the stop head samples."""
+        """Return the vectors as the estimator requires: gated, or as many as the stop head samples."""
         model, config = self.model, self.stop_head_config
         assert config is not None
         z, has_text, stop_position = compressed.summary_states, attention_mask.any(1), config.stop_position
@@ -253,7 +266,7 @@ class WindowRun:
         sampled_mask: Bool[Tensor, "B K"],
         has_text: Bool[Tensor, " B"],
     ) -> SegmentVectors:
-        """Return all vectors gated by their survival; in windows read hard, the sampled ones without a gate."""
+        """Return all vectors gated by their survival; in rows that read hard, the sampled ones without a gate."""
         assert self.stop_head_config is not None
         slots, is_hard = mean_field_slots(a, self.stop_head_config.stop_position), self.is_read_hard[:, None]
         assert slots.log_s is not None
@@ -262,7 +275,7 @@ class WindowRun:
         return SegmentVectors(vectors, valid, log_s.float())
 
     def inference_lengths(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Return the lengths by the rule of inference, for logging; N itself if that rule samples."""
+        """Return the lengths by the inference rule, for logging; N itself if that rule samples."""
         config = self.stop_head_config
         assert config is not None
         if config.stop_rule == "sample":
@@ -272,7 +285,7 @@ class WindowRun:
         return length_by_threshold(a, config.stop_threshold, config.stop_position)
 
     def sample_hard_rows(self) -> Bool[Tensor, " B"]:
-        """Choose the rows that read this window hard although lengths are soft."""
+        """Choose the rows that read this window hard although the estimator is soft."""
         config = self.stop_head_config
         if config is None or config.estimator != "soft" or self.phase != "joint":
             return torch.zeros_like(self.batch.row_index, dtype=torch.bool)

@@ -77,7 +77,10 @@ def fit_text(
             label if loss is None else f"{label}, held-out loss {loss:.3f}", done, total
         ),
     )
-    fit = {"best_step": result.best_step, "held_out": {str(step): loss for step, loss in result.held_out.items()}}
+    fit = {
+        "best_step": result.best_step,
+        "held_out": {str(step): loss for step, loss in result.held_out_losses.items()},
+    }
     fitted = replace(
         metadata, settings={**metadata.settings, "fit": asdict(config)}, measured={**metadata.measured, "fit": fit}
     )

@@ -1,4 +1,4 @@
-"""Prices, priors and gradient estimators with which the stop head learns how many vectors to keep.
+"""Prices, priors and gradient estimators for training the stop head, which learns how many vectors to keep.
 
 ACT (arXiv:1603.08983), PonderNet (arXiv:2107.05407), the variable-length AutoCompressor (jo100sun/AutoCompressors
 bb15bc1); the score term is REINFORCE (doi:10.1007/BF00992696) with a second sample as baseline.
@@ -41,7 +41,7 @@ class TrainingSlots(NamedTuple):
 def mark_priced_if_read(
     has_targets: Bool[Tensor, "B w"], is_read_hard: Bool[Tensor, " B"] | None = None
 ) -> Bool[Tensor, "B w"]:
-    """Eq. VL8: mark compressions that a later scored segment of the window reads, except in windows read hard."""
+    """Eq. VL8: mark compressions that a later scored segment of the window reads, except in rows that read it hard."""
     priced = F.pad(has_targets.flip(1).cumsum(1).flip(1)[:, 1:] > 0, (0, 1))
     return priced if is_read_hard is None else priced & ~is_read_hard[:, None]
 
@@ -116,7 +116,7 @@ def kl_geometric(
 
     Args:
         a: Stop logits.
-        stop_prob: g.
+        stop_prob: G.
         tail: "truncated" renormalises G as above; "forced" puts its tail on K instead.
         stop_position: Convention of the stop logits.
     """

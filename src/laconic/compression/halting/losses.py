@@ -114,7 +114,7 @@ def length_cost(
 
 
 def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: Weight) -> Float[Tensor, ""]:
-    """Return the expected nats of the next segment minus those that were read and are in the loss already."""
+    """Return the expected loss of each next segment minus its loss after the sampled length, which is in the sum."""
     is_priced, total = mark_priced_segments(window), weight.new_zeros(())
     for k, (a, trials) in enumerate(zip(window.a, window.trial_losses, strict=True)):
         if a is not None and trials is not None:
