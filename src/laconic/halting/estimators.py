@@ -116,7 +116,7 @@ def kl_geometric(
 
     Args:
         a: Stop logits.
-        stop_prob: G.
+        stop_prob: g, the stop probability.
         tail: "truncated" renormalises G as above; "forced" puts its tail on K instead.
         stop_position: Convention of the stop logits.
     """

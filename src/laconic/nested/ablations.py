@@ -43,7 +43,7 @@ def freeze_levels(model: Hope, *levels: int) -> Hope:
     """Return the model with levels, by default all, that stay at their starts.
 
     Raises:
-        UsageError: for a level that does not exist.
+        UsageError: For a level that does not exist.
     """
     sizes = level_chunk_sizes(model)
     unknown = next((level for level in levels if not 0 <= level < len(sizes)), None)

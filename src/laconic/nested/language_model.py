@@ -58,8 +58,8 @@ class NestedLanguageModel(nn.Module):
     """A Hope model in training, a `Method`: cross-entropy of scored tokens while memories and levels learn.
 
     Args:
-        decoder: the model.
-        config: which gradients flow through inner updates; with `enabled` False only the slow weights learn.
+        decoder: The model.
+        config: Which gradients flow through inner updates; with `enabled` False only the slow weights learn.
     """
 
     state_types = NODE_TYPES
@@ -114,7 +114,7 @@ class NestedLanguageModel(nn.Module):
         return location.describe(batch.document_ids) if location else ""
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
-        """Warn once of each level that does not change."""
+        """Warn once about each level that does not change."""
         if self.config.enabled and not self.decoder.hope_config.cms_shape(0).is_frozen:
             self.dead_level_monitor.observe(metrics)
 

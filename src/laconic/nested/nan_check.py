@@ -82,7 +82,7 @@ def read_tokens_checked(
     """Call `model.read_tokens` and check the new state.
 
     Raises:
-        NonFiniteError: naming the layer, the level or memory and the row, if the new state is not finite.
+        NonFiniteError: Naming the layer, the level or memory and the row, if the new state is not finite.
     """
     output = model.read_tokens(
         input_ids, state, attention_mask=attention_mask, target_mask=target_mask, update_weights=update_weights

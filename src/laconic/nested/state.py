@@ -32,10 +32,10 @@ class LinearMemoryState:
     """State of a linear memory.
 
     Attributes:
-        change: current change of the matrix since its start.
-        boundary_change: the change at the last chunk boundary, from which writes are computed.
-        momentum: momentum of the writes, if any.
-        num_tokens: tokens read.
+        change: Current change of the matrix since its start.
+        boundary_change: The change at the last chunk boundary, from which writes are computed.
+        momentum: Momentum of the writes, if any.
+        num_tokens: Tokens read.
     """
 
     change: Float[Tensor, "B H O I"]
@@ -70,13 +70,13 @@ class CMSLevelState:
     """State of one level of a continuum memory system. Mappings are by the name of a linear map.
 
     Attributes:
-        change: change of each weight since its trained start.
-        accumulated: error terms of the open chunk.
-        moments: state of the inner optimizer.
-        start_change: change of a nested level's start.
-        num_tokens: tokens of the open chunk.
-        num_updates: updates so far.
-        meta_accumulated: terms for a nested level's start, accumulated over the slower level's chunk.
+        change: Change of each weight since its trained start.
+        accumulated: Error terms of the open chunk.
+        moments: State of the inner optimizer.
+        start_change: Change of a nested level's start.
+        num_tokens: Tokens of the open chunk.
+        num_updates: Updates so far.
+        meta_accumulated: Terms for a nested level's start, accumulated over the slower level's chunk.
     """
 
     change: Mapping[str, LowRankChange | Tensor] = field(metadata=INLINE_FIELD)
@@ -100,10 +100,10 @@ class LayerState:
     """State of one layer.
 
     Attributes:
-        conv_tails: the last inputs of each causal convolution, by name.
-        memory: states of the memories, by name.
-        cms: states of the levels.
-        cache: keys and values of attention.
+        conv_tails: The last inputs of each causal convolution, by name.
+        memory: States of the memories, by name.
+        cms: States of the levels.
+        cache: Keys and values of attention.
     """
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
@@ -119,9 +119,9 @@ class OpenChunk:
     """Tokens of the fastest levels' open chunk, for levels that learn from the next token's loss.
 
     Attributes:
-        input_ids: ids read since the chunk began; an id that is no target is stored as its complement `~id` (< 0).
-        num_tokens: ids of each row.
-        layers_at_start: states of the layers when the chunk began.
+        input_ids: Ids read since the chunk began; an id that is not a target is stored as its complement `~id` (< 0).
+        num_tokens: Ids of each row.
+        layers_at_start: States of the layers when the chunk began.
     """
 
     input_ids: Int[Tensor, "B N"]
@@ -134,9 +134,9 @@ class FastWeightState:
     """State of a whole model (a `MethodState`).
 
     Attributes:
-        layers: states of the layers.
-        position: tokens read by each row.
-        open_chunk: the open chunk, for levels that learn from the next token's loss.
+        layers: States of the layers.
+        position: Tokens read by each row.
+        open_chunk: The open chunk, for levels that learn from the next token's loss.
 
     Example:
         >>> import torch, laconic
@@ -332,16 +332,16 @@ def reset_rows(
     """Reset rows to the state of a model that has read nothing.
 
     Args:
-        state: a state.
-        rows: rows to reset, by default all.
-        parts: of "memory" (with the convolutions), "cms" and "cache" (with the position).
-        levels: levels of the CMS to reset, by default all.
+        state: A state.
+        rows: Rows to reset, by default all.
+        parts: Of "memory" (with the convolutions), "cms" and "cache" (with the position).
+        levels: Levels of the CMS to reset, by default all.
 
     Returns:
         The state; cache slots of the reset rows are invalid.
 
     Raises:
-        UsageError: for an unknown part or a row that does not exist.
+        UsageError: For an unknown part or a row that does not exist.
     """
     unknown = sorted(set(parts) - set(STATE_PARTS))
     if unknown:

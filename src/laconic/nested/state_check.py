@@ -136,7 +136,7 @@ def dense_shape(initial: object) -> tuple[int, ...] | None:
 def find_invalid_tokens(chunk: OpenChunk, vocab_size: int) -> str | None:
     """Return the problem with the ids or lengths of an open chunk, or None."""
     ids = chunk.input_ids.long()
-    ids = ids.maximum(~ids)  # an id that is no target is stored as its complement
+    ids = ids.maximum(~ids)  # an id that is not a target is stored as its complement
     lengths = chunk.num_tokens
     if ids.numel() and int(ids.max()) >= vocab_size:
         return f"token id {int(ids.max())} is outside the vocabulary of {vocab_size:,}"

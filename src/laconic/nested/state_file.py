@@ -41,9 +41,9 @@ class StoredOpenChunk:
     """An `OpenChunk` in a file.
 
     Attributes:
-        input_ids, num_tokens: as in `OpenChunk`.
-        layers_at_start: states of the layers when the chunk began, without their caches.
-        cache_slots: number of slots of these caches, the first ones of the caches that the layers have now.
+        input_ids, num_tokens: As in `OpenChunk`.
+        layers_at_start: States of the layers when the chunk began, without their caches.
+        cache_slots: Number of slots of these caches, the first ones of the caches that the layers have now.
     """
 
     input_ids: Int[Tensor, "B N"]
@@ -90,16 +90,16 @@ def save_state(
     """Save a state; a tensor that occurs twice is written once.
 
     Args:
-        state: a tree of state classes, tuples, mappings and tensors.
-        path: file to write.
-        memory_kind: kind of the memory, such as "hope".
-        model_fingerprint: fingerprint of the trained weights.
-        num_tokens: tokens that were read.
-        version: version of the program.
-        source: where the text comes from.
+        state: A tree of state classes, tuples, mappings and tensors.
+        path: File to write.
+        memory_kind: Kind of the memory, such as "hope".
+        model_fingerprint: Fingerprint of the trained weights.
+        num_tokens: Tokens that were read.
+        version: Version of the program.
+        source: Where the text comes from.
 
     Raises:
-        NonFiniteError: if the state is not finite.
+        NonFiniteError: If the state is not finite.
     """
     tensors, spec = flatten_state(state)
     metadata = {
@@ -114,13 +114,13 @@ def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, fo
     """Load a state, bit for bit.
 
     Args:
-        path: file that `save_state` wrote.
-        memory_kind: expected kind of the memory.
-        model_fingerprint: fingerprint of the trained weights.
-        force: whether to load a state of other weights too.
+        path: File that `save_state` wrote.
+        memory_kind: Expected kind of the memory.
+        model_fingerprint: Fingerprint of the trained weights.
+        force: Whether to load a state of other weights too.
 
     Raises:
-        CorruptArtifactError: for a damaged file, another schema or kind, or other weights without `force`.
+        CorruptArtifactError: For a damaged file, another schema or kind, or other weights without `force`.
     """
     state, metadata = read_state_file(path, memory_kind)
     saved = str(metadata.get("model"))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.nested.cms.level import CMSParams
 
-Weights = dict[str, Tensor]  # of one level: `up_proj.weight` and so on
+Weights = dict[str, Tensor]  # weights of one level: `up_proj.weight` and so on
 
 
 def cms_reference(params: CMSParams, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

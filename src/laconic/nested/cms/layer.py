@@ -211,14 +211,14 @@ class CMS(nn.Module):
     """A continuum memory system in place of an MLP: `y, state = mlp(x, state)`; the caller adds the residual.
 
     Args:
-        width: width of the vectors.
-        intermediate_size: inner width of the MLPs.
-        chunk_sizes: tokens between two updates of each level, fastest first.
-        options: options of the levels, by default those of the associative objective.
-        seed: seed of the initial weights; None leaves them uninitialized.
-        activation: activation of the MLPs.
-        projections: names of the linear maps: gate, up and down, or up and down.
-        has_bias: whether the maps have biases.
+        width: Width of the vectors.
+        intermediate_size: Inner width of the MLPs.
+        chunk_sizes: Tokens between two updates of each level, fastest first.
+        options: Options of the levels, by default those of the associative objective.
+        seed: Seed of the initial weights; None leaves them uninitialized.
+        activation: Activation of the MLPs.
+        projections: Names of the linear maps: gate, up and down, or up and down.
+        has_bias: Whether the maps have biases.
         eps: epsilon of the norms between levels.
 
     Example:
@@ -263,14 +263,14 @@ class CMS(nn.Module):
         """Build levels on a trained MLP, which becomes level 0 and shares its tensors.
 
         Args:
-            mlp: a module with `gate_proj`, `up_proj` and `down_proj`, with the last two, or with `fc1` and `fc2`.
-            chunk_sizes: tokens between two updates of each level, fastest first.
-            options: options of the levels, by default the associative objective with the start as its target.
-            activation: activation of the MLP.
-            new_level_init: whether a slower level starts with a zero down-projection or copies level 0.
+            mlp: A module with `gate_proj`, `up_proj` and `down_proj`, with the last two, or with `fc1` and `fc2`.
+            chunk_sizes: Tokens between two updates of each level, fastest first.
+            options: Options of the levels, by default the associative objective with the start as its target.
+            activation: Activation of the MLP.
+            new_level_init: Whether a slower level starts with a zero down-projection or copies level 0.
 
         Raises:
-            UsageError: for another kind of module.
+            UsageError: For another kind of module.
         """
         projections = find_mlp_projections(mlp)
         maps = {name: mlp.get_submodule(name) for name in projections}

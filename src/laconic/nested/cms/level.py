@@ -29,7 +29,7 @@ WeightChange = LowRankChange | Tensor
 MIN_SQUARED_NORM = 1e-30  # its root is representable in float32
 StepSizes = Float[Tensor, "B T"]
 ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
-MIN_TOKENS_TO_MERGE = 32  # of fewer tokens, a second product is faster than the sum of two matrices
+MIN_TOKENS_TO_MERGE = 32  # for fewer tokens, a second product is faster than the sum of two matrices
 STORED_INPUTS = "read"  # key of the inputs in `CMSLevelState.meta_accumulated`
 
 
@@ -86,7 +86,7 @@ LinearRecords = dict[str, LinearRecord]  # by `levels.0.up_proj`
 
 
 class GradientMode(NamedTuple):
-    """What of the outer gradient flows through updates; `truncate_after` counts chunks, for "truncated"."""
+    """Which part of the outer gradient flows through updates; `truncate_after` counts chunks, for "truncated"."""
 
     outer_gradient: OuterGradient = "full"
     truncate_after: int | None = None

@@ -33,13 +33,13 @@ class HopeConfig:
     """Configuration of a Hope or Hope-Attention model. Raises `UsageError` if its parts do not fit together.
 
     Attributes:
-        decoder: widths, layers, vocabulary, norms and MLP.
-        chunk_sizes: for each layer the chunk sizes of its levels, fastest first.
-        cms: options of the levels.
-        memory: options of the memory in place of attention, None to keep attention.
-        num_heads: heads of the memory.
-        head_dim: head width of a self-modifying memory, by default the width divided by the heads.
-        memory_chunk_size: chunk size of a Titans memory.
+        decoder: Widths, layers, vocabulary, norms and MLP.
+        chunk_sizes: For each layer the chunk sizes of its levels, fastest first.
+        cms: Options of the levels.
+        memory: Options of the memory in place of attention, None to keep attention.
+        num_heads: Heads of the memory.
+        head_dim: Head width of a self-modifying memory, by default the width divided by the heads.
+        memory_chunk_size: Chunk size of a Titans memory.
         gated_mlp: False leaves out the gate of a family whose MLP has one.
 
     Example:
@@ -90,17 +90,17 @@ class HopeConfig:
         """Build the configuration of a model without attention, with Llama's norms and gated MLPs.
 
         Args:
-            vocab_size: number of tokens.
-            hidden_size: width of the model.
-            num_layers: number of layers, all with the same levels.
-            chunk_sizes: chunk sizes of the levels, fastest first.
-            intermediate_size: inner width of the MLPs, by default twice the width.
-            num_heads: heads of the memory.
-            head_dim: head width of a self-modifying memory.
-            memory: options of the memory, by default a self-modifying one.
-            memory_chunk_size: chunk size of a Titans memory.
-            cms: options of the levels.
-            tie_word_embeddings: whether the output embedding is the input embedding.
+            vocab_size: Number of tokens.
+            hidden_size: Width of the model.
+            num_layers: Number of layers, all with the same levels.
+            chunk_sizes: Chunk sizes of the levels, fastest first.
+            intermediate_size: Inner width of the MLPs, by default twice the width.
+            num_heads: Heads of the memory.
+            head_dim: Head width of a self-modifying memory.
+            memory: Options of the memory, by default a self-modifying one.
+            memory_chunk_size: Chunk size of a Titans memory.
+            cms: Options of the levels.
+            tie_word_embeddings: Whether the output embedding is the input embedding.
         """
         sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "vocab_size": vocab_size}
         sizes |= {

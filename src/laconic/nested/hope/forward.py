@@ -35,12 +35,12 @@ class ForwardOptions:
 
     Attributes:
         attention_mask: True for real tokens.
-        update_weights: whether memories, and levels with the associative objective, learn.
-        gradient_mode: what of the outer gradient flows through writes and updates.
-        context: masks and rotations of attention.
-        key_positions: positions and validity mask of all cache slots after the pass.
-        records: for each layer where the inputs and outputs of its linear maps are recorded.
-        double_backward: whether gradients of this pass are differentiated, which fused attention does not support.
+        update_weights: Whether memories, and levels with the associative objective, learn.
+        gradient_mode: Which part of the outer gradient flows through writes and updates.
+        context: Masks and rotations of attention.
+        key_positions: Positions and validity mask of all cache slots after the pass.
+        records: One dictionary per layer, to which the inputs and outputs of its linear maps are written.
+        double_backward: Whether gradients of this pass are differentiated, which fused attention does not support.
     """
 
     attention_mask: Bool[Tensor, "B T"] | None = None

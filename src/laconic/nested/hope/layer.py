@@ -108,11 +108,11 @@ class SelfTitans(nn.Module):
     """A self-modifying memory in place of attention: `y, state = layer(x, state)`; the caller adds the residual.
 
     Args:
-        width: width of the vectors.
-        num_heads: number of heads.
-        head_dim: width of a head, by default the width divided by the heads.
-        options: options of the memories.
-        seed: seed of the initial weights.
+        width: Width of the vectors.
+        num_heads: Number of heads.
+        head_dim: Width of a head, by default the width divided by the heads.
+        options: Options of the memories.
+        seed: Seed of the initial weights.
     """
 
     def __init__(
@@ -185,10 +185,10 @@ def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str
 
 
 def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with which a repeated token recalls what followed it.
+    """Return initial weights such that a repeated token recalls what followed it before.
 
-    The convolution sums the window, so that a key is that of a sum, and a query is the key of its own token, but for
-    what is not linear in a key.
+    The convolution sums the window, so a key belongs to the sum of the last tokens. A query is the key of its own token
+    alone, up to the nonlinear part of the key's map.
     """
     H, E, D, W = shape.num_heads, shape.head_dim, shape.width, shape.options.conv_kernel_size
     k, identity = w.get("k.M"), torch.eye(E)

@@ -103,9 +103,9 @@ class SelfModifyingMemories:
     a state under its own name, and P of the gates is under `gates`.
 
     Attributes:
-        shape: shape of the layer.
-        w: weights by name, in the accumulation type.
-        outer_gradient: what of the outer gradient flows through writes.
+        shape: Shape of the layer.
+        w: Weights by name, in the accumulation type.
+        outer_gradient: Which part of the outer gradient flows through writes.
     """
 
     shape: SelfTitansShape

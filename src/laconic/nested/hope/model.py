@@ -30,7 +30,7 @@ from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.forward import ForwardOptions, collect_activations, forward_pass
 from laconic.nested.hope.init import check_growth, copy_donor_weights, init_added_levels, replace_sublayers
 from laconic.nested.hope.layer import SelfTitans
-from laconic.nested.hope.task_updates import empty_open_chunk, flush_open_chunk, mask_untaught, read_and_learn
+from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
 from laconic.nested.nan_check import check_finite
 from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
 from laconic.nested.state_check import check_fits_model
@@ -47,8 +47,8 @@ class Hope(Decoder):
     `input_ids` are given, as `read_tokens` does, since a vector has no target; everything else learns from vectors.
 
     Args:
-        config: sizes and options.
-        seed: seed of the initial weights; None leaves them uninitialized.
+        config: Sizes and options.
+        seed: Seed of the initial weights; None leaves them uninitialized.
 
     Example:
         >>> import torch, laconic
@@ -179,24 +179,24 @@ class Hope(Decoder):
         """Read vectors on a state and learn from them.
 
         Args:
-            inputs_embeds: input vectors.
-            state: state before them, by default that of a model that has read nothing.
+            inputs_embeds: Input vectors.
+            state: State before them, by default that of a model that has read nothing.
             attention_mask: True for real tokens; the others give zeros and change nothing.
-            position_ids: positions for attention.
-            attention_bias: added to attention scores.
-            capture: activations to return: "embed", "hidden.N" or "final_norm".
-            input_ids: ids of the vectors, the targets of levels with the objective "task".
-            target_mask: False for ids that are read but are no targets.
-            update_weights: if False, memories and levels stay; convolutions, cache and position move on.
-            outer_gradient: what of the outer loss flows through writes and updates. It changes no value.
-            truncate_after: chunks after which states are detached, for "truncated".
+            position_ids: Positions for attention.
+            attention_bias: Added to attention scores.
+            capture: Activations to return: "embed", "hidden.N" or "final_norm".
+            input_ids: Ids of the vectors, the targets of levels with the objective "task".
+            target_mask: False for ids that are read but are not targets.
+            update_weights: If False, memories and levels stay; convolutions, cache and position move on.
+            outer_gradient: Part of the outer gradient that flows through writes and updates; values do not change.
+            truncate_after: Chunks after which states are detached, for "truncated".
 
         Returns:
             Hidden states after the final norm, the new state (as `cache`), and activations.
 
         Raises:
-            ValueError: for inputs that do not fit the model, as in `Decoder.forward`.
-            UsageError: for the state of another model, and for arguments that levels learning from ids do not support.
+            ValueError: For inputs that do not fit the model, as in `Decoder.forward`.
+            UsageError: For the state of another model, and for arguments that levels learning from ids do not support.
         """
         check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
@@ -206,7 +206,7 @@ class Hope(Decoder):
         gradient_mode = GradientMode(outer_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
             raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
-        ids = None if input_ids is None else mask_untaught(input_ids, target_mask)
+        ids = None if input_ids is None else complement_non_targets(input_ids, target_mask)
         if self.has_task_objective and update_weights and ids is not None:
             if position_ids is not None or attention_bias is not None or capture:
                 raise UsageError(
@@ -250,11 +250,11 @@ class Hope(Decoder):
         """Return this model with slower levels added to every layer; its tensors are shared.
 
         Args:
-            chunk_sizes: chunk sizes of all levels, those of the model first.
-            new_level_init: whether an added level adds nothing at first or copies the slowest level.
+            chunk_sizes: Chunk sizes of all levels, those of the model first.
+            new_level_init: Whether an added level adds nothing at first or copies the slowest level.
 
         Raises:
-            UsageError: if `chunk_sizes` does not begin with those of every layer.
+            UsageError: If `chunk_sizes` does not begin with those of every layer.
         """
         check_growth(self.hope_config.cms, new_level_init)
         for sizes in self.hope_config.chunk_sizes:
@@ -285,11 +285,11 @@ class Hope(Decoder):
         """Load a state, bit for bit.
 
         Args:
-            path: a file that `save_state` wrote.
-            force: whether to load a state of other weights too.
+            path: A file that `save_state` wrote.
+            force: Whether to load a state of other weights too.
 
         Raises:
-            CorruptArtifactError: if the file is damaged, of another kind, or of other weights without `force`.
+            CorruptArtifactError: If the file is damaged, of another kind, or of other weights without `force`.
         """
         state = state_file.load_state(
             path, memory_kind=STATE_KIND, model_fingerprint=self.weights_fingerprint, force=force
@@ -325,15 +325,15 @@ class HopeAttention(Hope):
         bit; "chain" and copied levels do not.
 
         Args:
-            decoder: a pretrained decoder.
-            chunk_sizes: chunk sizes of the levels, fastest first.
-            donor_layout: which MLP each level starts as, see `place_levels`.
-            donor_map: the same, layer by layer, in place of a layout's rule.
-            new_level_init: how levels without a donor start.
-            options: options of the levels.
+            decoder: A pretrained decoder.
+            chunk_sizes: Chunk sizes of the levels, fastest first.
+            donor_layout: Which MLP each level starts as, see `place_levels`.
+            donor_map: The same, layer by layer, in place of a layout's rule.
+            new_level_init: How levels without a donor start.
+            options: Options of the levels.
 
         Raises:
-            UsageError: if added levels would change the output of the donor's MLP.
+            UsageError: If added levels would change the output of the donor's MLP.
         """
         options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":

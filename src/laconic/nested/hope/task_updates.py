@@ -1,12 +1,12 @@
 """Levels trained by the next token's loss, with one backward pass through all layers per chunk of the fastest level.
 
-Nested Learning arXiv:2512.24695, 71, and section 3.3 for the one gradient that all levels share. A token's loss exists
-once its target is known: the chunk that ends at token i is finished when token i + 1 arrives, before that is read. No
-gradient of an inner loss crosses the start of its chunk, so that a text read in pieces gives the result of the whole; a
-chunk that was read in pieces is read a second time for its gradient.
+Nested Learning arXiv:2512.24695, Eq. 71, and section 3.3 for the one gradient that all levels share. A token's loss can
+be computed once its target is known: the chunk that ends at token i is finished when token i + 1 arrives, before that
+token is read. No gradient of an inner loss crosses the start of its chunk, so a text read in pieces gives the same
+result as the whole text. A chunk that was read in pieces is read a second time for its gradient.
 
-A token's step size scales the gradient that its own input and output contribute, of all losses of the chunk. An id that
-is read but is no target is stored as its complement ~id, which is negative.
+A token's step size scales its own contribution, that of its input and output, to the gradient of the chunk's loss. The
+id of a token that is read but is not a target is stored as its complement ~id, which is negative.
 """
 
 from dataclasses import replace
@@ -49,13 +49,13 @@ def cms_params_of(model: Decoder) -> list[CMSParams]:
     return [cms.params for cms in modules if isinstance(cms, CMS)]
 
 
-def mask_untaught(ids: Ids, target_mask: Bool[Tensor, "B T"] | None) -> Ids:
-    """Replace ids that are no targets by their complements."""
+def complement_non_targets(ids: Ids, target_mask: Bool[Tensor, "B T"] | None) -> Ids:
+    """Replace ids that are not targets by their complements."""
     return ids if target_mask is None else torch.where(target_mask, ids, ~ids)
 
 
-def unmask_ids(ids: Ids) -> Ids:
-    """Return the ids that are read, targets or not."""
+def restore_ids(ids: Ids) -> Ids:
+    """Return the ids that are read, with complements restored."""
     return torch.where(ids < 0, ~ids, ids)
 
 
@@ -94,7 +94,7 @@ def read_and_learn(
     attention_mask: Bool[Tensor, "B T"] | None,
     gradient_mode: GradientMode,
 ) -> tuple[Vectors, FastWeightState]:
-    """Read every token in order while the levels learn; ids that are no targets are complemented.
+    """Read every token in order while the levels learn; ids that are not targets are complements.
 
     Returns:
         The hidden states after the final norm, and the new state.
@@ -132,19 +132,19 @@ def _read_aligned(
             y, layers = read_whole_chunk(model, rows.layers, part, ids[:, end], gradient_mode)
             rows = AlignedRows(layers, part[:, :0], layers)
         else:
-            embeds = model.embed(unmask_ids(part))
+            embeds = model.embed(restore_ids(part))
             y, forward = forward_pass(model, embeds, rows.layers, ForwardOptions(gradient_mode=gradient_mode))
             rows = AlignedRows(forward.layers, torch.cat([rows.chunk_ids, part], 1), rows.layers_at_start)
         outputs.append(y)
         position = end
-    y = torch.cat(outputs, 1) if outputs else model.embed(unmask_ids(ids))
+    y = torch.cat(outputs, 1) if outputs else model.embed(restore_ids(ids))
     num_tokens = torch.full_like(state.position, rows.chunk_ids.shape[1])
     open_chunk = OpenChunk(rows.chunk_ids, num_tokens, rows.layers_at_start)
     return y, FastWeightState(rows.layers, state.position + n, open_chunk)
 
 
 def tokens_to_boundary(model: Decoder, layers: LayerStates) -> int:
-    """Return the tokens until the next boundary of any level, for rows at the same offset."""
+    """Return the number of tokens until the next boundary of any level, for rows at the same offset."""
     pairs = zip(cms_params_of(model), layers, strict=True)
     return min(tokens_to_level_boundary(params, require_levels(layer)) for params, layer in pairs)
 
@@ -157,7 +157,7 @@ def finish_chunk(
     with torch.inference_mode(False), torch.enable_grad():
         start = rows.layers_at_start if create_graph else map_tensors(rows.layers_at_start, detach_for_grad)
         records: tuple[LinearRecords, ...] = tuple({} for _ in start)
-        embeds = model.embed(unmask_ids(detach_for_grad(rows.chunk_ids)))
+        embeds = model.embed(restore_ids(detach_for_grad(rows.chunk_ids)))
         hidden, outputs = forward_pass(
             model, embeds, start, ForwardOptions(records=records, double_backward=create_graph)
         )
@@ -176,7 +176,7 @@ def read_whole_chunk(
         start = layers if is_training else map_tensors(layers, detach_for_grad)
         records: tuple[LinearRecords, ...] = tuple({} for _ in layers)
         options = ForwardOptions(gradient_mode=gradient_mode, records=records, double_backward=create_graph)
-        hidden, outputs = forward_pass(model, model.embed(unmask_ids(detach_for_grad(ids))), start, options)
+        hidden, outputs = forward_pass(model, model.embed(restore_ids(detach_for_grad(ids))), start, options)
         targets = chunk_targets(ids, next_ids)
         errors = backward_errors(model, hidden, targets, records, create_graph=create_graph, retain_graph=is_training)
     if not is_training:
@@ -185,7 +185,7 @@ def read_whole_chunk(
 
 
 def chunk_targets(ids: Ids, next_ids: Int[Tensor, " B"]) -> Ids:
-    """Return the target of each token, IGNORE_INDEX where the next id is no target."""
+    """Return the target of each token; IGNORE_INDEX if the next id is not a target."""
     targets = torch.cat([detach_for_grad(ids)[:, 1:], detach_for_grad(next_ids)[:, None]], 1)
     return targets.masked_fill(targets < 0, IGNORE_INDEX)
 
@@ -199,7 +199,7 @@ def backward_errors(
     create_graph: bool,
     retain_graph: bool,
 ) -> list[dict[str, LowRankChange]]:
-    """Return delta and x at every map of every layer, for the summed cross-entropy of a chunk."""
+    """Return delta and x of every linear map of every layer, for the summed cross-entropy of a chunk."""
     logits = model.logits(hidden_states)
     logits = logits.flatten(0, 1).to(accumulation_dtype(logits.dtype))
     loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
@@ -239,9 +239,9 @@ def flush_open_chunk(
     attention_mask: Tensor | None,
     gradient_mode: GradientMode,
 ) -> FastWeightState:
-    """Learn from the open chunk before tokens that are only read; a new chunk begins after these.
+    """Learn from the open chunk before tokens that are read without learning; a new chunk begins after them.
 
-    The first of these tokens is the last target, if their ids are known.
+    The first of these tokens is the last target of the open chunk, if `ids` are given.
     """
     assert state.open_chunk is not None
     if not bool(state.open_chunk.num_tokens.any()):

@@ -35,28 +35,28 @@ def get_statistics(p: Tensor) -> InputStatistics | None:
 class DGD(torch.optim.Optimizer):
     """Delta gradient descent (Nested Learning, Eq. 57b to 57v) on a model prepared by `record_inputs`.
 
-    Parameters that are no recorded weights are updated by AdamW, as are groups with `rule="adamw"`. One step uses
-    what was recorded since the last; it is summed over all ranks. Under FSDP2 each rank updates its own rows of a
+    Parameters whose inputs are not recorded are updated by AdamW, as are groups with `rule="adamw"`. A step uses what
+    was recorded since the last one, summed over all ranks. Under FSDP2 each rank updates its own rows of a
     weight, since Eq. 57b acts on every row alone; nothing is gathered.
 
     Args:
-        params: parameters, best with their names (`model.named_parameters()`), or groups.
+        params: Parameters, best with their names (`model.named_parameters()`), or groups.
         lr: eta. Each step minimises Eq. 56 and is bounded for any eta and inputs.
         batch: "joint" uses all positions since the last step at once; "mean" and "sequential" store every input and
             its gradient, which neither gradient clipping nor a loss scale changes.
         inputs: "unit" scales inputs to length 1 and their gradients so that the gradient of the weight stays; "raw"
             uses them as they are.
-        erase: weight of the erasure; 0 is plain gradient descent.
+        erase: Weight of the erasure; 0 is plain gradient descent.
         value: "target" draws the output to y - delta, so that nothing is erased.
-        loss: whether the loss is a mean or a sum over positions.
+        loss: Whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
         bias: "input" treats the bias as the weight of an input 1, "gd" descends its gradient.
-        adam_lr: learning rate of AdamW.
-        adam_betas: factors of AdamW's memories.
-        adam_weight_decay: decoupled weight decay of AdamW.
+        adam_lr: Learning rate of AdamW.
+        adam_betas: Factors of AdamW's memories.
+        adam_weight_decay: Decoupled weight decay of AdamW.
 
     Raises:
-        UsageError: for a matrix that was not recorded, for invalid settings, and for a group with an unknown option.
+        UsageError: For a matrix that was not recorded, for invalid settings, and for a group with an unknown option.
 
     Example:
         >>> import torch, laconic
@@ -114,7 +114,7 @@ class DGD(torch.optim.Optimizer):
         members = {id(p) for p in group["params"]}
         for p in group["params"] if group["rule"] == "dgd" else ():
             if dgd_rule(describe_parameter(p), p) == "adamw":
-                raise UsageError(f"DGD: {describe_parameter(p)} is no recorded weight; set rule='adamw' for its group")
+                raise UsageError(f"DGD: {describe_parameter(p)} has no recorded inputs; set rule='adamw' for its group")
             statistics = cast(InputStatistics, get_statistics(p))
             statistics.store_pairs, statistics.normalize_inputs = self.batch != "joint", self.inputs == "unit"
             has_both = {id(statistics.weight), id(statistics.bias)} <= members

@@ -1,11 +1,12 @@
-"""Delta gradient descent (DGD): steps of a linear map that follow the error and erase what lies along the input.
+"""Delta gradient descent (DGD): gradient steps of a linear map that also erase its response to the current input.
 
-Nested Learning arXiv:2512.24695, section 4.5.
+Nested Learning arXiv:2512.24695, section 4.5. A step minimises Eq. 56; Eq. 57 is its solution for one input, and the
+ledger's 57b, 57c, 57d and 57v are its extensions to several inputs and to embeddings.
 
 Symbols: W weight [o, i]; x input [i] and delta the gradient of the loss at y = W x [o]; X, D their rows over N
 positions; G = D'X/N and A = X'X/N, ' for transposed; eta the step size. Leading dimensions are independent memories.
-Sums are taken in float32 or wider. `valid` marks the positions that count; the others neither write nor erase. `erase`
-is the weight of the erasure, 1 in the paper.
+Sums are taken in float32 or wider. Only positions marked in `valid` are used. `erase` is the weight of the erasure, 1
+in the paper.
 """
 
 from typing import Any, Literal, cast
@@ -17,19 +18,19 @@ from torch import Tensor
 from laconic.errors import NonFiniteError
 from laconic.models.attention import accumulation_dtype
 
-Step = float | int | Tensor  # beartype does not accept an int for a float
+Scalar = float | int | Tensor  # beartype does not accept an int for a float
 Reduction = Literal["mean", "sum"]
 Weight = Float[Tensor, "*B o i"]
 ValidMask = Bool[Tensor, "*B N"]
 
 
 def to_accumulation_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Convert tensors to the type in which sums are taken."""
+    """Convert tensors to float32, or keep a wider type."""
     return tuple(t.to(accumulation_dtype(t.dtype)) for t in tensors)
 
 
 def mask_and_count(X: Tensor, D: Tensor, valid: Tensor | None, reduction: Reduction) -> tuple[Tensor, Tensor, Tensor]:
-    """Return X and D with zeros in rows that are not valid, and N (1 for sums, at least 1 for means)."""
+    """Return X and D with zeros in rows that are not valid, and the divisor N: 1 for sums, else the valid rows."""
     x, d = to_accumulation_dtype(X, D)
     if valid is not None:
         x, d = x * valid[..., None], d * valid[..., None]
@@ -40,13 +41,15 @@ def mask_and_count(X: Tensor, D: Tensor, valid: Tensor | None, reduction: Reduct
     return x, d, valid.sum(-1).clamp(min=1).to(x.dtype)[..., None, None]
 
 
-def effective_step(x: Float[Tensor, "*rows i"], eta: Step, erase: float = 1.0) -> Float[Tensor, "*rows"]:
+def effective_step(x: Float[Tensor, "*rows i"], eta: Scalar, erase: float = 1.0) -> Float[Tensor, "*rows"]:
     """Return eta' = eta / (1 + erase eta |x|^2)."""
     return eta / (1 + erase * eta * x.square().sum(-1))
 
 
-def dgd(W: Weight, x: Float[Tensor, "*B i"], delta: Float[Tensor, "*B o"], eta: Step, *, erase: float = 1.0) -> Weight:
-    """Eq. 57: W' = W - eta' (W x + delta) x', eta' = eta / (1 + eta |x|^2), which is the minimiser of 56 for any |x|.
+def dgd(
+    W: Weight, x: Float[Tensor, "*B i"], delta: Float[Tensor, "*B o"], eta: Scalar, *, erase: float = 1.0
+) -> Weight:
+    """Eq. 57: W' = W - eta' (W x + delta) x', eta' = eta / (1 + eta |x|^2), the minimiser of Eq. 56 for any |x|.
 
     The paper prints eta' = eta / (1 + eta), which is the minimiser only if |x| = 1, and diverges for long inputs.
     """
@@ -57,11 +60,11 @@ def dgd(W: Weight, x: Float[Tensor, "*B i"], delta: Float[Tensor, "*B o"], eta: 
         return (w - step[..., None] * x[..., None, :]).to(W.dtype)
 
 
-def solve_ridge(R: Weight, X: Float[Tensor, "*B N i"], c: Step) -> Weight:
+def solve_ridge(R: Weight, X: Float[Tensor, "*B N i"], c: Scalar) -> Weight:
     """Compute R (I + c X'X)^-1 for c >= 0, by Cholesky on the smaller of [i, i] and [N, N].
 
     Raises:
-        NonFiniteError: if the matrix has no Cholesky factor: an input is not finite, or c is beyond float32.
+        NonFiniteError: If the matrix has no Cholesky factor: an input is not finite, or c is beyond float32.
     """
     if X.shape[-1] <= X.shape[-2]:
         return right_divide(R, c * (X.mT @ X))
@@ -81,23 +84,26 @@ def dgd_joint(
     W: Weight,
     X: Float[Tensor, "*B N i"],
     D: Float[Tensor, "*B N o"],
-    eta: Step,
+    eta: Scalar,
     *,
     valid: ValidMask | None = None,
     reduction: Reduction = "mean",
     erase: float = 1.0,
 ) -> Weight:
-    """Eq. 57b: W' = (W - eta G)(I + eta A)^-1, the minimiser of 56 over all N positions, in any order.
+    """Eq. 57b: W' = (W - eta G)(I + eta A)^-1, the minimiser of Eq. 56 over all N positions, in any order.
 
-    With `reduction="sum"`, G and A are sums over positions. Raises `NonFiniteError` as `solve_ridge` does.
+    With `reduction="sum"`, G and A are sums over positions.
+
+    Raises:
+        NonFiniteError: As `solve_ridge`.
     """
     x, d, N = mask_and_count(X, D, valid, reduction)
     with torch.autocast(W.device.type, enabled=False):
         return solve_ridge(W.to(x.dtype) - eta * (d.mT @ x) / N, x, erase * eta / N).to(W.dtype)
 
 
-def dgd_gram(W: Weight, G: Weight, A: Float[Tensor, "*B i i"], eta: Step, *, erase: float = 1.0) -> Weight:
-    """Eq. 57b: the same from G and A alone, which are all that 57b needs of its N positions."""
+def dgd_gram(W: Weight, G: Weight, A: Float[Tensor, "*B i i"], eta: Scalar, *, erase: float = 1.0) -> Weight:
+    """Eq. 57b: compute the step of `dgd_joint` from G and A, without the N inputs."""
     w, g, a = to_accumulation_dtype(W, G, A)
     with torch.autocast(W.device.type, enabled=False):
         return right_divide(w - eta * g, erase * eta * a).to(W.dtype)
@@ -107,7 +113,7 @@ def dgd_mean(
     W: Weight,
     X: Float[Tensor, "*B N i"],
     D: Float[Tensor, "*B N o"],
-    eta: Step,
+    eta: Scalar,
     *,
     valid: ValidMask | None = None,
     erase: float = 1.0,
@@ -124,15 +130,15 @@ def dgd_sequential(
     W: Weight,
     X: Float[Tensor, "*B N i"],
     D: Float[Tensor, "*B N o"],
-    eta: Step,
+    eta: Scalar,
     *,
     valid: ValidMask | None = None,
     reduction: Reduction = "mean",
     erase: float = 1.0,
 ) -> Weight:
-    """Eq. 57d: 57 with eta / N for each n in order, every delta_n at the first W; with eta for `reduction="sum"`.
+    """Eq. 57d: Eq. 57 for each position in order, with step size eta / N (eta for sums) and all delta_n taken at W.
 
-    The step equals that of 57b and 57c to first order in eta.
+    The step equals those of Eq. 57b and 57c to first order in eta.
     """
     x, d, N = mask_and_count(X, D, valid, reduction)
     w, position_eta = W.to(x.dtype), (eta / N).reshape(N.shape[:-2])
@@ -145,10 +151,13 @@ def dgd_embedding(
     e: Float[Tensor, "V D"],
     G: Float[Tensor, "V D"],
     count: Int[Tensor, " V"] | Float[Tensor, " V"],
-    N: Step,
-    eta: Step,
+    N: Scalar,
+    eta: Scalar,
     *,
     erase: float = 1.0,
 ) -> Float[Tensor, "V D"]:
-    """Eq. 57v: a row met count_j times in N: e_j' = (e_j - eta G_j) / (1 + eta count_j / N); its input is one-hot."""
+    """Eq. 57v: e_j' = (e_j - eta G_j) / (1 + eta count_j / N), for row j that occurs count_j times in N positions.
+
+    This is Eq. 57b for an embedding, whose inputs are one-hot.
+    """
     return (e - eta * G) / (1 + erase * eta * count.to(e.dtype) / N)[:, None]

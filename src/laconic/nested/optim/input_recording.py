@@ -25,16 +25,16 @@ class InputStatistics:
     each row was looked up, without its padding.
 
     Args:
-        name: name of the weight.
+        name: Name of the weight.
         kind: "foreign" for a linear map with a forward of its own, "other" for any other parameter.
-        weight: the weight.
-        bias: bias of the map, if it belongs to this weight alone.
-        padding_idx: padding row of an embedding.
+        weight: The weight.
+        bias: Bias of the map, if it belongs to this weight alone.
+        padding_idx: Padding row of an embedding.
 
     Attributes:
-        store_pairs: whether to store all rows of X and D. The optimizer sets this and the next two.
-        normalize_inputs: whether to divide each row of X by its length, and multiply D by it.
-        bias_in_input: whether to append a 1 to X for the bias.
+        store_pairs: Whether to store all rows of X and D. The optimizer sets this and the next two.
+        normalize_inputs: Whether to divide each row of X by its length, and multiply D by it.
+        bias_in_input: Whether to append a 1 to X for the bias.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def record_inputs(model: ModuleT) -> ModuleT:
         The same model.
 
     Raises:
-        UsageError: if the model has nothing to record.
+        UsageError: If the model has nothing to record.
     """
     owners, num_recorded = find_owners(model), 0
     for p in model.parameters():

@@ -22,37 +22,37 @@ from laconic.nested.optim.param_groups import (
     step_adamw,
 )
 
-IN_BLOCK = re.compile(r"(^|\.)\d+\.")  # of a module's name: below a numbered block
+IN_BLOCK = re.compile(r"(^|\.)\d+\.")  # matches the name of a module inside a numbered block
 
 
 class M3(torch.optim.Optimizer):
     """Multi-scale momentum Muon (Nested Learning, Algorithm 1), as printed or with running means.
 
-    Parameters that are no matrices are updated by AdamW with the same learning rate, as are groups with
+    Parameters that are not matrices are updated by AdamW with the same learning rate, as are groups with
     `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which parameters alone do
     not tell from matrices. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices.
     The state of a matrix is M1, M2 and step, V if it is used, and O2 in the type of Newton-Schulz: 10 bytes for each
     number of a float32 matrix. Sharded matrices (FSDP2) are gathered for Newton-Schulz only.
 
     Args:
-        params: parameters, named parameters or groups.
-        lr: learning rate.
+        params: Parameters, named parameters or groups.
+        lr: Learning rate.
         mode: "ema" (Eq. 75e, ours) updates a matrix by the same size whatever the scale of the loss; "literal"
             (Eq. 75) follows the paper, and its updates shrink like 1/sqrt(t).
-        betas: factors of the fast memory, the squares and the slow memory. By default (.95, .999, .9), in "literal"
+        betas: Factors of the fast memory, the squares and the slow memory. By default (.95, .999, .9), in "literal"
             (.9, .999, .9); the paper gives none of these numbers.
-        alpha: weight of the slow memory, by default .5, in "literal" 1.
-        slow_every: gradients per slow update, by default 10, in "literal" 100.
+        alpha: Weight of the slow memory, by default .5, in "literal" 1.
+        slow_every: Gradients per slow update, by default 10, in "literal" 100.
         ns_steps: Newton-Schulz iterations.
-        eps: added to the root of the squares.
-        weight_decay: decoupled weight decay of matrices, for "ema". A group may set its own, whatever its rule.
+        eps: Added to the root of the squares.
+        weight_decay: Decoupled weight decay of matrices, for "ema". A group may set its own, whatever its rule.
         second: "elementwise" divides by the root of the mean square, for "ema".
-        adam_betas: factors of AdamW's memories.
-        adam_weight_decay: decoupled weight decay of AdamW.
+        adam_betas: Factors of AdamW's memories.
+        adam_weight_decay: Decoupled weight decay of AdamW.
 
     Raises:
-        UsageError: for invalid settings, for a group with an unknown option (`foreach` and `maximize` are none), and
-            for a group with rule "m3" that is no matrix.
+        UsageError: For invalid settings, for a group with an unknown option (`foreach` and `maximize` are none), and
+            for a parameter of a group with rule "m3" that is not a matrix.
 
     Example:
         >>> import torch, laconic
@@ -132,7 +132,7 @@ class M3(torch.optim.Optimizer):
             raise UsageError(f"M3: weight_decay {group['weight_decay']} needs mode='ema'; Algorithm 1 has none")
         for p in group["params"] if group["rule"] == "m3" else ():
             if p.ndim != 2:
-                raise UsageError(f"M3: {describe_parameter(p)} is no matrix; set rule='adamw' for its group")
+                raise UsageError(f"M3: {describe_parameter(p)} is not a matrix; set rule='adamw' for its group")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict, also one with the sums `A` of earlier versions."""

@@ -22,7 +22,7 @@ from laconic.nested.optim.dgd_equations import to_accumulation_dtype
 
 Weight = Float[Tensor, "*B o i"]
 Step = float | int | Tensor
-ScaledMatrixMap = Callable[[Tensor, float], Tensor]  # of a matrix divided by the number
+ScaledMatrixMap = Callable[[Tensor, float], Tensor]  # maps a matrix, after division by the number
 foreach = cast(Any, torch)  # its `_foreach` functions are documented as a beta API, but have no types
 QUINTIC = (3.4445, -4.7750, 2.0315)  # brings singular values into [.7, 1.2] in five steps
 CUBIC = (1.5, -0.5, 0.0)  # gradient descent on |O'O - I|^2 with step 1/8
@@ -90,10 +90,10 @@ class M3Hyperparameters:
     """Hyperparameters of M3.
 
     Attributes:
-        betas: factors of the fast memory, the squares and the slow memory.
-        alpha: weight of O2.
-        slow_every: gradients per slow update.
-        eps: added to the root of the squares.
+        betas: Factors of the fast memory, the squares and the slow memory.
+        alpha: Weight of O2.
+        slow_every: Gradients per slow update.
+        eps: Added to the root of the squares.
     """
 
     betas: tuple[float, float, float] = (0.95, 0.999, 0.9)

@@ -56,7 +56,9 @@ def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]
     """Raise `UsageError` for an option of a group that the optimizer does not have."""
     unknown = next((key for key in group if key not in {*defaults, "params", "param_names", "initial_lr"}), None)
     if unknown is not None:
-        raise UsageError(f"{optimizer}: a group has {unknown}, which is no option; use {', '.join(sorted(defaults))}")
+        raise UsageError(
+            f"{optimizer}: a group has {unknown}, which is not an option; use {', '.join(sorted(defaults))}"
+        )
 
 
 def check_choice(optimizer: str, name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -118,10 +118,10 @@ class ScanOptions(NamedTuple):
     """Options of one scan.
 
     Attributes:
-        outer_gradient: what of the outer gradient flows through writes.
-        truncate_after: chunks after which a state is detached, for "truncated".
-        reset_periods: tokens after which a memory starts again, by name.
-        activation_checkpointing: whether each chunk is recomputed in the backward pass.
+        outer_gradient: Which part of the outer gradient flows through writes.
+        truncate_after: Chunks after which a state is detached, for "truncated".
+        reset_periods: Tokens after which a memory starts again, by name.
+        activation_checkpointing: Whether each chunk is recomputed in the backward pass.
     """
 
     outer_gradient: OuterGradient
@@ -160,7 +160,7 @@ def check_inputs(
     """Validate the arguments of a nested layer.
 
     Raises:
-        UsageError: if the vectors, the mask, the state or the gradient mode do not fit the layer.
+        UsageError: If the vectors, the mask, the state or the gradient mode do not fit the layer.
     """
     B = len(x)
     if x.shape[2] != width or not x.shape[1]:

@@ -32,11 +32,11 @@ class Gates(NamedTuple):
     """Gates of each head and token.
 
     Attributes:
-        decay: factor of the state (1 keeps all of it).
-        step_size: factor of what a token writes.
-        momentum: factor of the previous momentum N; None if there is no momentum.
-        erase: step size e_t of the erasure, None to erase nothing. For keys of length 1, it is the write's step size.
-        valid: tokens that write; None if all do.
+        decay: Factor of the state (1 keeps all of it).
+        step_size: Factor of what a token writes.
+        momentum: Factor of the previous momentum N; None if there is no momentum.
+        erase: Step size e_t of the erasure, None to erase nothing. For keys of length 1, it is the write's step size.
+        valid: Tokens that write; None if all do.
     """
 
     decay: PerToken
@@ -88,9 +88,9 @@ class ChunkProducts(NamedTuple):
     """Products of the gates within a chunk.
 
     Attributes:
-        G: of decay, the factors of erasures and of the state.
-        c: of decay and momentum, the factors of writes; G without momentum.
-        initial: momentum at the start of the chunk, if there is any.
+        G: Of decay, the factors of erasures and of the state.
+        c: Of decay and momentum, the factors of writes; G without momentum.
+        initial: Momentum at the start of the chunk, if there is any.
     """
 
     G: DecayProducts
@@ -155,14 +155,14 @@ def chunk_gated_delta_rule(
     """Run the recurrence over one chunk without storing the state of every token.
 
     Args:
-        S: state before the chunk.
-        k: keys.
-        u: values to write.
-        q: queries, None to read nothing.
-        gates: decay, step size, momentum and erasure of each token, and which tokens write.
-        N: momentum before the chunk, if there is momentum.
+        S: State before the chunk.
+        k: Keys.
+        u: Values to write.
+        q: Queries, None to read nothing.
+        gates: Decay, step size, momentum and erasure of each token, and which tokens write.
+        N: Momentum before the chunk, if there is momentum.
         anchor: a_t, added to what S reads at the key, for a state stored as a difference from another one.
-        read: whether a query reads the state after its own token's update or before it.
+        read: Whether a query reads the state after its own token's update or before it.
 
     Returns:
         The state and momentum after the chunk and what the queries read.

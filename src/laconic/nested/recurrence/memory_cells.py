@@ -26,7 +26,7 @@ Vectors = Float[Tensor, "B H T E"]
 
 
 class UpdateRule(NamedTuple):
-    """How a memory decays, where it is read, and what of the outer gradient flows through its writes."""
+    """How a memory decays, where it is read, and which part of the outer gradient flows through its writes."""
 
     decay_to: Literal["zero", "start"] = "zero"
     read: ReadPosition = "after"

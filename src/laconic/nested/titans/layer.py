@@ -222,10 +222,10 @@ class Titans(nn.Module):
 
     Args:
         width: D, the width of the vectors.
-        num_heads: heads that the width is split into.
-        chunk_size: tokens between two chunk boundaries.
-        options: options of the memory.
-        seed: seed of the initial weights.
+        num_heads: Heads that the width is split into.
+        chunk_size: Tokens between two chunk boundaries.
+        options: Options of the memory.
+        seed: Seed of the initial weights.
 
     Example:
         >>> import torch, laconic

@@ -1,8 +1,8 @@
-"""Reference implementation of a Titans layer: one reading step, token by token, every matrix stored whole.
+"""Reference implementation of a Titans layer: one reading step, token by token, with every matrix written out.
 
-Titans arXiv:2501.00663 (11 to 19), TNT arXiv:2511.07343. Start reading here: `layer.py` computes the same outputs and
-gradients a chunk at a time, and a test holds it to this file in float64. There is no state and no mask: a text is read
-from its beginning.
+Titans arXiv:2501.00663 (Eq. 11 to 19), TNT arXiv:2511.07343. Start reading here: `layer.py` computes the outputs and
+gradients chunk by chunk, and a test checks in float64 that they equal those of this file. There is no state and no
+mask: a text is read from its beginning.
 
 Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum
 of its writes; C tokens of a chunk.
@@ -50,7 +50,7 @@ def convolve(x: Float[Tensor, "B T D"], taps: Float[Tensor, "D W"]) -> Float[Ten
 
 
 def gates_by_token(params: TitansParams, x: Float[Tensor, "B T D"]) -> Mapping[str, Float[Tensor, "B H T"]]:
-    """Return decay ("keep"), step size and momentum of every token."""
+    """Return the gates of every token: "keep", the decay factor; "step", the step size; "momentum" if used."""
     shape, w = params
     o = shape.options
     names = ("keep", "step", *(("momentum",) if o.momentum else ()))
@@ -92,7 +92,7 @@ def apply_memory(M: Matrices, x: Float[Tensor, "B H E"]) -> Float[Tensor, "B H E
 
 
 def inner_gradient(M: Matrices, k: Float[Tensor, "B H E"], v: Float[Tensor, "B H E"], factor: int) -> Matrices:
-    """Compute Eq. 12 by autograd: the gradient of factor/2 ‖M(k) - v‖² by every matrix."""
+    """Compute Eq. 12 by autograd: the gradient of factor/2 ‖M(k) - v‖² with respect to every matrix."""
     leaves = M if all(W.requires_grad for W in M) else [W.detach().requires_grad_() for W in M]
     with torch.enable_grad():
         loss = factor / 2 * (apply_memory(leaves, k) - v).square().sum()

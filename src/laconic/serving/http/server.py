@@ -39,7 +39,7 @@ class GracefulServer(uvicorn.Server):
     """uvicorn's server, which ends open requests by their deadlines, so that clients get an answer.
 
     Args:
-        config: uvicorn's options.
+        config: Options of uvicorn.
         deadlines: When open requests end.
         shutdown_seconds: How long they may go on after a signal.
     """
