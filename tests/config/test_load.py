@@ -18,11 +18,8 @@ from laconic.config.recipe import (
     ModelConfig,
     Recipe,
     explicit_values,
-    find_field,
-    iter_fields,
-    known_keys,
-    leaf_keys,
 )
+from laconic.config.recipe_keys import find_field, iter_fields, known_keys, leaf_keys
 from laconic.errors import InputError, UsageError
 from laconic.experiment.build_model import load_model_tokenizer
 

@@ -134,7 +134,7 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
         (("method_options.depth=2",), f"method_options.depth: no such option; {NAME} has num_pauses, std"),
         (("method=pause_tokens:Pauses",), "pause_tokens has no class Pauses that is a torch.nn.Module"),
         (("method=no_such_module:Method",), "no module no_such_module in "),
-        (("method=kavaa",), '"kavaa" is no method; did you mean kava?'),
+        (("method=kavaa",), '"kavaa" is not a method; did you mean kava?'),
         (("method=nocot",), "method_options: method nocot has tables of its own"),
     ],
 )

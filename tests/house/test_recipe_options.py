@@ -3,7 +3,8 @@
 import tomllib
 
 from laconic.config.load import SHIPPED_RECIPES
-from laconic.config.recipe import flatten, leaf_keys
+from laconic.config.recipe import flatten
+from laconic.config.recipe_keys import leaf_keys
 
 ROWS = "size of a synthetic split, small in tests"
 TASK = "difficulty of a synthetic task"

@@ -39,7 +39,7 @@ class DigitsConfig(ConfigModel):
     )
     chain_style: Literal["results", "equations", "brackets", "bracket_tokens"] = Field(
         default="results",
-        description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>; or < < 8 > > with a token for each bracket",
+        description="form of a step: 8; 3+5=8 and step_end; <<3+5=8>>; or < < 8 > > with one token per bracket",
     )
     results_only_fraction: Fraction = Field(
         default=0.0, description="fraction of steps whose chain has results only, as asked for by a `:`; 1: always"
@@ -69,20 +69,20 @@ class TextConfig(ConfigModel):
         default=256, description="tokens of a segment (the mean if lengths are random), or a list with each length"
     )
     segment_lengths: Literal["random", "fixed"] = Field(
-        default="random", description="draw segment lengths in training, with mean segment_tokens (AC7), or fix them"
+        default="random", description="draw segment lengths in training with mean segment_tokens (Eq. AC7), or fix them"
     )
     min_segment_tokens: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="random: shortest segment; default as in AC7, by the model's context"
+        default=None, description="random: shortest segment; default: by the model's context, Eq. AC7"
     )
     max_segment_tokens: PositiveInt | None = Field(
-        default=None, description="random: longest segment; default what fits into the model's context"
+        default=None, description="random: longest segment; default: what fits into the model's context"
     )
     segments_per_window: int = Field(default=3, description="w, segments that gradients pass through, at least 2")
     segment_overlap: Literal[0, 1] = Field(default=1, description="o, segments shared by consecutive windows")
     text_field: str = Field(default="text", min_length=1, description="field of a row that holds the text")
     document_field: str | None = Field(
         default=None,
-        description="field with a row's document; default book if the first row has it, else a row is a document",
+        description="field with a row's document; default: book, if the first row has it; else each row is one",
     )
     held_out_fraction: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.1,
@@ -143,7 +143,7 @@ class FactRecallConfig(ConfigModel):
     valid_rows: PositiveInt = Field(default=1000, description="validation documents")
     test_rows: PositiveInt = Field(default=2000, description="test documents")
     segments_per_window: int | None = Field(
-        default=None, description="w, segments of a window, at least 2; default all of them"
+        default=None, description="w, segments of a window, at least 2; default: all of them"
     )
     segment_overlap: Literal[0, 1] = Field(default=0, description="o, segments shared by consecutive windows")
 
@@ -227,7 +227,8 @@ class DataConfig(ConfigModel):
         default="pccot", description="parts of a row and the text that joins them; chat: the tokenizer's chat template"
     )
     chain_steps: Literal["drop_last", "all"] = Field(
-        default="drop_last", description="leave out the last step or not; the default for cot, icot, coconut is all"
+        default="drop_last",
+        description="whether to leave out the last step of a chain; default: all for cot, icot and coconut",
     )
     answer_prompt: str = Field(
         default="The answer is:", min_length=1, description="text before the number (pccot, codi, chat)"
@@ -239,7 +240,7 @@ class DataConfig(ConfigModel):
         default=None, description="file field with the chain; default: the first of the three in the first row"
     )
     columns: Mapping[FieldName, str] = Field(
-        default={}, description='file: its names of fields, where they differ, as { question = "prompt" }'
+        default={}, description='file: names of its fields that differ from ours, as { question = "prompt" }'
     )
     chain_split: Literal["lines", "sentences", "spaces", "whole"] = Field(
         default="lines", description="how a chain given as one text is split into steps; CODI's prose uses sentences"
@@ -251,7 +252,7 @@ class DataConfig(ConfigModel):
         default=False, description="drop rows whose answer does not begin with a digit, negative ones too (CODI)"
     )
     max_tokens: PositiveInt | None = Field(
-        default=None, description="maximum tokens of question, chain and answer; default the model's context"
+        default=None, description="maximum tokens of question, chain and answer; default: the model's context"
     )
     on_too_long: Literal["error", "drop", "truncate_question"] = Field(
         default="error", description="what to do with a row over its budget"

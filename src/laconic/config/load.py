@@ -22,20 +22,28 @@ from laconic.config.recipe import (
     NEW_DECODER_KEYS,
     PATH_KEYS,
     Recipe,
-    accepts_text,
-    find_field,
-    known_keys,
     required_tables,
 )
+from laconic.config.recipe_keys import accepts_text, find_field, known_keys
 from laconic.errors import InputError, UsageError
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# A recipe has one key of each group; an override with another one replaces it.
+# Groups of keys of which a recipe sets exactly one; an override with another key of the group replaces it.
 EXCLUSIVE_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))
 # Tables and keys that were renamed before version 0.1.0.
 OLD_TABLES = (
-    *("thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring"),
-    *("reading", "halting", "memory", "levels", "learning"),
+    "thinking",
+    "distilling",
+    "keeping",
+    "matching",
+    "removing",
+    "staging",
+    "scoring",
+    "reading",
+    "halting",
+    "memory",
+    "levels",
+    "learning",
 )
 OLD_KEYS = {"data": {"kind"}, "train": {"what", "lr", "batch"}, "model": {"start"}}
 
@@ -128,7 +136,7 @@ def refuse_old_recipe(draft: RecipeDraft) -> None:
 
 
 def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each override as key and value; of a key given twice, keep the last and add a note."""
+    """Yield each override as key and value; if a key is given twice, use the last value and add a note."""
     values: dict[str, str] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -142,7 +150,7 @@ def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterato
 
 
 def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]) -> None:
-    """Set one key of the draft, or record an error for an unknown key or an invalid value."""
+    """Set a key of the draft, or record an error for an unknown key or an invalid value."""
     if find_field(key) is None:
         close = closest_key(key, [*known_keys(), *flags])
         hint = f"did you mean {close}?" if close else "laconic train --schema lists all keys"

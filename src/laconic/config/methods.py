@@ -32,7 +32,7 @@ class LatentConfig(ConfigModel):
         default="pccot", description="map from a hidden state to the next latent's input embedding"
     )
     projection_width: PositiveInt | None = Field(
-        default=None, description="inner width of the codi projection; default D"
+        default=None, description="inner width of the codi projection; default: D"
     )
     projection_dropout: Fraction = Field(default=0.0, description="dropout before the codi projection")
     projection_init_scale: Literal["unit", "embedding"] = Field(
@@ -44,11 +44,13 @@ class LatentConfig(ConfigModel):
     )
     length_policy: Literal["fixed", "nested_dropout", "stop_head"] = Field(
         default="fixed",
-        description="read all latents; train on the first N, N drawn; or then learn N for each question (pccot, kava)",
+        description="number of latents read: all; the first N, with random N in training; or an N that is then learned "
+        "for each question (pccot, kava)",
     )
     length_cost: NonNegative = Field(default=0.0, description="stop_head: beta, nats per latent")
     head_only_after: Fraction = Field(
-        default=0.8, description="stop_head: fraction of training on drawn lengths, after which only the head trains"
+        default=0.8,
+        description="stop_head: fraction of training with random lengths, before only the head is trained",
     )
     head_lr_multiplier: PositiveFloat = Field(
         default=3.0, description="stop_head: learning rate of the head, relative to everything else"
@@ -109,7 +111,7 @@ class KVDistillationConfig(ConfigModel):
     )
     scale_power: Literal[1, 2] = Field(default=1, description="power of that standard deviation")
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        default=None, description="distilled layers; default all"
+        default=None, description="distilled layers; default: all"
     )
     key_space: Literal["post_rope", "pre_rope"] = Field(
         default="post_rope", description="keys after rotation, as a cache stores them, or before"
@@ -126,7 +128,8 @@ class ICoTConfig(ConfigModel):
         default=8.0, description="further chain tokens removed in each epoch"
     )
     remove_all_after: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="removed tokens after which the whole chain goes (39 for GSM8K); unset: never"
+        default=None,
+        description="removed tokens from which on the whole chain is removed (39 for GSM8K); unset: never",
     )
     removal_smoothing: PositiveFloat = Field(
         default=4.0, description="lambda of P(o) ~ exp(-lambda o), o extra removed tokens"
@@ -163,28 +166,28 @@ class CompressionConfig(ConfigModel):
     )
     max_vectors: NumVectors = Field(default=50, description="K, maximum vectors of a segment")
     num_vectors: NumVectors | None = Field(
-        default=None, description="kappa, vectors of a segment if fixed; default max_vectors"
+        default=None, description="kappa, vectors of a segment if fixed; default: max_vectors"
     )
     allowed_lengths: tuple[NumVectors, ...] | None = Field(
-        default=None, description="numbers of vectors that occur; default 1 to max_vectors"
+        default=None, description="possible numbers of vectors; default: 1 to max_vectors"
     )
     max_memory_vectors: NumVectors | None = Field(default=None, description="maximum memory size for budgeted and fifo")
     summary_map: Literal["none", "scale", "mlp"] | None = Field(
         default=None,
-        description="map from hidden state to summary vector (VL1); default scale if autoregressive, else none",
+        description="map from hidden state to vector (Eq. VL1); default: scale if autoregressive, else none",
     )
     step_embedding: bool = Field(default=True, description="autoregressive: add a learned embedding of the step")
     summary_init: Literal["eos", "normal", "last_tokens"] | None = Field(
         default=None,
         description="initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, which are "
-        "then the untrained vectors too (VL29); default last_tokens for parallel summaries of a checkpoint, else eos",
+        "then also the untrained vectors (Eq. VL29); default: last_tokens for parallel summaries of a checkpoint, or eos",
     )
     summary_positions: Literal["contiguous", "reserved", "zero"] | None = Field(
         default=None,
-        description="position ids of memory and summaries; default contiguous with RoPE, zero with a position table",
+        description="position ids of memory and summaries; default: contiguous with RoPE, zero with a position table",
     )
     bos: Literal["none", "first", "sink"] | None = Field(
-        default=None, description="use of the bos token; default sink if the tokenizer adds one, else none"
+        default=None, description="use of the bos token; default: sink if the tokenizer adds one, else none"
     )
     trigger_placement: Literal["insert", "replace"] = Field(
         default="insert", description="autoregressive: put the trigger after the text, or in place of its last token"
@@ -193,7 +196,8 @@ class CompressionConfig(ConfigModel):
         default="both", description="LoRA is active while reading and writing memory, or only while writing"
     )
     distillation_weight: NonNegative = Field(
-        default=0.0, description="weight of the KL divergence from the base model that reads the window's text (VL30)"
+        default=0.0,
+        description="weight of the KL divergence from the base model that reads the window's text (Eq. VL30)",
     )
     distillation_temperature: PositiveFloat = Field(
         default=1.0, description="temperature of both distributions of that KL divergence"
@@ -205,7 +209,7 @@ class CompressionConfig(ConfigModel):
         default=False, description="recompute each segment in the backward pass to save memory"
     )
     carry_between_windows: Literal["hard", "soft"] | None = Field(
-        default=None, description="memory handed to the next window; default hard if lengths were hard, else soft"
+        default=None, description="memory handed to the next window; default: hard if lengths were hard, else soft"
     )
 
     @model_validator(mode="after")
@@ -306,12 +310,12 @@ class StopHeadConfig(ConfigModel):
     cost_ramp: Fraction = Field(default=0.25, description="fraction of training over which the cost rises")
     head_only_after: Fraction = Field(
         default=0.8,
-        description="ponder, reinforce: fraction of training on drawn lengths, after which only the head trains",
+        description="ponder, reinforce: fraction of training with random lengths; after it only the head is trained",
     )
     joint_training: bool = Field(default=False, description="ponder, reinforce: train head and decoder together")
     exploration: Fraction = Field(default=0.3, description="joint_training: fraction of lengths drawn uniformly")
     hard_window_fraction: Fraction = Field(
-        default=0.3, description="soft: fraction of windows that read a drawn, hard length"
+        default=0.3, description="soft: fraction of windows read hard, with a sampled length instead of gates"
     )
     head_lr_multiplier: PositiveFloat = Field(
         default=3.0, description="learning rate of the linear head or classifier, relative to everything else"
@@ -340,7 +344,7 @@ class StopHeadConfig(ConfigModel):
     )
     entropy_floor: NonNegative = Field(default=0.0, description="entropy floor in nats")
     target_mean_length: PositiveFloat | None = Field(
-        default=None, description="mean length that the cost is steered to"
+        default=None, description="mean length that is reached by adapting the cost"
     )
     cost_step_size: NonNegative = Field(
         default=0.01, description="target_mean_length: change of the cost per vector and update"

@@ -43,7 +43,7 @@ class SelfModifyingOptions(ConfigModel):
     memory_kind: Literal["linear", "affine", "mlp"] = Field(
         default="linear", description="memory M z, z + W z, or z + W1 silu(W2 z)"
     )
-    mlp_width: PositiveInt | None = Field(default=None, description="inner width of an mlp memory; default head_dim")
+    mlp_width: PositiveInt | None = Field(default=None, description="inner width of an mlp memory; default: head_dim")
     objective: Literal["dot", "l2"] = Field(
         default="dot", description="dot: write the value; l2 (the paper): write its error under the current memory"
     )
@@ -122,7 +122,7 @@ class TitansOptions(ConfigModel):
     memory_depth: Literal[1, 2] = Field(
         default=2, description="1: the memory is a matrix; 2: two layers, z + W1 silu(W2 z)"
     )
-    mlp_width: PositiveInt | None = Field(default=None, description="inner width at depth 2; default head_dim")
+    mlp_width: PositiveInt | None = Field(default=None, description="inner width at depth 2; default: head_dim")
     read_at: ReadPosition = Field(
         default="after",
         description="memory that a query reads: after its token is written, before, or at the chunk's start",
@@ -133,7 +133,7 @@ class TitansOptions(ConfigModel):
     momentum: bool = Field(default=True, description="writes have momentum")
     max_lr: PositiveFloat = Field(default=1.0, description="largest write step")
     lr_init: PositiveFloat | None = Field(
-        default=None, description="initial write step; default by depth and chunk size"
+        default=None, description="initial write step; default: by depth and chunk size"
     )
     decay_half_life: PositiveFloat = Field(default=693.0, description="initial half-life of a write, in tokens")
     conv_kernel_size: PositiveInt = Field(default=4, description="kernel size of the convolutions")
@@ -196,7 +196,7 @@ class CMSOptions(ConfigModel):
     )
     inner_lr: NonNegative | None = Field(
         default=None,
-        description="initial inner learning rate of a whole chunk; 0 disables learning; default 0.001 for task, 0.01 "
+        description="initial inner learning rate of a whole chunk; 0 disables learning; default: 0.001 for task, 0.01 "
         "for associative",
     )
     associative_target: Literal["map", "start"] = Field(
@@ -244,7 +244,7 @@ class MixerConfig(ConfigModel):
     )
     num_heads: PositiveInt = Field(default=4, description="heads of the memory; attention uses the decoder's")
     head_dim: PositiveInt | None = Field(
-        default=None, description="self_modifying: width of a head; default hidden_size / num_heads"
+        default=None, description="self_modifying: width of a head; default: hidden_size / num_heads"
     )
     chunk_size: int = Field(default=64, description="titans: tokens of a chunk")
     self_modifying: SelfModifyingOptions = Field(

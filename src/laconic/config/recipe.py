@@ -2,14 +2,10 @@
 
 import difflib
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Annotated, Any, Literal, Union
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, Field, model_validator
 
 from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
 from laconic.config.data import DataConfig, is_row_file
@@ -42,10 +38,19 @@ METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
     "hope": ("mixer", "cms", "inner_loop"),
 }
 CUSTOM_METHOD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:Class
-FREE_TABLE = "method_options"  # its keys are those of a custom method
-NEW_DECODER_KEYS = (  # of [model]; a pretrained one has its own
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
-    *("max_position_embeddings", "tie_word_embeddings", "init", "init_seed", "embedding_init_std", "head_init_std"),
+FREE_TABLE = "method_options"  # table whose keys a custom method defines
+NEW_DECODER_KEYS = (  # keys of [model] that describe a new decoder; a pretrained one has its own values
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "init",
+    "init_seed",
+    "embedding_init_std",
+    "head_init_std",
 )
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "continual_translation", "formal_languages")
@@ -53,7 +58,7 @@ SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into s
 BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages")  # write ./digits for a folder
 COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # these learn to write the chain too
 FULL_CHAIN_METHODS = ("cot", "icot", "coconut")  # these learn to write the chain, so data.chain_steps defaults to all
-# Keys that hold paths. A "name" is a path only if that folder exists; "rows" if it exists or has a data file's suffix.
+# Keys with paths. A "name" is a path only if that folder exists, "rows" if the file exists or has a data file's suffix.
 PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
     "model.name": "name",
     "model.init_from_run": "path",
@@ -64,28 +69,47 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
     "data.test": "rows",
     "data.data_dir": "path",
 }
-# Keys that do not change what is learned in an update, so a run can be resumed with other values; rows have a hash.
+# Keys that do not change what is learned in an update, so a run can be resumed with other values. The rows of data.path
+# must stay the same; they are compared by hash.
 BOOKKEEPING_KEYS = (
-    *("paper_table", "table_row", "deviations", "data.path", "data.data_dir", "train.steps", "train.epochs"),
-    *("train.parallel", "train.reshard"),
-    *("train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
-    *("train.activation_checkpointing", "train.on_nonfinite"),
+    "paper_table",
+    "table_row",
+    "deviations",
+    "data.path",
+    "data.data_dir",
+    "train.steps",
+    "train.epochs",
+    "train.parallel",
+    "train.reshard",
+    "train.keep_best",
+    "train.keep_every",
+    "train.save_every",
+    "train.log_every",
+    "train.activation_checkpointing",
+    "train.on_nonfinite",
 )
+# Keys that determine the values of validation metrics; metrics with other values are not comparable.
 MEASURE_KEYS = ("data.valid", "validation.max_rows", "validation.max_tokens", "validation.with_cot")
 VALIDATION_KEYS = (
-    *(*MEASURE_KEYS, "data.test", "validation.batch_size", "train.validate_every", "train.best_metric"),
-    *("train.best_mode", "train.early_stop.metric", "train.early_stop.at_least"),
+    *MEASURE_KEYS,
+    "data.test",
+    "validation.batch_size",
+    "train.validate_every",
+    "train.best_metric",
+    "train.best_mode",
+    "train.early_stop.metric",
+    "train.early_stop.at_least",
 )
 RESUMABLE_KEYS = (*BOOKKEEPING_KEYS, *VALIDATION_KEYS)
 
 
 def check_method_name(name: str) -> str:
-    """Return the name of a method of laconic, or of a class outside it. Raise ValueError for another text."""
+    """Return the name if it is a method of laconic or the name of a class outside it; else raise ValueError."""
     if name in METHOD_TABLES or CUSTOM_METHOD.fullmatch(name):
         return name
     close = difflib.get_close_matches(name, METHOD_TABLES, n=1)
     hint = f"did you mean {close[0]}?" if close else f"use {', '.join(METHOD_TABLES)}, or package.module:Class"
-    raise ValueError(f'"{name}" is no method; {hint}')
+    raise ValueError(f'"{name}" is not a method; {hint}')
 
 
 METHOD_SCHEMA: dict[str, Any] = {"anyOf": [{"enum": list(METHOD_TABLES)}, {"pattern": f"^{CUSTOM_METHOD.pattern}$"}]}
@@ -106,17 +130,17 @@ class ModelConfig(ConfigModel):
     )
     tokenizer: PathText | None = Field(
         default=None,
-        description='"digits", "recall", "bytes", "mqar", "formal_languages", a folder or a hub name; default the '
+        description='"digits", "recall", "bytes", "mqar", "formal_languages", a folder or a hub name; default: the '
         "checkpoint's",
     )
     init_seed: int | None = Field(
-        default=None, ge=0, description="seed of a new decoder's weights; default the run's seed"
+        default=None, ge=0, description="seed of a new decoder's weights; default: the run's seed"
     )
     hidden_size: PositiveInt = Field(default=64, description="D, hidden size")
     num_hidden_layers: PositiveInt = Field(default=2, description="L, decoder blocks")
     num_attention_heads: PositiveInt = Field(default=4, description="H, query heads")
-    num_key_value_heads: PositiveInt | None = Field(default=None, description="G, key-value heads; default H")
-    intermediate_size: PositiveInt | None = Field(default=None, description="F, width of the MLP; default 2 D")
+    num_key_value_heads: PositiveInt | None = Field(default=None, description="G, key-value heads; default: H")
+    intermediate_size: PositiveInt | None = Field(default=None, description="F, width of the MLP; default: 2 D")
     max_position_embeddings: PositiveInt = Field(default=256, description="context length")
     tie_word_embeddings: bool = Field(default=False, description="share input and output embeddings")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -323,62 +347,6 @@ class Recipe(ConfigModel):
 def required_tables(method: str, trainable: str) -> list[str]:
     """Return the tables that a run needs, at least with their defaults."""
     return [*METHOD_TABLES.get(method, ()), *(["lora"] if trainable == "lora" else [])]
-
-
-def iter_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every field with its dotted key, a table before its keys."""
-    for name, info in model.model_fields.items():
-        yield f"{prefix}{name}", info
-        for part in union_members(info.annotation):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield from iter_fields(part, f"{prefix}{name}.")
-
-
-def union_members(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union without their metadata, or the annotation itself if it is no union."""
-    origin = typing.get_origin(annotation)
-    if origin is Annotated:
-        yield from union_members(typing.get_args(annotation)[0])
-    elif origin in (Union, types.UnionType):
-        for part in typing.get_args(annotation):
-            yield from union_members(part)
-    else:
-        yield annotation
-
-
-@cache
-def fields_by_key() -> Mapping[str, FieldInfo]:
-    """Return every field by its dotted key."""
-    return dict(iter_fields())
-
-
-def known_keys() -> list[str]:
-    """Return every dotted key that a recipe may hold."""
-    return list(fields_by_key())
-
-
-def leaf_keys() -> list[str]:
-    """Return every dotted key that holds a value, not a table."""
-    keys = known_keys()
-    return [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
-
-
-def find_field(key: str) -> FieldInfo | None:
-    """Return the field of a dotted key, or None; a key of `method_options` has the field of its table."""
-    return fields_by_key().get(FREE_TABLE if key.startswith(f"{FREE_TABLE}.") else key)
-
-
-def accepts_text(key: str) -> bool:
-    """Return whether the field of a key may hold text, so that an override needs no quotes."""
-    info = find_field(key)
-    return info is not None and any(is_text_type(part) for part in union_members(info.annotation))
-
-
-def is_text_type(part: Any) -> bool:
-    """Return whether a type is text, a choice of texts, or a list of texts."""
-    if typing.get_origin(part) is Literal:
-        return isinstance(typing.get_args(part)[0], str)
-    return part in (str, tuple[str, ...])
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,7 +22,7 @@ class TrainingConfig(ConfigModel):
 
     trainable: Literal["full", "lora", "latents"] = Field(
         default="full",
-        description="all weights; LoRA adapter, control vectors and projection; control vectors and projection",
+        description="all weights; LoRA adapter, control vectors and projection; or only control vectors and projection",
     )
     steps: PositiveInt | None = Field(default=None, description="optimizer updates; or set epochs")
     epochs: PositiveFloat | None = Field(default=None, description="passes over the training rows; or set steps")
@@ -35,10 +35,10 @@ class TrainingConfig(ConfigModel):
         default=False, description="with fsdp: gather each block's weights only while it runs; less memory, slower"
     )
     micro_batch_size: PositiveInt | None = Field(
-        default=None, description="rows of a forward pass on one rank; default the rank's whole share"
+        default=None, description="rows of a forward pass on one rank; default: the rank's whole share"
     )
     last_batch: Literal["drop", "keep"] = Field(
-        default="drop", description="rows at the end of an epoch that fill no batch"
+        default="drop", description="what to do with rows at the end of an epoch that do not fill a batch"
     )
 
     optimizer: Literal["adamw", "m3", "dgd"] = Field(
@@ -51,7 +51,7 @@ class TrainingConfig(ConfigModel):
     min_lr_ratio: Fraction = Field(default=0.0, description="final learning rate as a fraction of the peak")
     warmup_ratio: FractionBelowOne = Field(default=0.0, description="fraction of all updates in the linear warm-up")
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="updates in the warm-up, not a fraction"
+        default=None, description="updates in the warm-up, instead of warmup_ratio"
     )
     betas: tuple[FractionBelowOne, FractionBelowOne] = Field(default=(0.9, 0.999), description="AdamW's betas")
     eps: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")
@@ -76,14 +76,14 @@ class TrainingConfig(ConfigModel):
     keep_every: PositiveInt | None = Field(default=None, description="never delete checkpoints at multiples of this")
     keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="number of best checkpoints to keep")
     best_metric: str | None = Field(
-        default=None, description="validation metric that keep_best uses; unset: none is best"
+        default=None, description="validation metric by which keep_best keeps checkpoints; unset: none"
     )
     best_mode: Literal["max", "min"] = Field(
         default="max", description="whether a larger or a smaller metric is better"
     )
     log_every: PositiveInt = Field(default=1, description="updates between lines of metrics.jsonl")
     validate_every: PositiveInt | None = Field(
-        default=None, description="updates between validations; default only at the end"
+        default=None, description="updates between validations; default: only at the end"
     )
     early_stop: EarlyStopConfig | None = Field(default=None, description="stop early: { metric = ..., at_least = ... }")
 

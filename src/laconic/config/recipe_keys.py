@@ -1,0 +1,68 @@
+"""Recipe keys: the dotted names of all fields of a recipe, and their types. Nothing here imports torch."""
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from laconic.config.recipe import FREE_TABLE, Recipe
+
+
+def iter_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every field with its dotted key, a table before its keys."""
+    for name, info in model.model_fields.items():
+        yield f"{prefix}{name}", info
+        for part in union_members(info.annotation):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from iter_fields(part, f"{prefix}{name}.")
+
+
+def union_members(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union without their metadata, or the annotation itself if it is not a union."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        yield from union_members(typing.get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from union_members(part)
+    else:
+        yield annotation
+
+
+@cache
+def fields_by_key() -> Mapping[str, FieldInfo]:
+    """Return every field by its dotted key."""
+    return dict(iter_fields())
+
+
+def known_keys() -> list[str]:
+    """Return every dotted key that a recipe may have."""
+    return list(fields_by_key())
+
+
+def leaf_keys() -> list[str]:
+    """Return every dotted key that holds a value, not a table."""
+    keys = known_keys()
+    return [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+
+
+def find_field(key: str) -> FieldInfo | None:
+    """Return the field of a dotted key, or None; a key of `method_options` has the field of its table."""
+    return fields_by_key().get(FREE_TABLE if key.startswith(f"{FREE_TABLE}.") else key)
+
+
+def accepts_text(key: str) -> bool:
+    """Return whether the field of a key may hold text, so that an override needs no quotes."""
+    info = find_field(key)
+    return info is not None and any(is_text_type(part) for part in union_members(info.annotation))
+
+
+def is_text_type(part: Any) -> bool:
+    """Return whether a type is text, a choice of texts, or a list of texts."""
+    if typing.get_origin(part) is Literal:
+        return isinstance(typing.get_args(part)[0], str)
+    return part in (str, tuple[str, ...])
