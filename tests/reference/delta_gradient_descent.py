@@ -6,13 +6,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from laconic.nested.optim.dgd_equations import Reduction, Step, dgd, effective_step, mask_and_count
+from laconic.nested.optim.dgd_equations import Reduction, Scalar, dgd, effective_step, mask_and_count
 
 Value = Literal["minus_delta", "target"] | Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def objective(
-    W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: Step, *, valid: Tensor | None = None,
+    W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: Scalar, *, valid: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:  # fmt: skip
     """Eq. 56: mean over n of 1/2 |W x_n + delta_n|^2, or their sum, + |W - W_t|^2 / (2 eta)."""
@@ -21,23 +21,23 @@ def objective(
     return ((x @ W.to(x.dtype).mT + d).square() / N).sum((-2, -1)) / 2 + distance
 
 
-def dgd_printed(W: Tensor, x: Tensor, delta: Tensor, eta: Step) -> Tensor:
+def dgd_printed(W: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:
     """Return the paper's step, eta' = eta / (1 + eta), which diverges for long inputs."""
     return W - eta / (1 + eta) * torch.outer(W @ x + delta, x)
 
 
-def dgd_short(W: Tensor, x: Tensor, delta: Tensor, eta: Step) -> Tensor:
+def dgd_short(W: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:
     """Return the step of the paper's shorter version, W (I - x x') - eta delta x'."""
     return W - torch.outer(W @ x + eta * delta, x)
 
 
-def dgd_row(w: Tensor, x: Tensor, delta: Tensor, eta: Step) -> Tensor:
+def dgd_row(w: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:
     """Eq. 57v: one row, w' = w - eta' (w . x + delta) x."""
     step = effective_step(x, eta) * ((w * x).sum(-1) + delta)
     return w - step[..., None] * x
 
 
-def dgd_gain(gamma: Tensor, x: Tensor, delta: Tensor, eta: Step) -> Tensor:
+def dgd_gain(gamma: Tensor, x: Tensor, delta: Tensor, eta: Scalar) -> Tensor:
     """Eq. 57v: a gain y = gamma x is a diagonal: gamma_j' = gamma_j - eta'_j (gamma_j x_j + delta_j) x_j."""
     return gamma - eta / (1 + eta * x.square()) * (gamma * x + delta) * x
 
@@ -46,7 +46,7 @@ def ggd(
     W: Tensor,
     x: Tensor,
     delta: Tensor,
-    eta: Step,
+    eta: Scalar,
     *,
     objective: Literal["l2", "dot"] = "l2",
     value: Value = "minus_delta",

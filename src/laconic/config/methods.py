@@ -179,8 +179,9 @@ class CompressionConfig(ConfigModel):
     step_embedding: bool = Field(default=True, description="autoregressive: add a learned embedding of the step")
     summary_init: Literal["eos", "normal", "last_tokens"] | None = Field(
         default=None,
-        description="initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, which are "
-        "then also the untrained vectors (Eq. VL29); default: last_tokens for parallel summaries of a checkpoint, or eos",
+        description="initial summary tokens: the eos embedding with noise; noise; the segment's last tokens, "
+        "which are then also the untrained vectors (Eq. VL29); default: last_tokens for parallel summaries of "
+        "checkpoints, else eos",
     )
     summary_positions: Literal["contiguous", "reserved", "zero"] | None = Field(
         default=None,
