@@ -1,4 +1,4 @@
-"""Warnings of levels that do not learn."""
+"""Warn about levels that do not learn."""
 
 import math
 import warnings
@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-MONITORED_UPDATES, DEAD_LEVEL_THRESHOLD = 20, 1e-6  # updates looked back at; relative size below which a level is dead
+MONITORED_UPDATES = 20  # number of last updates whose size is monitored
+DEAD_LEVEL_THRESHOLD = 1e-6  # relative size of an update below which a level counts as dead
 
 
 class DeadLevelMonitor:
-    """Warn once of every level that is not updated, or whose updates are vanishingly small.
+    """Warn once about each level that is not updated, or whose updates are vanishingly small.
 
     Args:
-        chunk_sizes: chunk sizes of the levels, fastest first.
+        chunk_sizes: Chunk sizes of the levels, fastest first.
     """
 
     def __init__(self, chunk_sizes: Sequence[int]) -> None:
@@ -23,7 +24,7 @@ class DeadLevelMonitor:
         self.warned: set[int] = set()
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step, named as by `reading_metrics`, and warn of a dead level."""
+        """Record the metrics of a step, named as by `reading_metrics`, and warn about a dead level."""
         for i, chunk_size in enumerate(self.chunk_sizes):
             num_updates = metrics[f"level{i}_fired"]
             self.tokens_without_update[i] = (

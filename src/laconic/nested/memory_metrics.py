@@ -74,7 +74,7 @@ def gate_metrics(group: str, gates: Gates) -> Metrics:
 
 @dataclass(frozen=True)
 class CapRecordingMemories(SelfModifyingMemories):
-    """The memories of a layer, recording for every group which writes the cap bounds."""
+    """The memories of a layer; they record which writes of each group are bounded by the cap."""
 
     capped_writes: list[tuple[str, Tensor]] = field(default_factory=list[tuple[str, Tensor]])
 
@@ -88,7 +88,7 @@ class CapRecordingMemories(SelfModifyingMemories):
 
 
 def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) -> Metrics:
-    """Return the share of capped writes and of limited step sizes of every group."""
+    """Return the shares of capped writes and of limited step sizes of each group."""
     if isinstance(memory, Titans):
         return {}
     heads, q, _ = hope_layer.mix_inputs(memory.params, layer, x, None)
@@ -106,7 +106,7 @@ def cap_metrics(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
 
 
 def guard_metrics(memory: Memory, layer: LayerState) -> Metrics:
-    """Return the share of states, over rows and heads, that a slightly smaller bound of the norm would clip."""
+    """Return the share of states, over rows and heads, whose norm a slightly smaller bound would clip."""
     max_norm = memory.shape.options.max_memory_norm
     if not max_norm:
         return {}
@@ -123,7 +123,7 @@ def guard_metrics(memory: Memory, layer: LayerState) -> Metrics:
 
 
 def memories_with_guard(memory: Memory, max_norm: float) -> list[tuple[ChunkedMemory, list[str]]]:
-    """Return the memories whose norm is bounded, with another bound, and the names of their states."""
+    """Return the memories whose norm is bounded, with the bound `max_norm` instead, and the names of their states."""
     if isinstance(memory, Titans):
         names = memory.shape.memory_chunk_sizes
         return [(titans_layer.build_memory(memory.params, name, "none", max_norm), [name]) for name in names]
@@ -136,7 +136,7 @@ def memories_with_guard(memory: Memory, max_norm: float) -> list[tuple[ChunkedMe
 
 
 def memory_at_boundary(state: MemoryState) -> MemoryState:
-    """Return a memory as it was at the last end of a chunk."""
+    """Return a memory's state at the end of its last chunk."""
     if isinstance(state, MLPMemoryState):
         return MLPMemoryState(
             replace(state.W1, change=state.W1.boundary_change), replace(state.W2, change=state.W2.boundary_change)
@@ -160,12 +160,12 @@ def group_gates(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
 
 
 def memory_norms(memory: Memory, layer: LayerState) -> Metrics:
-    """Return ‖state‖ / √E of every memory (P, Q or M; of two layers the root mean square), over rows and heads."""
+    """Return ‖state‖ / √E of every memory, averaged over rows and heads; of an MLP the rms of its two layers."""
     return {name: memory_norm(state_start(memory, name), state).mean() for name, state in layer.memory.items()}
 
 
 def state_start(memory: Memory, name: str) -> Start | MLPStart:
-    """Return the start that a state is a change of: trained weights, the identity for P (None), zeros for Q."""
+    """Return the matrix that a state is relative to: trained weights, the identity for P (None), or 0 for Q."""
     w = memory.params.weights
     if isinstance(memory, Titans) or f"{name}.W1" in w:
         return titans_layer.memory_start(w, name)
@@ -175,7 +175,7 @@ def state_start(memory: Memory, name: str) -> Start | MLPStart:
 
 
 def memory_norm(start: Start | MLPStart, state: MemoryState) -> Float[Tensor, "B H"]:
-    """Return the Frobenius norm over the root of the width."""
+    """Return the Frobenius norm divided by the root of the width."""
     if isinstance(state, MLPMemoryState):
         assert isinstance(start, MLPStart)
         squared = [memory_norm(start.W1, state.W1).square(), memory_norm(start.W2, state.W2).square()]

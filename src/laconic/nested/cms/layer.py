@@ -114,20 +114,20 @@ def forward_with_state(
     """Read vectors through the levels, which learn by their associative objective.
 
     Args:
-        params: shape and weights of the levels.
-        state: state before the vectors.
-        x: input vectors.
+        params: Shape and weights of the levels.
+        state: State before the vectors.
+        x: Input vectors.
         attention_mask: True for real tokens; the others give zeros and change nothing.
-        update_weights: if False, the levels and their token counts stay as they are. They also do for the objective
+        update_weights: If False, the levels and their token counts stay as they are. They also do for the objective
             "task", which needs a loss, and for a learning rate of 0.
-        outer_gradient: what of the outer loss flows through updates. It changes no value.
-        truncate_after: chunks after which states are detached, for "truncated".
+        outer_gradient: Part of the outer gradient that flows through updates; values do not change.
+        truncate_after: Chunks after which states are detached, for "truncated".
 
     Returns:
         The outputs without the residual, and the new state.
 
     Raises:
-        UsageError: if the arguments do not fit the layer.
+        UsageError: If the arguments do not fit the layer.
     """
     check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
     levels = require_levels(state)
@@ -186,7 +186,7 @@ def accumulate_tokens(
     valid: Bool[Tensor, "B T"] | None = None,
     gradient_mode: GradientMode | None = None,
 ) -> LevelStates:
-    """Add T tokens, of which the `valid` ones count, to the open chunks, and update the levels whose chunk is complete.
+    """Add the `valid` ones of T tokens to the open chunks, and update the levels whose chunk is complete.
 
     `errors` and `inputs` are by level. Raises `UsageError` if the open chunk has no room for the tokens.
     """

@@ -14,7 +14,7 @@ def chunk_sizes(frequencies: Sequence[int], slowest: int) -> tuple[int, ...]:
     """Eq. 7.1a: C_l = C_max / f_l, with f relative to the slowest level, whose f is 1.
 
     Raises:
-        UsageError: if a frequency does not divide the slowest chunk, or the last is not 1.
+        UsageError: If a frequency does not divide the slowest chunk, or the last is not 1.
     """
     if not frequencies or frequencies[-1] != 1:
         raise UsageError(f"cms: frequencies {list(frequencies)} are relative to the slowest level; the last must be 1")
@@ -50,16 +50,16 @@ def place_levels(
     """Eq. 7.3a: theta_0 of every level := a pretrained MLP, for each layer of a decoder.
 
     Args:
-        num_layers: layers of the decoder.
-        chunk_sizes: chunk size of each level, fastest first.
+        num_layers: Layers of the decoder.
+        chunk_sizes: Chunk size of each level, fastest first.
         donor_layout: "depth" keeps each layer's MLP as its only level, fast in shallow layers and slow in deep ones.
             "grow" keeps it as level 0 and adds slower levels. "chain" follows the paper: the MLPs of as many layers as
             there are levels follow one another in every layer, so that the result is no longer the donor.
-        donor_map: for "depth" the chunk index of each layer, for "chain" the donor layer of each level.
-        new_level_init: for "grow", whether an added level has a zero down-projection or copies level 0.
+        donor_map: For "depth" the chunk index of each layer, for "chain" the donor layer of each level.
+        new_level_init: For "grow", whether an added level has a zero down-projection or copies level 0.
 
     Raises:
-        UsageError: if `donor_map` does not fit the layout.
+        UsageError: If `donor_map` does not fit the layout.
     """
     check_chunk_sizes(chunk_sizes)
     K = len(chunk_sizes)

@@ -45,7 +45,7 @@ LevelStates = tuple[CMSLevelState, ...]
 def update(change: WeightChange, terms: WeightChange, i: int, C: int) -> WeightChange:
     """Eq. 71: theta_{i+1} = theta_i - sum over t = i-C+1 .. i of step_t e_t if C divides i, else theta_i.
 
-    `terms` is the sum over exactly C tokens, all at the weights with which the chunk began.
+    `terms` is the sum over exactly C tokens, all at the weights at the start of the chunk.
     """
     return add(change, scale(terms, -1.0)) if i % C == 0 else change
 

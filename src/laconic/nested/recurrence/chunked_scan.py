@@ -83,10 +83,10 @@ def causal_conv(
     """Apply a causal depthwise convolution to packed tokens.
 
     Args:
-        x: packed tokens.
-        tail: the W - 1 tokens before the first.
-        weight: the taps of each channel, the last for the current token.
-        lengths: valid tokens of each row, None if all are valid.
+        x: Packed tokens.
+        tail: The W - 1 tokens before the first.
+        weight: The taps of each channel, the last for the current token.
+        lengths: Valid tokens of each row, None if all are valid.
 
     Returns:
         The convolved tokens, and the last W - 1 valid tokens of each row, which are the next call's `tail`.
