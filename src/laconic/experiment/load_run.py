@@ -60,7 +60,7 @@ def read_run_method(path: str | Path) -> str | None:
     """Return the method of a run directory or an exported run; None for another path."""
     record = read_export_record(Path(path))
     if record is not None and record.is_run:
-        return record.facts["method"]
+        return record.metadata["method"]
     return load_recipe(Path(path) / RECIPE_FILE)[0].method if is_run_dir(path) else None
 
 
@@ -136,14 +136,14 @@ def load_export(folder: Path, device: torch.device, step: int | None, *, allow_c
     record.check_files(lambda name: name.startswith(f"{EXPORT_FOLDER}/"))
     recipe, _ = load_recipe(extras / RECIPE_FILE)
     check_code_allowed(recipe, folder, allow_code)
-    facts = record.facts
-    if step not in (None, facts["step"]):
-        raise UsageError(f"step {step}: {folder} was exported at step {facts['step']}; leave it out")
+    metadata = record.metadata
+    if step not in (None, metadata["step"]):
+        raise UsageError(f"step {step}: {folder} was exported at step {metadata['step']}; leave it out")
     tokenizer = load_tokenizer(folder)
     decoder = build_nested.load_decoder(folder, getattr(torch, recipe.model.dtype), device)
     base = decoder.fingerprint
-    if "vocab_size" in facts:
-        decoder = crop_vocabulary(decoder, facts["vocab_size"])
+    if "vocab_size" in metadata:
+        decoder = crop_vocabulary(decoder, metadata["vocab_size"])
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
     has_adapter = (extras / ADAPTER_CONFIG_FILE).is_file()
@@ -153,9 +153,9 @@ def load_export(folder: Path, device: torch.device, step: int | None, *, allow_c
     fingerprints = {"method": recipe.method, "base": base, "tokenizer": tokenizer.fingerprint}
     for name, module in parts.extra_modules.items():
         module.load(extras / name, fingerprints)
-    if facts["epoch"] is not None:
-        set_stage(method, facts["epoch"])
-    return LoadedRun(folder, recipe, facts["step"], parts, method.eval(), facts["epoch"])
+    if metadata["epoch"] is not None:
+        set_stage(method, metadata["epoch"])
+    return LoadedRun(folder, recipe, metadata["step"], parts, method.eval(), metadata["epoch"])
 
 
 def crop_vocabulary(decoder: Decoder, vocab_size: int) -> Decoder:

@@ -33,7 +33,7 @@ from laconic.storage.strict_json import SafetensorsHeader, parse_json, read_safe
 from laconic.storage.temporary import create_temporary_folder
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
-FORMAT_VERSION = 1  # of single-file artifacts
+FORMAT_VERSION = 1  # format of single-file artifacts
 KIND_LABELS = {
     "memory": "memory (summary vectors)",
     "kv-memory": "memory (keys and values)",

@@ -1,8 +1,9 @@
 """The record of an exported folder, `laconic/export.json`: what was exported, and the SHA-256 of its files.
 
-It covers what decides the numbers: weights, config.json, and what is in the folder `laconic` (thoughts, summary
-vectors, adapter, recipe). Tokenizer files are listed too, but a change in them is only a warning: transformers writes
-tokenizer.json again with a chat template. README.md, generation_config.json and further files are not covered.
+It covers the files that determine the model's outputs: weights, config.json, and the folder `laconic` (thoughts,
+summary vectors, adapter, recipe). Tokenizer files are recorded too, but if they change there is only a warning, because
+transformers rewrites tokenizer.json to add a chat template. README.md, generation_config.json and other files are not
+recorded.
 """
 
 import hashlib
@@ -32,34 +33,34 @@ class ExportRecord:
 
     Attributes:
         folder: The exported folder.
-        facts: For a run its method, step and epoch.
-        files: SHA-256 by name; none in folders of older versions.
+        metadata: Schema version; for a run also its method, step and epoch.
+        files: SHA-256 by file name; empty in folders of older versions.
     """
 
     folder: Path
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     files: Mapping[str, str]
 
     @property
     def is_run(self) -> bool:
         """Whether a run was exported, not only a model."""
-        return "method" in self.facts
+        return "method" in self.metadata
 
     def is_unchanged(self, name: str) -> bool:
-        """Return whether a file that exists has its recorded SHA-256, or none."""
+        """Return whether an existing file has its recorded SHA-256; True if none is recorded."""
         return self.files.get(name) in (None, hash_file(resolve_inside(self.folder, name)))
 
-    def check_files(self, is_checked: Callable[[str], bool]) -> None:
-        """Check the recorded files whose names are selected.
+    def check_files(self, should_check: Callable[[str], bool]) -> None:
+        """Check the recorded files whose names `should_check` accepts.
 
         Raises:
-            CorruptArtifactError: For the first one that is missing or was changed.
+            CorruptArtifactError: If one is missing or was changed.
         """
-        for name in filter(is_checked, self.files):
+        for name in filter(should_check, self.files):
             self.check_file(name)
 
     def check_file(self, name: str) -> None:
-        """Check one recorded file; raises as `check_files`."""
+        """Check one recorded file; raise CorruptArtifactError if it is missing or was changed."""
         if not (self.folder / name).is_file() or not self.is_unchanged(name):
             raise CorruptArtifactError(self.describe_changes())
 
@@ -78,8 +79,8 @@ class ExportRecord:
     def describe_remedy(self, names: Sequence[str]) -> str:
         """Return what to do about files that differ from the record."""
         path = self.folder / EXPORT_FOLDER / EXPORT_FILE
-        lines = f'delete {join_names(names)} from "files" in {path}' if self.is_run else f"delete {path}"
-        return f"export it again or take another copy, or, if you changed it, as save_pretrained does, {lines}"
+        deletion = f'delete {join_names(names)} from "files" in {path}' if self.is_run else f"delete {path}"
+        return f"export it again or take another copy, or, if you changed it, as save_pretrained does, {deletion}"
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -88,20 +89,20 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(parts[:-1])] if len(parts) > 1 else []), parts[-1]])
 
 
-def write_export_record(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-    """Record the files of a folder that is complete; call it last inside an atomic write.
+def write_export_record(folder: Path, metadata: Mapping[str, Any] | None = None) -> None:
+    """Record the files of a complete folder; call this last inside an atomic write.
 
-    The key `sha256` is that of the facts alone, so that users can remove a file that they changed from `files`.
+    The key `sha256` covers the metadata alone, so that users can remove a file that they changed from `files`.
 
     Args:
         folder: The folder.
-        facts: What was exported, if it is a run.
+        metadata: What was exported, if it is a run.
     """
     (folder / EXPORT_FOLDER).mkdir(exist_ok=True)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {name: hash_file(folder / name) for name in names if is_recorded(name)}
-    facts = {"schema": SCHEMA, **(facts or {})}
-    text = json.dumps({**facts, "files": files, "sha256": hash_json(facts)}, indent=2)
+    metadata = {"schema": SCHEMA, **(metadata or {})}
+    text = json.dumps({**metadata, "files": files, "sha256": hash_json(metadata)}, indent=2)
     (folder / EXPORT_FOLDER / EXPORT_FILE).write_text(text + "\n", encoding="utf-8")
 
 
@@ -115,14 +116,14 @@ def read_export_record(folder: Path) -> ExportRecord | None:
     if not path.is_file():
         return None
     try:
-        facts = read_json(path)
+        metadata = read_json(path)
     except InputError as error:
         raise CorruptArtifactError(f"{path.parent} is damaged: {error}; take another copy") from None
-    files, digest = facts.pop("files", {}), facts.pop("sha256", None)
-    is_intact = digest == hash_json(facts) or (digest is None and not files)  # older versions wrote neither
+    files, digest = metadata.pop("files", {}), metadata.pop("sha256", None)
+    is_intact = digest == hash_json(metadata) or (digest is None and not files)  # older versions wrote neither
     if not is_intact or not isinstance(files, dict):
         raise CorruptArtifactError(f"{path} was changed after it was written; take another copy")
-    return ExportRecord(folder, facts, cast(dict[str, str], files))
+    return ExportRecord(folder, metadata, cast(dict[str, str], files))
 
 
 def is_weights_file(name: str) -> bool:
@@ -131,7 +132,7 @@ def is_weights_file(name: str) -> bool:
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether a file of this name belongs into the record."""
+    """Return whether files of this name are recorded."""
     if name.startswith(f"{EXPORT_FOLDER}/"):
         return name.endswith((".safetensors", ".json", ".toml")) and name != f"{EXPORT_FOLDER}/{EXPORT_FILE}"
     return name in CONFIG_FILES or name in VOCABULARY_FILES or is_weights_file(name)
@@ -148,7 +149,7 @@ def check_config(folder: Path) -> None:
 
 
 def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
-    """Warn if one of these files of the tokenizer differs from the record."""
+    """Warn about each of these tokenizer files that differs from the record."""
     if record := read_export_record(folder):
         for name in names:
             if name in VOCABULARY_FILES and not record.is_unchanged(name):
@@ -158,12 +159,12 @@ def warn_of_changed_vocabulary(folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def check_weights_while_reading(folder: Path) -> Generator[None]:
-    """Hash the weights of a folder with a record in other threads while the body reads them.
+    """Check the weights of a folder with a record in other threads while the body reads them.
 
-    SHA-256 takes as long as reading does, and needs no lock of the interpreter.
+    SHA-256 takes about as long as reading, and releases the GIL.
 
     Raises:
-        CorruptArtifactError: If a file was changed; also in place of an error of the body, which damage explains.
+        CorruptArtifactError: If a file was changed; it replaces an error of the body, which the change explains.
     """
     record = read_export_record(folder)
     names = [name for name in record.files if is_weights_file(name)] if record else []
@@ -179,7 +180,7 @@ def check_weights_while_reading(folder: Path) -> Generator[None]:
             wait_for_all(checks)
             raise
         wait_for_all(checks)
-    finally:  # nothing waits for hashes after Ctrl-C
+    finally:  # after Ctrl-C, do not wait for the hashes
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -190,7 +191,7 @@ def wait_for_all(checks: Iterable[Future[None]]) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file; of text with line ends as on Unix, which git changes on Windows."""
+    """Return the SHA-256 of a file, of text files with Unix line ends, because git may convert them on Windows."""
     with translate_os_errors(path), path.open("rb") as file:
         if path.suffix in (".json", ".toml", ".txt"):
             return hashlib.sha256(file.read().replace(b"\r\n", b"\n")).hexdigest()

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from laconic.errors import InputError, UnsafeFileError, translate_os_errors
 
-MAX_HEADER_BYTES = 100_000_000  # of a safetensors header or a JSON file
+MAX_HEADER_BYTES = 100_000_000  # largest safetensors header or JSON file
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of parsing, or 80,000 tensors in one file
 MAX_INTEGER_DIGITS = 100
@@ -29,7 +29,7 @@ DTYPES = {
 def resolve_inside(root: Path, name: str) -> Path:
     """Return the path of a file name that was read from a file inside `root`.
 
-    The only link that may lead out of a folder is that of a Hugging Face hub snapshot to the blobs of its repository.
+    Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository.
 
     Raises:
         UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.
@@ -81,7 +81,7 @@ def read_foreign_json(path: Path) -> dict[str, Any]:
 
 
 def read_small_file(path: Path) -> bytes:
-    """Return the bytes of a file that exists and is not larger than a JSON file may be."""
+    """Return the bytes of a file; raise InputError if it is missing or larger than a JSON file may be."""
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
     with translate_os_errors(path):
@@ -100,8 +100,8 @@ def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS, *, is_s
         is_strict: Whether to refuse repeated keys, NaN, infinity and numbers out of range.
 
     Raises:
-        InputError: For invalid JSON, what `is_strict` refuses, unpaired surrogates, and values that are nested too
-            deeply or are too long.
+        InputError: The JSON is invalid or not an object, nested too deeply, too long, or has unpaired surrogates or
+            something that `is_strict` refuses.
     """
     parts = sum(map(data.count, (b",", b"[", b"{")))
     if parts > max_parts:
@@ -196,8 +196,8 @@ class SafetensorsHeader:
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read and validate the header of a safetensors file without loading a tensor.
 
-    The safetensors library checks that byte ranges are dense and agree with types, shapes and the file's length; this
-    adds what it accepts: repeated keys, unprintable names, and more dimensions than torch has.
+    The safetensors library checks that byte ranges are dense and agree with types, shapes and the file's length. This
+    function also refuses repeated keys, unprintable names, and more dimensions than torch supports.
 
     Raises:
         InputError: If the file is missing or invalid.
@@ -238,7 +238,7 @@ def check_not_pickle(name: str, start: bytes) -> None:
 
 
 def _parse_tensor_spec(file: str, name: str, field: dict[str, Any]) -> TensorSpec:
-    """Return a header entry that the safetensors library accepted, in torch's terms."""
+    """Return a header entry that the safetensors library accepted, with torch's dtype."""
     dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
     if dtype is None or len(shape) > 64:
         raise InputError(

@@ -13,7 +13,7 @@ try:
 except ImportError:  # Windows: what killed writers leave stays
     fcntl = None
 
-MAX_TEMPORARY_BYTES = 150  # of a target's name in that of its temporary file
+MAX_TEMPORARY_BYTES = 150  # bytes of a target's name that its temporary file's name repeats
 
 
 @contextmanager

@@ -12,7 +12,7 @@ NodeTypes = Mapping[str, type]
 
 
 def named_children(tree: object) -> Iterator[tuple[str, Any]]:
-    """Yield the children of a node by name; a tensor has none."""
+    """Yield the children of a node by name; the name of a dataclass field marked `inline` is empty."""
     if is_dataclass(tree) and not isinstance(tree, type):
         for f in fields(tree):
             yield "" if f.metadata.get("inline") else f.name, getattr(tree, f.name)
@@ -32,7 +32,7 @@ def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]
 
 
 def unique_tensors(tree: object) -> dict[str, Tensor]:
-    """Return every tensor by name, one that occurs twice under its first name."""
+    """Return every tensor by name; a tensor that occurs several times has its first name."""
     by_id: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in named_tensors(tree):
         by_id.setdefault(id(tensor), (name, tensor))
@@ -46,7 +46,7 @@ def flatten_tree(tree: object, prefix: str = "") -> tuple[dict[str, Tensor], Any
 
 
 def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
-    """Return a tree as JSON, each tensor by the name it is written under."""
+    """Return a JSON description of a tree, in which tensors are replaced by their names."""
     if isinstance(tree, Tensor):
         return names[id(tree)]
     if is_dataclass(tree) and not isinstance(tree, type):
@@ -60,12 +60,12 @@ def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
 
 
 def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], node_types: NodeTypes) -> Any:
-    """Rebuild a tree.
+    """Rebuild a tree from its description.
 
     Args:
-        spec: What `flatten_tree` returned.
+        spec: The description that `flatten_tree` returned.
         tensors: Tensors by name.
-        unused: Names of tensors; those that occur in the tree are removed.
+        unused: Names of tensors, from which those that occur in the tree are removed.
         node_types: Dataclasses that may occur in the tree, by name.
 
     Raises:
