@@ -48,8 +48,6 @@ class ExportCommand:
     """folder of a peft adapter to merge into the weights"""
     dtype: OptionalDtype = None
     """dtype of the weights (default: as stored)"""
-    max_shard_bytes: int = 5_000_000_000
-    """largest size of a safetensors file, in bytes"""
 
     def run(self) -> int:
         """Load the model, merge the adapter and write the folder."""
@@ -79,8 +77,7 @@ class ExportCommand:
             if self.adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
         with status(f"writing {self.out}"):
-            options = {"dtype": parse_dtype(self.dtype), "max_shard_bytes": float(self.max_shard_bytes)}
-            export_model(decoder, self.out, **options)
+            export_model(decoder, self.out, dtype=parse_dtype(self.dtype))
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
         return 0
 
@@ -133,18 +130,18 @@ class ExportCommand:
         check_new_folder(self.out)
         with status(f"loading {self.model}"):
             run = load_run(run_dir.folder, torch.device("cpu"), run_dir.step)
-        options = {"dtype": parse_dtype(self.dtype), "max_shard_bytes": float(self.max_shard_bytes)}
+        dtype = parse_dtype(self.dtype)
         if self.to is not None:
             from laconic.serving.vllm_export import SERVER_CONFIG_FILE, export_for_vllm
 
             with status(f"writing {self.out}"):
-                export_for_vllm(run, self.out, **options)
+                export_for_vllm(run, self.out, dtype=dtype)
             config = self.out / SERVER_CONFIG_FILE
             flags = f" --config {config}" if config.is_file() else ""
             log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}; vllm serve {self.out}{flags}")
         else:
             with status(f"writing {self.out}"):
-                decoder = export_run(run, self.out, **options)
+                decoder = export_run(run, self.out, dtype=dtype)
             num_parameters = sum(p.numel() for p in decoder.parameters())
             log_message(f"wrote {self.out}: step {run.step} of {run.recipe.method}, {num_parameters:,} parameters")
         if card is not None:

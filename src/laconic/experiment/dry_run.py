@@ -25,7 +25,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build import build_experiment
 from laconic.experiment.build_data import check_validation
-from laconic.experiment.cost import format_count
+from laconic.experiment.cost import format_bytes, format_count
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.meta_model import (
     build_meta_method,
@@ -354,15 +354,6 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         seconds, peak = plan["measured"]["seconds"], format_bytes(plan["measured"]["bytes"])
         lines.append(f"measured     one update: {seconds:.3g} s, {peak} at the peak of the process")
     return "\n".join([*lines, *plan["notes"]])
-
-
-def format_bytes(n: float) -> str:
-    """Return a number of bytes with a unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.3g} {unit}"
-        n /= 1024
-    return f"{n:.3g} TiB"
 
 
 def format_duration(seconds: float) -> str:

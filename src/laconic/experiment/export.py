@@ -48,7 +48,6 @@ def export_run(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: float = 5e9,
     server: ServerFiles | None = None,
 ) -> Decoder:
     """Write a run as a folder that `laconic.load` opens anywhere, and transformers as a plain decoder.
@@ -60,7 +59,6 @@ def export_run(
         run: The run; its decoder is merged in place.
         folder: Folder to create; it may exist only if it is empty.
         dtype: Convert the decoder's weights.
-        max_shard_bytes: Size limit of one safetensors file of the decoder.
         server: What a server needs besides.
 
     Returns:
@@ -87,7 +85,7 @@ def export_run(
         recipe["model"]["dtype"] = str(dtype).removeprefix("torch.")
 
     def write(new: Path) -> None:
-        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype, max_shard_bytes=max_shard_bytes))
+        write_then_move(new, lambda inner: decoder.save_pretrained(inner, dtype=dtype))
         run.parts.tokenizer.save(new)
         fields: dict[str, Any] = {EXPORT_FOLDER: {"method": run.recipe.method, "step": run.step}}
         if server is not None:

@@ -42,9 +42,7 @@ class ControlIds(NamedTuple):
     end: int
 
 
-def export_for_vllm(
-    run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: float = 5e9
-) -> None:
+def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
     """Write a run that answers questions as a folder for `vllm serve`, which `laconic.load` opens too.
 
     A run that thinks gets three more tokens, whose embeddings are its control vectors; the plug-in of laconic computes
@@ -54,7 +52,6 @@ def export_for_vllm(
         run: The run; its decoder is merged in place.
         folder: Folder to create; it may exist only if it is empty.
         dtype: Convert the decoder's weights; control vectors and projection stay float32.
-        max_shard_bytes: Size limit of one safetensors file of the decoder.
 
     Raises:
         UsageError: If the method answers no questions, the plug-in has no class for the model's family, or an answer
@@ -94,7 +91,7 @@ def export_for_vllm(
     files["generation_config.json"] = to_json({"eos_token_id": [encoder.eos_token_id], "temperature": 0.0})
     whole = replace(run, parts=replace(run.parts, decoder=decoder, tokenizer=served, adapter=None))
     server = ServerFiles(fields, files, vocab_size)
-    export_run(whole, folder, dtype=dtype, max_shard_bytes=max_shard_bytes, server=server)
+    export_run(whole, folder, dtype=dtype, server=server)
 
 
 def build_thoughts_config(run: LoadedRun, ids: ControlIds, eos_token_id: int) -> ThoughtsConfig:

@@ -37,8 +37,8 @@ UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that 
 class ReasoningRow:
     """A run on one question set under one condition, over its seeds.
 
-    The condition is empty as trained. A subset is a part of another set. `paper_figures` are
-    None for a recipe of no paper.
+    The condition is empty as trained. A subset is a part of another set. `paper_figures` are None for a recipe of no
+    paper.
     """
 
     dataset: str
