@@ -17,7 +17,7 @@ from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
-from tests.latent.batches import build_kava, reasoning_batch
+from tests.latent.batches import build_kava, reasoning_batch, select_in_all_layers
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
 SWAP = InterventionSpec("swap")
@@ -43,9 +43,10 @@ def subject() -> InspectedRun:
     writing = AnswerDecoding(1, (2,), lambda ids: str(ids[0] % 10))
 
     def left(batch: ReasoningBatch) -> TeacherChain:
-        taught = method.compute_teacher_targets(batch)
-        chosen = {name: SelectorChoice(taught.columns, taught.S) for name in ("rkv", "random")}
-        return TeacherChain(taught.k_t, taught.k_t, taught.v_t, taught.I, taught.R, chosen, "rkv", (0, 1), True)
+        layers = select_in_all_layers(method.eval(), batch)
+        k_t, v_t, columns, I, R, S = zip(*layers, strict=True)
+        chosen = {name: SelectorChoice(columns, S) for name in ("rkv", "random")}
+        return TeacherChain(k_t, k_t, v_t, I, R, chosen, "rkv", (0, 1), True)
 
     def think(
         questions: Any,

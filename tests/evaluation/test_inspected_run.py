@@ -17,6 +17,7 @@ from laconic.experiment import build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method, build_questions_batch
 from laconic.latent.answering import AnswerDecoding
+from tests.latent.batches import select_in_all_layers
 from tests.tiny_recipes import TINY_RECIPE
 
 CPU = torch.device("cpu")
@@ -77,12 +78,12 @@ def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: 
     run = new_run(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0, 3], 0, 0)
     left = inspected_run.teacher_chain_function(run, run.recipe)(batch)
-    taught = run.method.compute_teacher_targets(batch)  # pyright: ignore
+    expected = select_in_all_layers(run.method.eval(), batch)[0]  # pyright: ignore
     assert (left.policy, left.matched_layers, left.is_distilled) == ("rkv", (0,), True)
     assert tuple(left.choices) == inspected_run.INSPECTED_POLICIES
     mine, I, R = left.choices["rkv"], left.I[0], left.R[0]
-    assert torch.equal(mine.tokens[0].index, taught.columns[0].index)
-    assert torch.equal(mine.S[0], taught.S[0])
+    assert torch.equal(mine.tokens[0].index, expected.columns.index)
+    assert torch.equal(mine.S[0], expected.S)
     assert torch.allclose(mine.S[0], 0.3 * I + 0.7 * R)
     assert torch.equal(left.choices["attention"].S[0], I)
     assert torch.equal(left.choices["cosine"].S[0], R)
@@ -90,7 +91,7 @@ def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: 
     assert left.choices["uniform"].tokens[0].index.tolist() == [[[0, 9]] * 2] * 2
     random = left.choices["random"].tokens[0].index
     assert torch.equal(random[:, 0], random[:, 1])  # one draw for all heads
-    assert torch.equal(taught.k_t[0], (left.keys_before_rope if space == "pre_rope" else left.keys)[0])
+    assert torch.equal(expected.k_t, (left.keys_before_rope if space == "pre_rope" else left.keys)[0])
 
 
 def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> None:

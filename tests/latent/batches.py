@@ -8,7 +8,9 @@ from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.latent import codi, rkv
 from laconic.latent.kava import Kava
+from laconic.latent.rkv import LayerSelection
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
 from tests.models.fixtures import fresh
@@ -108,3 +110,15 @@ def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     named = dict(method.named_parameters())
     grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads, strict=True)}
+
+
+def select_in_all_layers(method: Kava, batch: ReasoningBatch) -> list[LayerSelection]:
+    """Return what the teacher's pass over a batch provides for distillation, in every layer, with all scores."""
+    decoder, M, key_space = method.decoder, method.latent_thoughts.num_latents, method.kv_config.key_space
+    with torch.no_grad():
+        question = codi.encode_question(decoder, batch).cache
+        teacher = codi.encode_chain(decoder, batch, question, ("q_rot", "k"))
+        return [
+            rkv.select_tokens(decoder, batch, teacher, l, method.selection_config, M, method.seed, key_space, True)
+            for l in range(decoder.config.num_hidden_layers)
+        ]

@@ -15,10 +15,10 @@ from laconic.latent import codi
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.codi import Codi
 from laconic.latent.cot import Cot
-from laconic.latent.kava import Kava, TeacherTargets
+from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from tests import tolerances
-from tests.latent.batches import build_kava, build_latent_model, gradients, reasoning_batch
+from tests.latent.batches import build_kava, build_latent_model, gradients, reasoning_batch, select_in_all_layers
 from tests.models.fixtures import assert_all_close, assert_close
 
 ROWS = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (6, 5, 2))
@@ -252,17 +252,13 @@ def test_kava_losses_are_float32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("space", ["post_rope", "pre_rope"])
-def test_kava_teacher_targets(space: str) -> None:
+def test_kava_selection_in_every_layer(space: str) -> None:
     method, batch = build_kava(key_space=space, selection={"policy": "cosine"}, num_iterations=0), reasoning_batch(ROWS)
-    output = method.train().compute_teacher_targets(batch)
-    assert method.decoder.training
-    assert isinstance(output, TeacherTargets)
-    assert all(len(part) == 2 for part in output)
-    I, R, S, selected = output.I[1], output.R[1], output.S[1], output.columns[1]
-    assert torch.equal(R, S)
-    assert_close(I.sum(-1), batch.chain_mask.any(1)[:, None].expand(-1, 2).double())
-    assert selected.index.shape == (4, 2, 4)
-    assert not any(x.requires_grad for x in (*output.k_t, *output.v_t, I))
+    _, layer = select_in_all_layers(method, batch)
+    assert torch.equal(layer.R, layer.S)
+    assert_close(layer.I.sum(-1), batch.chain_mask.any(1)[:, None].expand(-1, 2).double())
+    assert layer.columns.index.shape == (4, 2, 4)
+    assert not any(x.requires_grad for x in (layer.k_t, layer.v_t, layer.I))
 
 
 def test_latent_methods_think_and_answer() -> None:

@@ -7,7 +7,7 @@ latents of the last iteration; d a distance; alpha2 the weight of L_KV. G KV hea
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,13 +18,12 @@ from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVS
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
-from laconic.latent.rkv import LayerSelection, SelectedColumns
+from laconic.latent.rkv import SelectedColumns
 from laconic.latent.stop_training import StopTraining
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.models.modes import eval_no_grad
 
 LayerTensors = Sequence[Float[Tensor, "B G M E"]]
 KVReduction = Literal["mean", "row_mean", "paper_sum"]
@@ -119,16 +118,12 @@ def combine_losses(
     return codi.combine_losses(student, teacher, kd, config) + alpha2 * kv
 
 
-class TeacherTargets(NamedTuple):
-    """Keys and values of the chain, selected columns and scores in every layer, for inspection."""
-
-    k_t: tuple[Float[Tensor, "B G Nc E"], ...]
-    v_t: tuple[Float[Tensor, "B G Nc E"], ...]
-    columns: tuple[SelectedColumns, ...]
-    I: tuple[Float[Tensor, "B G Nc"], ...]
-    R: tuple[Float[Tensor, "B G Nc"], ...]
-    S: tuple[Float[Tensor, "B G Nc"], ...]
-    distilled_layers: tuple[int, ...]
+def find_distilled_layers(config: KVDistillationConfig, L: int) -> tuple[int, ...]:
+    """Return the layers whose keys and values are distilled. Raises `UsageError` for one that does not exist."""
+    layers = tuple(range(L)) if config.layers is None else config.layers
+    if not layers or max(layers) >= L:
+        raise UsageError(f"layers {list(layers)}: choose one or more of the decoder's layers 0 to {L - 1}")
+    return layers
 
 
 class Kava(codi.Codi):
@@ -177,10 +172,7 @@ class Kava(codi.Codi):
         stop_training: StopTraining | None = None,
     ) -> None:
         super().__init__(decoder, latent_thoughts, config, stop_training)
-        L = decoder.config.num_hidden_layers
-        self.layers = tuple(range(L)) if kv_config.layers is None else kv_config.layers
-        if not self.layers or max(self.layers) >= L:
-            raise UsageError(f"layers {list(self.layers)}: choose one or more of the decoder's layers 0 to {L - 1}")
+        self.layers = find_distilled_layers(kv_config, decoder.config.num_hidden_layers)
         self.selection_config, self.kv_config, self.seed = selection_config, kv_config, seed
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
@@ -219,7 +211,11 @@ class Kava(codi.Codi):
     ) -> codi.LossTerms:
         """Return L_KV and the mean share of slots that have a selected token."""
         config, denominators = self.kv_config, batch.loss_denominators or self.loss_denominators(batch)
-        selections = [self.select_tokens(batch, teacher, layer) for layer in self.layers]
+        M, key_space = self.latent_thoughts.num_latents, config.key_space
+        selections = [
+            rkv.select_tokens(self.decoder, batch, teacher, l, self.selection_config, M, self.seed, key_space)
+            for l in self.layers
+        ]
         targets = [pad_short_chain(s.columns, config.short_chain_targets) for s in selections]
         k_target = [rkv.gather_selected(s.k_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
         v_target = [rkv.gather_selected(s.v_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
@@ -231,17 +227,8 @@ class Kava(codi.Codi):
             config,
             denominator=denominators["kv" if config.reduction == "mean" else "rows"],
         )
-        M, valid = self.latent_thoughts.num_latents, selections[0].columns.valid
+        valid = selections[0].columns.valid
         return {"kv": loss, "kept_positions": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
-
-    def select_tokens(
-        self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int, all_scores: bool = False
-    ) -> LayerSelection:
-        """Select the chain tokens of one layer."""
-        M, key_space = self.latent_thoughts.num_latents, self.kv_config.key_space
-        return rkv.select_tokens(
-            self.decoder, batch, teacher, layer, self.selection_config, M, self.seed, key_space, all_scores
-        )
 
     def gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the student's keys and values at the latents, the last M columns."""
@@ -251,12 +238,3 @@ class Kava(codi.Codi):
             last = passes if self.latent_thoughts.schedule == "sequential" else passes[-1:]
             keys = [torch.cat([output.activations[f"k.{l}"] for output in last], 2) for l in self.layers]
         return [k[:, :, -M:] for k in keys], [cache.values[l][:, :, -M:] for l in self.layers]
-
-    def compute_teacher_targets(self, batch: ReasoningBatch) -> TeacherTargets:
-        """Return what a batch's teacher pass provides for distillation, in every layer, with all scores."""
-        with eval_no_grad(self.decoder):
-            question = codi.encode_question(self.decoder, batch).cache
-            teacher = codi.encode_chain(self.decoder, batch, question, ("q_rot", "k"))
-            layers = range(self.decoder.config.num_hidden_layers)
-            selections = zip(*(self.select_tokens(batch, teacher, l, all_scores=True) for l in layers), strict=True)
-            return TeacherTargets(*selections, distilled_layers=self.layers)

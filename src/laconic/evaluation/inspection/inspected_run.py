@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.batches import AnswerBatch, ReasoningBatch
-from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.config.methods import KVDistillationConfig, KVSelectionConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.reasoning.run import with_iterations
@@ -22,9 +22,9 @@ from laconic.experiment.methods import require
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
 from laconic.latent.coconut import Coconut
-from laconic.latent.codi import Codi, encode_question
-from laconic.latent.kava import Kava, TeacherTargets
-from laconic.latent.rkv import SelectedColumns
+from laconic.latent.codi import Codi, encode_chain, encode_question
+from laconic.latent.kava import find_distilled_layers
+from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -169,35 +169,33 @@ def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[Reasonin
     """
     selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
     kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
-
-    def build_teacher(key_space: str) -> Kava:
-        return Kava(
-            run.parts.decoder,
-            require(run.parts.latents),
-            DistillationConfig.model_validate({}),
-            selection_config,
-            kv_config.model_copy(update={"key_space": key_space}),
-            run.recipe.seed,
-        )
-
-    pre_rope, post_rope = build_teacher("pre_rope"), build_teacher("post_rope")
+    decoder, M, seed = run.parts.decoder, require(run.parts.latents).num_latents, run.recipe.seed
+    L = decoder.config.num_hidden_layers
+    distilled_layers = find_distilled_layers(kv_config, L)
 
     def teacher_chain(batch: ReasoningBatch) -> TeacherChain:
-        with eval_no_grad(run.parts.decoder):
-            unrotated, rotated = pre_rope.compute_teacher_targets(batch), post_rope.compute_teacher_targets(batch)
+        with eval_no_grad(decoder):
+            teacher = encode_chain(decoder, batch, encode_question(decoder, batch).cache, ("q_rot", "k"))
+            unrotated, rotated = (
+                [
+                    rkv.select_tokens(decoder, batch, teacher, l, selection_config, M, seed, space, True)
+                    for l in range(L)
+                ]
+                for space in ("pre_rope", "post_rope")
+            )
             targets = unrotated if kv_config.key_space == "pre_rope" else rotated
             policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
             choices = {policy: select_with_policy(run, batch, targets, selection_config, policy) for policy in policies}
         run_kv_config = run.recipe.kv_distillation
         return TeacherChain(
-            rotated.k_t,
-            unrotated.k_t,
-            rotated.v_t,
-            targets.I,
-            targets.R,
+            tuple(layer.k_t for layer in rotated),
+            tuple(layer.k_t for layer in unrotated),
+            tuple(layer.v_t for layer in rotated),
+            tuple(layer.I for layer in targets),
+            tuple(layer.R for layer in targets),
             choices,
             selection_config.policy,
-            targets.distilled_layers,
+            distilled_layers,
             run_kv_config is not None and run_kv_config.weight > 0,
         )
 
@@ -205,15 +203,19 @@ def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[Reasonin
 
 
 def select_with_policy(
-    run: LoadedRun, batch: ReasoningBatch, targets: TeacherTargets, selection_config: KVSelectionConfig, policy: str
+    run: LoadedRun,
+    batch: ReasoningBatch,
+    targets: list[LayerSelection],
+    selection_config: KVSelectionConfig,
+    policy: str,
 ) -> SelectorChoice:
     """Return what one policy selects, by the scores of the teacher's pass."""
     mask, M = batch.chain_mask, require(run.parts.latents).num_latents
     tokens: list[SelectedColumns] = []
     scores: list[Tensor] = []
-    for I, R in zip(targets.I, targets.R, strict=True):
-        random = rkv.draw_random_scores(batch, run.recipe.seed, I.shape[1]).to(I.dtype)
-        S = rkv.SELECTORS[policy](I, R, mask, selection_config.importance_weight, M, random)
+    for layer in targets:
+        random = rkv.draw_random_scores(batch, run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
+        S = rkv.SELECTORS[policy](layer.I, layer.R, mask, selection_config.importance_weight, M, random)
         tokens.append(rkv.select_top_m(S, mask, M))
         scores.append(S)
     return SelectorChoice(tuple(tokens), tuple(scores))
