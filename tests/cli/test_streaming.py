@@ -121,7 +121,7 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("code", "says", "args"),
+    ("code", "message", "args"),
     [
         (2, "--tasks x: ", ["hope", "--tasks", "x"]),
         (66, "--tasks mqar: hope was trained on data.source text", ["hope", "--tasks", "mqar"]),
@@ -132,10 +132,10 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
         (66, "every 5th is held out", ["hope", "--tasks", "books", "--limit", "2"]),
     ],
 )  # fmt: skip
-def test_evaluate_streams_refuses_in_one_line(run: RunCli, code: int, says: str, args: list[str]) -> None:
+def test_evaluate_streams_refuses_in_one_line(run: RunCli, code: int, message: str, args: list[str]) -> None:
     ended, out, err = run("evaluate", *args)
     assert (ended, out) == (code, ""), err
-    assert says in err.strip().splitlines()[-1]
+    assert message in err.strip().splitlines()[-1]
 
 
 def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,16 +177,16 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("says", "args"),
+    ("message", "args"),
     [
         ("--shots: only for", ["--shots", "3"]),
         ("--shots 0: must be at least 1", ["--shots", "0", "--tasks", "clinc150"]),
     ],
 )
-def test_evaluate_refuses_shots(run: RunCli, says: str, args: list[str]) -> None:
+def test_evaluate_refuses_shots(run: RunCli, message: str, args: list[str]) -> None:
     code, _, err = run("evaluate", "lm", *args)
     assert code == 2
-    assert says in err
+    assert message in err
 
 
 def test_evaluate_streams_refuses_another_method(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

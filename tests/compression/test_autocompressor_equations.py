@@ -21,7 +21,12 @@ from tests.oracles.autocompressor import MISREAD, ORACLE
 from tests.oracles.compare import agree
 from tests.reference.retrieval import choose_answer, fuse_summaries, order_passages, replug
 
-TABLE = ("text shifted by the memory where that has no positions", "memory on row 0 of the table", "everything counted")
+# Misreadings of AC2 that differ only for models with a learned position table.
+POSITION_TABLE_MISREADINGS = (
+    "text shifted by the memory where that has no positions",
+    "memory on row 0 of the table",
+    "everything counted",
+)
 MEMORY_MASK = torch.tensor([[True, False, True, True], [False, True, True, False], [False] * 4])
 TEXT_MASK = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, False, False, False]])
 
@@ -36,19 +41,19 @@ def memory_of(vectors: Tensor, mask: Tensor) -> SummaryMemory:
 def test_max_memory_vectors(generator: Any, trigger: bool) -> None:
     reading = CompressionConfig(summary=generator, max_vectors=5)
 
-    def of(positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool) -> float:
+    def compute(positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool) -> float:
         name = "opt" if zero else "llama"
         config = fresh(name, max_position_embeddings=positions, sliding_windows=(None, window)).config
         result = max_memory_vectors(config, reading, bos, segment)
         return float(10_000 if result is None else max(result, -1))
 
     misreadings = {name: wrong for name, wrong in MISREAD["AC1"].items() if trigger or "trigger" not in name}
-    nowhere = misreadings.pop("memory counted where it has no positions")
-    agree(of, ORACLE["AC1"], misreadings, 64, None, False, 1, 40, 5, trigger)
-    agree(of, ORACLE["AC1"], misreadings, 64, 50, False, 0, 30, 5, trigger)
-    agree(of, ORACLE["AC1"], {"counted": nowhere}, 64, None, True, 1, 40, 5, trigger)
+    counts_memory = misreadings.pop("memory counted where it has no positions")
+    agree(compute, ORACLE["AC1"], misreadings, 64, None, False, 1, 40, 5, trigger)
+    agree(compute, ORACLE["AC1"], misreadings, 64, 50, False, 0, 30, 5, trigger)
+    agree(compute, ORACLE["AC1"], {"counted": counts_memory}, 64, None, True, 1, 40, 5, trigger)
     for arguments in ((64, None, True, 1, 64, 5, trigger), (64, None, False, 0, 62, 5, trigger)):
-        assert of(*arguments) == ORACLE["AC1"](*arguments) == -1
+        assert compute(*arguments) == ORACLE["AC1"](*arguments) == -1
 
 
 @pytest.mark.equation("autocompressor", "AC2")
@@ -57,17 +62,17 @@ def test_read_segment(name: str) -> None:
     """Rows with padding in memory and text, one of them without any memory."""
     decoder, zero, reading = fresh(name).double(), name == "opt", CompressionConfig(max_vectors=3)
 
-    def of(
+    def compute(
         decoder: Any, memory: Tensor, memory_mask: Tensor, embeds: Tensor, mask: Tensor, e: Tensor, zero: bool
     ) -> Any:
         inputs = compression_segment.SegmentInputs(memory_of(memory, memory_mask), embeds, mask)
-        seen = compression_segment.read_segment(decoder, reading, inputs, e)
-        return seen.summary_states, seen.text_states.masked_fill(~mask[..., None], 0.0)
+        states = compression_segment.read_segment(decoder, reading, inputs, e)
+        return states.summary_states, states.text_states.masked_fill(~mask[..., None], 0.0)
 
-    misreadings = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
+    misreadings = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in POSITION_TABLE_MISREADINGS}
     D = decoder.config.hidden_size
     arguments = decoder, noise(1, 3, 4, D), MEMORY_MASK, noise(2, 3, 5, D), TEXT_MASK, noise(3, 3, D), zero
-    agree(oracle.differentiated(of), ORACLE["AC2"], misreadings, *arguments)
+    agree(oracle.differentiated(compute), ORACLE["AC2"], misreadings, *arguments)
 
 
 @pytest.mark.equation("autocompressor", "AC2")
@@ -76,11 +81,11 @@ def test_read_segment_by_finite_differences() -> None:
     decoder, memory_mask, mask = small("opt"), MEMORY_MASK[:1, :3], TEXT_MASK[:1, :3]
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
-    def of(memory: Tensor, embeds: Tensor, e: Tensor) -> Tensor:
+    def compute(memory: Tensor, embeds: Tensor, e: Tensor) -> Tensor:
         inputs = compression_segment.SegmentInputs(memory_of(memory, memory_mask), embeds, mask)
         return compression_segment.read_segment(decoder, CompressionConfig(max_vectors=2), inputs, e).summary_states
 
-    assert gradcheck(of, leaves)
+    assert gradcheck(compute, leaves)
 
 
 def ragged(x: Tensor, mask: Tensor) -> list[Tensor]:
@@ -95,14 +100,13 @@ def test_memory_append_and_overwrite(id: str) -> None:
     exists[1] = False  # a document that has ended
 
     def after(x: Tensor, y: Tensor) -> SummaryMemory:
-        memory_mask = memory_of(x, MEMORY_MASK)
-        return (memory_mask.append if id == "AC3" else memory_mask.overwrite)(y, exists, exists.sum(1))
+        memory = memory_of(x, MEMORY_MASK)
+        return (memory.append if id == "AC3" else memory.overwrite)(y, exists, exists.sum(1))
 
-    def of(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
+    def compute(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
         return tuple(after(old, new).to_list())
 
-    by = {"AC3": (ORACLE["AC3"], MISREAD["AC3"]), "AC4": (ORACLE["AC4"], MISREAD["AC4"])}
-    agree(of, *by[id], ragged(old, MEMORY_MASK), ragged(new, exists))
+    agree(compute, ORACLE[id], MISREAD[id], ragged(old, MEMORY_MASK), ragged(new, exists))
     assert gradcheck(lambda x, y: after(x, y).to_ragged()[0], (old.requires_grad_(), new.requires_grad_()))
 
 
@@ -129,38 +133,38 @@ def test_autocompressor_loss(name: str, windows: tuple[int, int], memory: Any) -
     e = method.summaries.tokens
     batch = replace(batch, loss_denominators=method.loss_denominators(batch))
 
-    def of(*_: Any) -> Tensor:
+    def compute(*_: Any) -> Tensor:
         total, state = torch.zeros((), dtype=torch.float64), None
         for piece in batch.sequential_parts:
             step = method(piece, state)
             total, state = total + step.loss, None if step.state is None else step.state.detach()
         return total
 
-    blind = {"what is read again scored again"} if windows[1] == 0 else set[str]()
-    blind |= {"newest block first"} if memory == "replace" else set[str]()
-    misreadings = {n: wrong for n, wrong in MISREAD["AC5"].items() if n not in blind}
+    indistinguishable = {"what is read again scored again"} if windows[1] == 0 else set[str]()
+    indistinguishable |= {"newest block first"} if memory == "replace" else set[str]()
+    misreadings = {n: wrong for n, wrong in MISREAD["AC5"].items() if n not in indistinguishable}
     arguments = method.decoder, rows_of(batch), e, name == "opt", memory == "replace"
-    agree(oracle.with_gradient(of), ORACLE["AC5"], misreadings, *arguments, margin=1e-5)
+    agree(oracle.with_gradient(compute), ORACLE["AC5"], misreadings, *arguments, margin=1e-5)
 
 
 @pytest.mark.equation("autocompressor", "AC5")
 def test_segment_loss_by_finite_differences() -> None:
     decoder = small("llama", vocab_size=7)
-    unit = SegmentModel(decoder, compressor(sizes={"vocab_size": 7}).summaries)
+    model = SegmentModel(decoder, compressor(sizes={"vocab_size": 7}).summaries)
     targets = torch.tensor([[3, -100, 5, 1], [-100, 2, -100, 4]])
     hidden = noise(1, 2, 4, 8).requires_grad_()
-    assert gradcheck(lambda h: unit.segment_loss(h, targets).nll, hidden)
+    assert gradcheck(lambda h: model.segment_loss(h, targets).nll, hidden)
 
 
 @pytest.mark.equation("autocompressor", "AC6")
 def test_memory_detach_between_windows() -> None:
-    def of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
-        memory_mask = memory_of(x, torch.ones(x.shape[:2], dtype=torch.bool))
-        value = (memory_mask.detach().vectors * y).sum() + memory_mask.vectors.square().sum()
+        memory = memory_of(x, torch.ones(x.shape[:2], dtype=torch.bool))
+        value = (memory.detach().vectors * y).sum() + memory.vectors.square().sum()
         return value.detach(), torch.autograd.grad(value, x)[0]
 
-    agree(of, ORACLE["AC6"], MISREAD["AC6"], noise(1, 2, 3, 4), noise(2, 2, 3, 4))
+    agree(compute, ORACLE["AC6"], MISREAD["AC6"], noise(1, 2, 3, 4), noise(2, 2, 3, 4))
 
 
 @pytest.mark.equation("autocompressor", "AC8")

@@ -47,11 +47,11 @@ HARD = torch.tensor([False, True, False])
 
 @pytest.mark.equation("halting", "VL8")
 def test_length_penalty() -> None:
-    def of(E: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[Any, ...]) -> Tensor:
+    def compute(E: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[Any, ...]) -> Tensor:
         return length_penalty(E, mark_priced_if_read(scored, hard), beta, penalty_ramp(*when))
 
     E = 1 + 3 * torch.rand(3, 4).double()
-    agree(of, ORACLE["VL8"], MISREAD["VL8"], E, SCORED, HARD, 0.3, (63, 100, 0.5, 0.25))
+    agree(compute, ORACLE["VL8"], MISREAD["VL8"], E, SCORED, HARD, 0.3, (63, 100, 0.5, 0.25))
     assert gradcheck(lambda E: length_penalty(E, mark_priced_if_read(SCORED), 0.3), E.requires_grad_())
     assert mark_priced_if_read(SCORED).tolist() == [
         [True, True, True, False],
@@ -110,11 +110,11 @@ def test_ratio_penalty_of_equal_segments_is_a_length_penalty(alpha: float) -> No
 
 @pytest.mark.equation("halting", "CP6")
 def test_published_ratio_penalty() -> None:
-    def of(E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float) -> Tensor:
+    def compute(E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float) -> Tensor:
         memory_mask = torch.stack([expected_memory_size(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
         return ratio_penalty(E, text.sum(2), memory_mask, mark_priced_everywhere(text.sum(2)), price, alpha=1.0)
 
-    agree(of, ORACLE["CP6"], MISREAD["CP6"], *windows(), 0.7)
+    agree(compute, ORACLE["CP6"], MISREAD["CP6"], *windows(), 0.7)
 
 
 @pytest.mark.equation("halting", "VL10")
@@ -165,14 +165,14 @@ def test_entropy_floor(index: StopPosition) -> None:
 
 @pytest.mark.equation("halting", "VL12")
 def test_update_price() -> None:
-    def of(beta: float, lengths: list[float], target: float, eta: float, max_price: float) -> Tensor:
+    def compute(beta: float, lengths: list[float], target: float, eta: float, max_price: float) -> Tensor:
         memory_mask, result = PriceState(beta), []
         for length in lengths:
             memory_mask = update_price(memory_mask, length, target, eta, max_price)
             result.append(memory_mask.beta)
         return torch.tensor(result, dtype=torch.float64)
 
-    agree(of, ORACLE["VL12"], MISREAD["VL12"], 0.01, [3.0] * 40 + [9.0] * 200, 4.0, 0.05, 2.0)
+    agree(compute, ORACLE["VL12"], MISREAD["VL12"], 0.01, [3.0] * 40 + [9.0] * 200, 4.0, 0.05, 2.0)
 
 
 @pytest.mark.equation("halting", "VL19")
@@ -187,7 +187,7 @@ def test_mean_field(index: StopPosition) -> None:
 def test_reinforce_two_samples() -> None:
     counted = mark_priced_if_read(torch.tensor([[False, True, True, True], [True, True, False, False]]))
 
-    def of(nats: Tensor, E: Tensor, log_p: Tensor, counted: Tensor, beta: float) -> tuple[Tensor, ...]:
+    def compute(nats: Tensor, E: Tensor, log_p: Tensor, counted: Tensor, beta: float) -> tuple[Tensor, ...]:
         log_p = log_p.detach().requires_grad_()
         nats = nats.detach().requires_grad_()
         value = reinforce_two_samples(log_p, cost_to_go(nats, beta * E * counted), counted)
@@ -195,7 +195,7 @@ def test_reinforce_two_samples() -> None:
         return value, torch.autograd.grad(value, log_p)[0]
 
     nats, E, log_p = (torch.rand(2, 2, 4).double() for _ in range(3))
-    agree(of, ORACLE["VL20"], MISREAD["VL20"], nats, E, -log_p, counted, 0.3)
+    agree(compute, ORACLE["VL20"], MISREAD["VL20"], nats, E, -log_p, counted, 0.3)
     G = cost_to_go(nats, 0.3 * E)
     assert gradcheck(lambda x: reinforce_two_samples(x, G, counted), log_p.requires_grad_())
     same = torch.ones_like(G)
@@ -205,14 +205,14 @@ def test_reinforce_two_samples() -> None:
 @pytest.mark.equation("halting", "VL21")
 @EVERY
 def test_straight_through(index: StopPosition) -> None:
-    def of(a: Tensor, N: Tensor, index: StopPosition) -> tuple[Tensor, ...]:
+    def compute(a: Tensor, N: Tensor, index: StopPosition) -> tuple[Tensor, ...]:
         a = a.detach().requires_grad_()
         result = straight_through_slots(a, N, index)
         assert result.log_s is not None
         weighted = (result.log_s * torch.arange(1, 6)).sum()
         return result.valid.double(), result.log_s, torch.autograd.grad(weighted, a)[0]
 
-    agree(of, ORACLE["VL21"], MISREAD["VL21"], logits(3, 5), torch.tensor([2, 5, 3]), index)
+    agree(compute, ORACLE["VL21"], MISREAD["VL21"], logits(3, 5), torch.tensor([2, 5, 3]), index)
     assert gradcheck(lambda a: log_survival_gate(a, index), logits(2, 4).requires_grad_())  # whose gradient it lends
 
 

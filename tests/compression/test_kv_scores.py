@@ -42,13 +42,13 @@ def test_rkv_scores_equation() -> None:
 
 @pytest.mark.equation("kv-selection", "HH1")
 def test_accumulated_attention_equation() -> None:
-    def of(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    def compute(q: Tensor, k: Tensor, scale: float) -> Tensor:
         first = kv_scores.accumulated_attention(q[:, :, :5], k[:, :, :5], scale)  # in two pieces
         total = kv_scores.accumulated_attention(q[:, :, 5:], k, scale)
         total[..., :5] += first
         return total / torch.arange(N, 0, -1)
 
-    agree(of, ORACLE["HH1"], MISREAD["HH1"], normal(B, H, N, E), normal(B, G, N, E), 0.6)
+    agree(compute, ORACLE["HH1"], MISREAD["HH1"], normal(B, H, N, E), normal(B, G, N, E), 0.6)
 
 
 @pytest.mark.equation("kv-selection", "EA1")
@@ -71,7 +71,7 @@ def test_expected_attention_scores_equation() -> None:
 @pytest.mark.parametrize("repeated", [T, T + 2], ids=["one pass", "second pass"])
 @pytest.mark.parametrize("num_others", [0, 4])
 def test_attend_and_score_kvzip_equation(repeated: int, num_others: int) -> None:
-    def of(q: Tensor, sinks: Tensor, k: Tensor, k_repeat: Tensor, scale: float) -> Tensor:
+    def compute(q: Tensor, sinks: Tensor, k: Tensor, k_repeat: Tensor, scale: float) -> Tensor:
         others = 3 * normal(B, G, num_others, E)  # keys between sinks and piece, which the scores leave out
         keys = torch.cat([sinks, others, k, k_repeat], 2)
         start, index = 2 + num_others, torch.arange(keys.shape[2])
@@ -88,7 +88,7 @@ def test_attend_and_score_kvzip_equation(repeated: int, num_others: int) -> None
         return torch.stack(scores, 1)
 
     q, sinks, k = 2 * normal(B, H, T, E), normal(B, G, 2, E), normal(B, G, N, E)
-    agree(of, ORACLE["KZ1"], MISREAD["KZ1"], q, sinks, k, normal(B, G, repeated, E), 0.6)
+    agree(compute, ORACLE["KZ1"], MISREAD["KZ1"], q, sinks, k, normal(B, G, repeated, E), 0.6)
 
 
 @pytest.mark.equation("kv-selection", "KN1")

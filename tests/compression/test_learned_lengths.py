@@ -124,7 +124,7 @@ def test_soft_and_straight_through_train_head_and_summaries(estimator: str) -> N
 def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
     """With equal segments and alpha 0, lambda of the ratio equals beta per vector times the priced share."""
     batch = documents(((4, 4, 4), (4, 4, 4)), step=9)
-    of = {}
+    compute = {}
     for penalty in ("per_vector", "ratio"):
         config = {
             "estimator": "soft",
@@ -135,9 +135,9 @@ def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
         }
         method = compressor(stop_head=config, length_policy="stop_head")
         free = compressor(stop_head=config | {"length_cost": 0.0}, length_policy="stop_head")
-        of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
+        compute[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
     assert_close(
-        of["ratio"] * 24 / 22, of["per_vector"], tolerances.FLOAT32
+        compute["ratio"] * 24 / 22, compute["per_vector"], tolerances.FLOAT32
     )  # the first tokens of two rows are not scored
 
 

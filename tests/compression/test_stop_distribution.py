@@ -61,13 +61,13 @@ def test_stop_logit() -> None:
 
 @pytest.mark.equation("halting", "VL4")
 def test_log_survival() -> None:
-    def of(a: Tensor) -> Tensor:
+    def compute(a: Tensor) -> Tensor:
         return log_survival(a)[:, 1:]
 
     blind = ("1 - p by subtraction in float32", "1 - p in bfloat16")
-    agree(of, ORACLE["VL4"], select_misreadings(MISREAD["VL4"], *blind), logits(3, 6), measure=relative)
+    agree(compute, ORACLE["VL4"], select_misreadings(MISREAD["VL4"], *blind), logits(3, 6), measure=relative)
     rare = logits(3, 6) / 4 - 14  # p about 1e-6
-    agree(of, ORACLE["VL4"], {name: MISREAD["VL4"][name] for name in blind}, rare, measure=relative)
+    agree(compute, ORACLE["VL4"], {name: MISREAD["VL4"][name] for name in blind}, rare, measure=relative)
     assert log_survival(rare)[:, 0].tolist() == [0.0] * 3
     assert gradcheck(log_survival, logits(2, 4).requires_grad_())
 
@@ -95,7 +95,7 @@ def test_attention_gate_bias(hard: bool, num_cached: int) -> None:
     log_s, mask = -torch.rand(2, 7).double() - 0.1, torch.nn.functional.pad(block >= 0, (1, 4), value=True)
     T, P = 12 - num_cached, 12
 
-    def of(
+    def compute(
         scores: Tensor, log_s: Tensor, block: Tensor, mask: Tensor, lead: int, num_cached: int, hard: bool
     ) -> Tensor:
         seen = mask[:, None] & (torch.arange(P) <= torch.arange(num_cached, P)[:, None])
@@ -110,7 +110,16 @@ def test_attention_gate_bias(hard: bool, num_cached: int) -> None:
         blind |= {"rows of the same block gated", "later blocks read an ungated memory"}
     scores = torch.randn(2, T, P).double()
     agree(
-        of, ORACLE["VL7"], select_misreadings(MISREAD["VL7"], *blind), scores, log_s, block, mask, 1, num_cached, hard
+        compute,
+        ORACLE["VL7"],
+        select_misreadings(MISREAD["VL7"], *blind),
+        scores,
+        log_s,
+        block,
+        mask,
+        1,
+        num_cached,
+        hard,
     )
     assert gradcheck(lambda x: attention_gate_bias(x, block, 1, 4, num_cached), log_s.requires_grad_())
 
@@ -118,11 +127,11 @@ def test_attention_gate_bias(hard: bool, num_cached: int) -> None:
 @pytest.mark.equation("halting", "VL13")
 @pytest.mark.parametrize(("K", "lam", "b"), [(8, 0.0303, -3.46), (16, 0.0142, -4.24), (50, 0.00437, -5.43)])
 def test_solve_initial_bias(K: int, lam: float, b: float) -> None:
-    def of(start: float, K: int) -> float:
+    def compute(start: float, K: int) -> float:
         return solve_initial_bias(start, tuple(range(1, K + 1)))
 
-    agree(of, ORACLE["VL13"], MISREAD["VL13"], 0.9, K)
-    result = of(0.9, K)
+    agree(compute, ORACLE["VL13"], MISREAD["VL13"], 0.9, K)
+    result = compute(0.9, K)
     assert float(f"{torch.tensor(result).double().sigmoid().item():.3g}") == lam
     assert round(result, 2) == b
     started = stop_logit(torch.zeros(3), torch.zeros(()), torch.randn(2, K, 3).double(), result)
@@ -189,7 +198,7 @@ def test_top_budget(b: int) -> None:
     log_s = torch.tensor([[0, 0, -0.5, 0, -0.1, -2, 0, -0.7, -0.9], [0, -0.5, -0.6, 0, -0.5, 0, 0, -0.1, -0.3]])
     block = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, -1, 1, 1, -1, 2, 2, 2]])
 
-    def of(log_s: Tensor, block: Tensor, b: int) -> Tensor:
+    def compute(log_s: Tensor, block: Tensor, b: int) -> Tensor:
         slot = torch.arange(9.0).expand(2, 9)[..., None]
         memory = SummaryMemory(
             slot, block >= 0, block, log_s.float().masked_fill(block < 0, 0.0), torch.full((2, 3), 5)
@@ -205,8 +214,8 @@ def test_top_budget(b: int) -> None:
         5: {"ties to the earlier block first", "ties to the later block"},
         40: set(MISREAD["VL18"]),
     }
-    agree(of, ORACLE["VL18"], select_misreadings(MISREAD["VL18"], *blind[b]), log_s.double(), block, b)
-    assert of(log_s, block, b).sum(1).tolist() == [min(b, 9), min(b, 7)]
+    agree(compute, ORACLE["VL18"], select_misreadings(MISREAD["VL18"], *blind[b]), log_s.double(), block, b)
+    assert compute(log_s, block, b).sum(1).tolist() == [min(b, 9), min(b, 7)]
 
 
 @pytest.mark.equation("halting", "VL23")
@@ -228,12 +237,12 @@ def test_vocabulary_stop_logit() -> None:
 def test_log_survival_gate_of_the_published_timing() -> None:
     """Gate and E[N] with s_t, a vector kept with s_{t+1}."""
 
-    def of(a: Tensor, index: StopPosition) -> tuple[Tensor, Tensor]:
+    def compute(a: Tensor, index: StopPosition) -> tuple[Tensor, Tensor]:
         return log_survival_gate(a, index), length_probs(a, index).flip(1).cumsum(1).flip(1)[:, -a.shape[1] :]
 
-    agree(of, ORACLE["CP4"], MISREAD["CP4"], logits(3, 5), "split")
+    agree(compute, ORACLE["CP4"], MISREAD["CP4"], logits(3, 5), "split")
     for index, blind in (("after", ("kept as it is gated",)), ("before", ("gated as it is kept",))):
-        agree(of, ORACLE["CP4"], select_misreadings(MISREAD["CP4"], *blind), logits(3, 5), index)
+        agree(compute, ORACLE["CP4"], select_misreadings(MISREAD["CP4"], *blind), logits(3, 5), index)
     assert gradcheck(lambda a: log_survival_gate(a, "split"), logits(2, 4).requires_grad_())
 
 

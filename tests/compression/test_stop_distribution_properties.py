@@ -35,7 +35,7 @@ from laconic.halting.stop_distribution import (
 from tests import tolerances
 from tests.oracles.compare import distance
 
-EVERY = pytest.mark.parametrize("index", ["after", "before", "mixture"])
+EVERY_STOP_POSITION = pytest.mark.parametrize("index", ["after", "before", "mixture"])
 BETA = 0.3
 
 
@@ -53,7 +53,7 @@ def heads(draw: st.DrawFn) -> Tensor:
 
 @given(heads(), st.sampled_from(["after", "before"]))
 def test_length_probs_sum_to_one_and_match_survival(a: Tensor, index: StopPosition) -> None:
-    """P sums to 1, its mean is the sum of survivals, which fall from 1; E[N] of "before" is 1 - s_{K+1} less."""
+    """P sums to 1, its mean is the sum of survivals, decreasing from 1; "before" has E[N] smaller by 1 - s_{K+1}."""
     s, P = log_survival(a).exp(), length_probs(a, index)
     n = torch.arange(P.shape[1]) + int(index == "after")
     assert bool((s[:, 0] == 1).all())
@@ -64,7 +64,7 @@ def test_length_probs_sum_to_one_and_match_survival(a: Tensor, index: StopPositi
     assert float((less - (1 - s[:, -1])).abs().max()) < tolerances.ORACLE * a.shape[1]
 
 
-@EVERY
+@EVERY_STOP_POSITION
 def test_length_by_sampling_follows_the_distribution(index: StopPosition) -> None:
     """10^5 samples of N: mean within 4 standard errors, each share within 5; "mixture" keeps by s_{t+1}."""
     a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
@@ -81,17 +81,17 @@ def test_length_by_sampling_follows_the_distribution(index: StopPosition) -> Non
 def test_stop_rules_are_per_row_and_final(a: Tensor, q: float, index: StopPosition) -> None:
     """A row's N does not depend on other rows, nor on logits after the stop."""
     u = (a * 7.3).frac().abs()
-    for of in (
+    for compute in (
         lambda a, u: length_by_quantile(a, q, index),
         lambda a, u: length_by_threshold(a, q, index),
         lambda a, u: length_by_sampling(a, u, index),
     ):
-        N = of(a, u)
-        assert torch.equal(N, torch.cat([of(a[b : b + 1], u[b : b + 1]) for b in range(len(a))]))
+        N = compute(a, u)
+        assert torch.equal(N, torch.cat([compute(a[b : b + 1], u[b : b + 1]) for b in range(len(a))]))
         position_list = torch.arange(1, a.shape[1] + 1)
         after = position_list > N[:, None] + int(index != "after")
-        assert torch.equal(of(a.masked_fill(after, 9.0), u), N)
-        assert torch.equal(of(a.masked_fill(after, -9.0), u), N)
+        assert torch.equal(compute(a.masked_fill(after, 9.0), u), N)
+        assert torch.equal(compute(a.masked_fill(after, -9.0), u), N)
         assert int(index == "after") <= int(N.min()) <= int(N.max()) <= a.shape[1]
 
 
@@ -133,9 +133,9 @@ def table() -> Tensor:
 
 
 def test_reinforce_is_unbiased_and_ponder_is_exact(table: Tensor) -> None:
-    """w = 2: weighted over the 16 outcomes of (N, N'), score term plus price have the exact gradient.
+    """w = 2: the mean over the 16 outcomes of (N, N') of score term plus price has the exact gradient.
 
-    A row is an outcome; term and price are linear in G and E[N], so that chances stand on them.
+    A row is an outcome. Its probability multiplies G and E[N], since the terms are linear in these.
     """
     a, B = torch.randn(K).double().requires_grad_(), K**2
     exact = (length_probs(a[None])[0] * (table + BETA * LENGTHS)).sum()
@@ -186,7 +186,7 @@ def test_reinforce_importance_weights(table: Tensor) -> None:
 
 
 def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:
-    """With a closed-form reader, -log of a mean of slots, both estimators have another gradient."""
+    """For the loss -log of a mean over slots, the gradients of both estimators differ from the exact one."""
     a = torch.randn(1, K).double().requires_grad_()
     value = torch.rand(K).double() + 0.1
 

@@ -43,13 +43,13 @@ def test_map_to_vectors() -> None:
     assert summaries.inner is not None
     assert summaries.outer is not None
 
-    def of(z: Tensor, *_: Any) -> Tensor:
+    def compute(z: Tensor, *_: Any) -> Tensor:
         return summaries.map_to_vectors(z)
 
     z, parts = noise(1, 4, summaries.width), (summaries.inner, summaries.outer)
     maps = [p for part in parts for p in (part.weight, part.bias)]
     arguments = z, summaries.scale, float(summaries.r), *maps
-    agree(of, ORACLE["VL1"], MISREAD["VL1"], *arguments)
+    agree(compute, ORACLE["VL1"], MISREAD["VL1"], *arguments)
     names = ("scale", "inner.weight", "outer.weight")
 
     def gradients(z: Tensor, *values: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def test_generate_summaries(name: str) -> None:
     K, summaries = 3, compressor(name, summary="autoregressive").summaries
     decoder = compressor(name, summary="autoregressive").decoder
 
-    def of(
+    def compute(
         decoder: Any,
         memory: Tensor,
         memory_mask: Tensor,
@@ -112,7 +112,9 @@ def test_generate_summaries(name: str) -> None:
     arguments = decoder, noise(1, 2, 3, D), MEMORY_MASK, noise(2, 2, 5, D), TEXT_MASK, noise(3, D), noise(4, K, D)
     r = float(summaries.r)
     zero = name == "opt"
-    agree(oracle.with_gradient(of), ORACLE["VL2"], MISREAD["VL2"], *arguments, torch.tensor(1.3).double(), r, K, zero)
+    agree(
+        oracle.with_gradient(compute), ORACLE["VL2"], MISREAD["VL2"], *arguments, torch.tensor(1.3).double(), r, K, zero
+    )
 
 
 class Written(torch.nn.Module):
@@ -137,11 +139,11 @@ def test_generate_summaries_by_finite_differences() -> None:
     mask, empty = TEXT_MASK[:1, :3], SummaryMemory.empty(1, 8, torch.float64)
     embeds, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)
 
-    def of(embeds: Tensor, start: Tensor, steps: Tensor) -> Tensor:
+    def compute(embeds: Tensor, start: Tensor, steps: Tensor) -> Tensor:
         arguments = decoder, empty, embeds, mask, 2
         return torch.func.functional_call(Written(summaries), {"inside.start": start, "inside.steps": steps}, arguments)
 
-    assert gradcheck(of, [x.requires_grad_() for x in (embeds, start, steps)], fast_mode=True)
+    assert gradcheck(compute, [x.requires_grad_() for x in (embeds, start, steps)], fast_mode=True)
 
 
 @pytest.mark.equation("halting", "VL25")
@@ -157,12 +159,12 @@ def test_select_top_columns() -> None:
     r[:, 3] = 9.0  # a pad in both rows
     r[0, 1] = r[0, 4]
 
-    def of(r: Tensor, mask: Tensor, N: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    def compute(r: Tensor, mask: Tensor, N: Tensor, K: int) -> tuple[Tensor, Tensor]:
         columns, exists = select_top_columns(r, mask, N, K)
         return columns.masked_fill(~exists, -1).double(), exists.sum(1).double()
 
-    agree(of, ORACLE["VL26"], MISREAD["VL26"], r, TEXT_MASK, torch.tensor([2, 2]), 4)
-    agree(of, ORACLE["VL26"], {}, r, TEXT_MASK, torch.tensor([7, 1]), 7)
+    agree(compute, ORACLE["VL26"], MISREAD["VL26"], r, TEXT_MASK, torch.tensor([2, 2]), 4)
+    agree(compute, ORACLE["VL26"], {}, r, TEXT_MASK, torch.tensor([7, 1]), 7)
 
 
 @pytest.mark.equation("halting", "VL27")
@@ -180,12 +182,12 @@ def test_recompress_within_a_budget(name: str) -> None:
     assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, late=True)
     assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, slots=5)
 
-    def of(decoder: Any, memory_: list[Tensor], e: Tensor, rows: list[bool], zero: bool) -> tuple[Tensor, ...]:
+    def compute(decoder: Any, memory_: list[Tensor], e: Tensor, rows: list[bool], zero: bool) -> tuple[Tensor, ...]:
         return tuple(method.segment_model.recompress(memory, torch.tensor(rows)).to_list())
 
     arguments = method.decoder, memory.to_list(), method.summaries.tokens, rows.tolist(), name == "opt"
     tuples = {n: (lambda *g, w=wrong: tuple(w(*g))) for n, wrong in MISREAD["VL27"].items()}
-    agree(of, lambda *g: tuple(ORACLE["VL27"](*g)), tuples, *arguments)
+    agree(compute, lambda *g: tuple(ORACLE["VL27"](*g)), tuples, *arguments)
     after = method.segment_model.update_memory(memory, selected, torch.tensor([4, 4, 4]))
     assert after.num_vectors.tolist() == [5, 6, 3]
     assert after.segment_ids[0].tolist() == [0, 0, 0, 1, 1, -1]
@@ -201,7 +203,7 @@ def test_drop_oldest_segments(budget: int) -> None:
         memory = memory.append(noise(i, 3, 3, 2), mask, torch.tensor([5, 5, 5 * (i == 0)]))
     blocks = [[i for i in range(3) for _ in range(row[i])] for row in rows]
 
-    def of(blocks: list[list[int]], budget: int) -> tuple[Tensor, ...]:
+    def compute(blocks: list[list[int]], budget: int) -> tuple[Tensor, ...]:
         left = drop_oldest_segments(memory, budget)
         return tuple(b[alive].double() for b, alive in zip(left.segment_ids, left.valid, strict=True))
 
@@ -209,7 +211,7 @@ def test_drop_oldest_segments(budget: int) -> None:
         return lambda *arguments: tuple(torch.tensor(row).double() for row in function(*arguments))
 
     misreadings = {n: tupled(wrong) for n, wrong in MISREAD["VL28"].items() if budget < 6}
-    agree(of, tupled(ORACLE["VL28"]), misreadings if budget == 4 else {}, blocks, budget)
+    agree(compute, tupled(ORACLE["VL28"]), misreadings if budget == 4 else {}, blocks, budget)
 
 
 @pytest.mark.equation("halting", "VL29")
@@ -219,13 +221,13 @@ def test_add_mapped_states() -> None:
     D = summaries.width
     x, z, W = noise(1, 3, 5, D), noise(2, 3, K, D), noise(3, D, D)
 
-    def of(x: Tensor, mask: Tensor, z: Tensor, W: Tensor, r: float, K: int) -> Tensor:
+    def compute(x: Tensor, mask: Tensor, z: Tensor, W: Tensor, r: float, K: int) -> Tensor:
         arguments = z, last_token_embeds(x, mask, K)
         return torch.func.functional_call(Mapped(summaries), {"inside.residual": W}, arguments)
 
-    agree(of, ORACLE["VL29"], MISREAD["VL29"], x, mask, z, W, float(summaries.r), K)
+    agree(compute, ORACLE["VL29"], MISREAD["VL29"], x, mask, z, W, float(summaries.r), K)
     leaves = [x.requires_grad_(), z.requires_grad_(), W.requires_grad_()]
-    assert gradcheck(lambda x, z, W: of(x, mask, z, W, 1.0, K), leaves, fast_mode=True)
+    assert gradcheck(lambda x, z, W: compute(x, mask, z, W, 1.0, K), leaves, fast_mode=True)
 
 
 @pytest.mark.equation("halting", "CP1")
@@ -233,7 +235,7 @@ def test_replace_last_with_trigger() -> None:
     mask = torch.cat([TEXT_MASK, TEXT_MASK[:1] & False])
     targets = torch.arange(15).reshape(3, 5).masked_fill(~mask, -100)
 
-    def of(trigger: Tensor, embeds: Tensor, mask: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(trigger: Tensor, embeds: Tensor, mask: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return replace_last_with_trigger(trigger, embeds, mask), mask_trigger_targets(targets, mask).double()
 
-    agree(of, ORACLE["CP1"], MISREAD["CP1"], noise(1, 4), noise(2, 3, 5, 4), mask, targets)
+    agree(compute, ORACLE["CP1"], MISREAD["CP1"], noise(1, 4), noise(2, 3, 5, 4), mask, targets)

@@ -22,17 +22,17 @@ from laconic.interfaces import TrainingData
 from tests.oracles import formal_languages as oracle
 
 LANGUAGES: tuple[FormalLanguage, ...] = get_args(FormalLanguage)
-LONGEST = {"anbncn": 9, "shuffle2": 8}  # of what the oracle tries; 4^8 strings of brackets
+LONGEST = {"anbncn": 9, "shuffle2": 8}  # longest strings that the oracle tries; there are 4^8 of brackets
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_next_symbol_sets_matches_enumeration_oracle(language: FormalLanguage) -> None:
     longest = LONGEST.get(language, 10)
     members = [s for n in range(longest + 1) for s in oracle.strings(language, n)]
-    # What asks for more than the oracle tries is left out: a prefix of at most half of it can still be ended.
-    near = [s for s in members if len(s) <= longest // 2 - 1]
-    assert len(near) > 0
-    for member in near:
+    # A prefix of a short string can be completed within `longest` symbols, so the oracle knows what may follow it.
+    short_members = [s for s in members if len(s) <= longest // 2 - 1]
+    assert len(short_members) > 0
+    for member in short_members:
         symbol_sets = [frozenset(symbols) for symbols in next_symbol_sets(language, member)]
         assert symbol_sets == [oracle.follows(members, member[:t]) for t in range(len(member) + 1)]
 

@@ -23,7 +23,7 @@ def test_iter_texts_is_lazy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (b"[]", "2:1: not an object: "),
         (b'{"text": ""}', "2:10: text: empty: "),
@@ -35,7 +35,7 @@ def test_iter_texts_is_lazy() -> None:
         (b"\n{}", "2:1: a blank line between rows"),
     ],
 )
-def test_iter_texts_refuses_invalid_rows(line: bytes, says: str) -> None:
+def test_iter_texts_refuses_invalid_rows(line: bytes, message: str) -> None:
     lines = [b'{"text": "one"}\n', *(part + b"\n" for part in line.split(b"\n"))]
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         list(iter_texts(lines, "a.jsonl"))

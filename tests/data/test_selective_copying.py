@@ -55,13 +55,13 @@ def test_selective_copying_positions_are_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"num_copied": (4, 2)}, r"num_copied \[4, 2\]"),
         ({"num_copied": ()}, r"num_copied \[\]"),
         ({"num_copied": (2, 8), "row_tokens": 15}, "row_tokens 15"),
     ],
 )
-def test_selective_copying_config_refuses_impossible_tasks(values: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+def test_selective_copying_config_refuses_impossible_tasks(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         SelectiveCopyingConfig.model_validate(values)

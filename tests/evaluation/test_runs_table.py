@@ -152,12 +152,12 @@ def test_list_caveats_come_from_the_figures() -> None:
     assert any(text.startswith("That KaVa is better than random: no difference shown") for text in caveats)
     assert not any("No passes are saved" in text or "cache is not shorter" in text for text in caveats)
     page = built(3)
-    for answer_passes, says in ((5, False), (4, True)):
+    for answer_passes, is_listed in ((5, False), (4, True)):
         chain = row("test", "chain", right(0.99, 3), seeds=(0, 1, 2), passes=PassCounts(1, 0, 0, answer_passes), end=51)
         caveats = runs_table.list_caveats(
             replace(page, results=[replace(page.results[0], row=chain), *page.results[1:]])
         )
-        assert ("No passes are saved: KaVa takes 5 per question, the chain 5." in caveats) is says
+        assert ("No passes are saved: KaVa takes 5 per question, the chain 5." in caveats) is is_listed
         assert "The cache is not shorter: 52 positions at the end, 51 with the chain." in caveats
 
 

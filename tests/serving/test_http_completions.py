@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions give what `laconic.generate` gives, in OpenAI's shapes."""
+"""POST /v1/completions and /v1/chat/completions give what `laconic.generate` gives, in OpenAI's format."""
 
 import json
 import shutil

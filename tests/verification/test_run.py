@@ -20,7 +20,7 @@ def test_run_reports_each_case():
 
 
 def test_run_detects_a_reference_with_other_attention(monkeypatch, tmp_path):
-    """The adapter takes scores by itself, and asks that they give transformers' own probabilities."""
+    """The adapter computes scores itself, and checks that they give transformers' probabilities."""
     needs("transformers")
     decoder = build_tiny_decoder("llama")
     decoder.save_pretrained(tmp_path / "model")

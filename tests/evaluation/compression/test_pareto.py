@@ -24,9 +24,9 @@ def learned(better: float, noise: float = 0.02) -> list[dict[str, dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("better", "says"), [(0.05, "above the line"), (0.0, "no difference shown"), (-0.05, "below the line")]
+    ("better", "message"), [(0.05, "above the line"), (0.0, "no difference shown"), (-0.05, "below the line")]
 )
-def test_compare_learned_lengths_needs_two_standard_errors(better: float, says: str) -> None:
+def test_compare_learned_lengths_needs_two_standard_errors(better: float, message: str) -> None:
     (result,) = pareto.compare_learned_lengths([make_result("stop", learned(better))])
     conditions = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
     mean = sum(conditions) / N
@@ -34,7 +34,7 @@ def test_compare_learned_lengths_needs_two_standard_errors(better: float, says: 
     assert (result.point.mean_point[0], result.baseline) == (2, "its own")
     assert result.difference == pytest.approx(mean, abs=1e-12)
     assert result.se == pytest.approx(se)
-    assert result.verdict == says
+    assert result.verdict == message
 
 
 def test_interpolate_quality_is_linear_for_each_document() -> None:
