@@ -140,7 +140,7 @@ def compress_document(
     prefix_tokens: int = 0,
     on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> DocumentCompression:
-    """Do what `compress_kv` does, and say what it took.
+    """Compress as `compress_kv` does, and also report the cost.
 
     Args:
         decoder: Model.

@@ -1,4 +1,4 @@
-"""Loss of a KV memory on its own document: what it costs to repeat parts of the document and to continue it."""
+"""Loss of a KV memory on its own document: the loss of repeating parts of the document and of continuing it."""
 
 import math
 from collections.abc import Callable

@@ -92,7 +92,7 @@ class DocumentReader:
 
 
 class Ranking(NamedTuple):
-    """How to rank a document's keys: by which method, with how many sinks, and whether all heads keep as many.
+    """How to rank a document's keys: by which method, with how many sinks, and whether all heads keep equally many.
 
     `seed` is that of the method random, `repeat_prompt` is KVzip's, and `prefix_tokens` at the beginning belong to a
     chat template, so that KVzip does not have them repeated.

@@ -239,7 +239,7 @@ class Engine:
         self.publish_stats(len(segments), num_positions, len(outputs))
 
     def forward(self, segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
-        """Run the model; an error that cannot be attributed to a row is that of each."""
+        """Run the model; every row gets an error that cannot be attributed to one row."""
         try:
             rows: list[Any] = [(s.row, inputs) for s, inputs in segments]
             return self.served.executor.forward(rows)

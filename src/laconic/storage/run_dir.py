@@ -240,7 +240,7 @@ class RunDirectory:
 
 
 def truncate_partial_line(path: Path) -> None:
-    """Remove what follows the last line end of a file, which an interrupted writer left."""
+    """Remove an incomplete last line, which an interrupted writer left."""
     with path.open("rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end:

@@ -76,6 +76,6 @@ def remove_abandoned(target: Path) -> None:
 
 
 def make_temporary_path(path: Path) -> Path:
-    """Return a free name beside a path, which names it for those who find what a killed process left."""
+    """Return a free name beside a path that contains its name, so that users can tell what a killed process left."""
     name = path.name.encode()[:MAX_TEMPORARY_BYTES].decode(errors="ignore")
     return path.with_name(f".tmp-{name}-{uuid.uuid4().hex}")

@@ -41,7 +41,7 @@ class Session:
 
 
 class SessionStore:
-    """Sessions by id; only the server's event loop may call its methods, but for `save`.
+    """Sessions by id; only the server's event loop may call its methods, except `save`.
 
     Args:
         served: The model.
