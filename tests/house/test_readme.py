@@ -70,4 +70,4 @@ def test_the_counts_the_readme_gives_are_those_of_the_pages() -> None:
     assert caught[1] == caught[2]
     assert f"{caught[1]} wrong decoders" in readme
     rows = [line.split("|") for line in ledger.splitlines() if line.startswith("| [")]
-    assert f"{sum(int(row[4]) for row in rows)} misreadings told apart" in readme
+    assert f"{sum(int(row[4]) for row in rows)} misreadings rejected by the tests" in readme
