@@ -29,7 +29,7 @@ from laconic.nested.state import FastWeightState, LayerState, LinearMemoryState,
 from laconic.nested.state_file import NODE_TYPES
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
-from laconic.training.ranks import SingleProcess
+from laconic.training.single_process import SingleProcess
 from tests.latent import batches
 from tests.models.fixtures import fresh
 from tests.training.toy import ToyBatch, ToyMethod
