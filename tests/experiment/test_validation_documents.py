@@ -169,6 +169,6 @@ def test_stateful_validation_on_two_ranks_equals_one_process(tmp_path: Path) -> 
         return function(0)
 
     sent: list[Any] = []
-    first: Any = SimpleNamespace(rank=0, world_size=2, all_gather=lambda scores: [sent.append(scores) or scores, []])
-    second: Any = SimpleNamespace(rank=1, world_size=2, all_gather=lambda scores: [sent[0], scores])
+    first: Any = SimpleNamespace(rank=0, world_size=2, run_on_rank_zero=lambda score: sent.append(score()) or sent[0])
+    second: Any = SimpleNamespace(rank=1, world_size=2, run_on_rank_zero=lambda score: sent[0])
     assert validate(None) == validate(first) == validate(second)

@@ -62,13 +62,10 @@ def build_document_validation(
                     scores += score_without_memory(method, batch)
         return scores
 
-    def score_in_order(source: StatefulBatches) -> list[DocumentScore]:
-        return map_over_ranks(ranks, 1, lambda mine: [score_lanes(method, source, device)] if mine else [])[0]
-
     def validate(step: int) -> Mapping[str, float]:
         source = rows.source
-        if isinstance(source, StatefulBatches):
-            scores = score_in_order(source)
+        if isinstance(source, StatefulBatches):  # each batch needs the state after the one before
+            scores = ranks.run_on_rank_zero(lambda: score_lanes(method, source, device))
         else:
             scores = map_over_ranks(ranks, len(source), score_rows)
         n = sum(score.num_scored for score in scores) or 1.0

@@ -25,8 +25,6 @@ HEADLESS_HINT = (
     "random"
 )
 MAX_LISTED = 10  # names of each kind in one error message
-
-
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)  # stored only; bfloat16 holds their numbers exactly
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 SCALE_SUFFIXES = ("_scale", "_scale_inv")  # of the name of a float8 weight; its numbers count only times the scale
