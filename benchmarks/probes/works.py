@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.probes.processes import Action, Ending, run_command_line, run_forked
 from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory
-from laconic.storage.strict_json import read_safetensors_header
+from laconic.storage.safetensors_header import read_safetensors_header
 from tests.tiny_recipes import TINY_DOCUMENT_RECIPE, TINY_RECIPE
 from tests.training.toy_runs import read_metrics, step_hashes
 

@@ -15,7 +15,7 @@ from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileErro
 from laconic.experiment import lora
 from laconic.experiment.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.models.decoder import Decoder
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, safetensors_header
 from laconic.storage.atomic import save_tensors
 from tests.conftest import needs
 from tests.models.fixtures import FAMILIES, fresh
@@ -127,7 +127,7 @@ def test_peft_adapter_loads(folder: Path, kind: str) -> None:
     config.task_type = "CAUSAL_LM"
     model = get_peft_model(reference, config)
     logits = train_adapter(model, hf_logits)
-    model.save_pretrained(folder.parent / "adapter")
+    model.save_pretrained(str(folder.parent / "adapter"))
     loaded = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
     assert error(our_logits(loaded), logits) <= FLOAT32
     assert error(our_logits(lora.merge_adapter(loaded)), logits) <= FLOAT32
@@ -292,7 +292,7 @@ def test_peft_adapter_of_embedding_and_head_loads_and_merges(
     config = LoraConfig(r=4, task_type="CAUSAL_LM", **options)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
     logits = train_adapter(model, hf_logits)
-    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=save_base)
+    model.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=save_base)
     loaded = lora.load_adapter(Decoder.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     assert error(our_logits(loaded), logits) <= FLOAT32
     lora.merge_adapter(loaded).save_pretrained(tmp_path / "merged")
@@ -314,7 +314,7 @@ def test_peft_adapter_brings_the_embedding_that_it_was_trained_on(
     with torch.no_grad():
         model.get_input_embeddings().weight[5] += 1.0
     logits = train_adapter(model, hf_logits)
-    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    model.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=True)
     loaded = lora.load_adapter(Decoder.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     assert error(our_logits(loaded), logits) <= FLOAT32
     with pytest.raises(
@@ -328,7 +328,7 @@ def test_load_adapter_invalid_folders(tmp_path: Path) -> None:
     with pytest.raises(BusyError, match="exists and is not empty"):
         save_new_adapter(folder, fresh("llama"))
     weights = folder / lora.ADAPTER_WEIGHTS_FILE
-    tensors = dict(atomic.open_tensors(weights, strict_json.read_safetensors_header(weights).tensors))
+    tensors = dict(atomic.open_tensors(weights, safetensors_header.read_safetensors_header(weights).tensors))
     first = min(tensors)
     (folder / lora.ADAPTER_WEIGHTS_FILE).unlink()
     with pytest.raises(

@@ -9,7 +9,7 @@ import torch
 from laconic.errors import InputError, UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, safetensors_header
 
 FILE = "model.safetensors"
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 def remove_tensors(folder: Path, n: int) -> tuple[str, ...]:
     """Remove the first n tensors of a checkpoint; return their names."""
     path = folder / FILE
-    tensors = atomic.open_tensors(path, strict_json.read_safetensors_header(path).tensors)
+    tensors = atomic.open_tensors(path, safetensors_header.read_safetensors_header(path).tensors)
     removed = tuple(sorted(tensors))[:n]
     rest = {name: tensor.clone() for name, tensor in tensors.items() if name not in removed}
     path.unlink()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from laconic.errors import InputError
+from laconic.models import checkpoint_files
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs
@@ -123,6 +124,30 @@ def test_head_that_differs_from_the_tied_embedding_is_used(dtype: torch.dtype, t
     assert (notes, decoder.config.tie_word_embeddings) == ([message], False)
     decoder.save_pretrained(tmp_path / "b")
     assert compare_with_transformers(tmp_path / "b")[1] == []
+
+
+def test_tied_checkpoint_is_indexed_and_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal head beside a tied embedding is read for one comparison."""
+
+    def edit(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    folder = write_checkpoint(tmp_path / "a", {}, edit, tie_word_embeddings=True)
+    calls: list[str] = []
+    index_tensors, load = checkpoint_files.index_tensors, checkpoint_files.StoredTensor.load
+
+    def index_and_record(folder: Path) -> dict[str, checkpoint_files.StoredTensor]:
+        calls.append("index")
+        return index_tensors(folder)
+
+    def load_and_record(stored: checkpoint_files.StoredTensor) -> torch.Tensor:
+        calls.append(stored.name)
+        return load(stored)
+
+    monkeypatch.setattr(checkpoint_files, "index_tensors", index_and_record)
+    monkeypatch.setattr(checkpoint_files.StoredTensor, "load", load_and_record)
+    assert Decoder.from_pretrained(folder).config.tie_word_embeddings
+    assert sorted(calls) == ["index", "lm_head.weight", "model.embed_tokens.weight"]
 
 
 def test_tied_embedding_under_the_name_of_the_head(tmp_path: Path) -> None:

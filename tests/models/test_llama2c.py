@@ -12,7 +12,7 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.llama2c import read_llama2c
 from laconic.models.rope import half_split
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, safetensors_header
 from tests.reference.weight_formats import gguf_to_hf, hf_to_gguf, hf_to_meta, interleave, meta_to_hf, write_llama2c
 
 
@@ -22,7 +22,7 @@ def story(shared: Path) -> Path:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    return atomic.open_tensors(path, strict_json.read_safetensors_header(path).tensors)
+    return atomic.open_tensors(path, safetensors_header.read_safetensors_header(path).tensors)
 
 
 def tiny(tie: bool) -> tuple[dict[str, object], dict[str, torch.Tensor]]:

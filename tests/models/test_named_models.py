@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from laconic.config.load import load_recipe
 from laconic.errors import InputError
@@ -63,6 +65,18 @@ def test_a_revision_of_a_named_model_is_one_on_the_hub(models: Path) -> None:
 def test_a_folder_goes_before_a_name(models: Path, tmp_path: Path) -> None:
     (tmp_path / "stories260k").mkdir()
     assert find_checkpoint("stories260k") == Path("stories260k")
+
+
+def test_plans_count_a_head_that_differs_from_the_tied_embedding(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tied"
+    decoder = Decoder.from_pretrained("stories260k")
+    decoder.save_pretrained(folder)
+    recipe, _ = load_recipe(REPO / "examples/own.toml", (f"model.name={folder}",))
+    tensors = load_file(folder / "model.safetensors")
+    for head, is_tied in ((tensors["model.embed_tokens.weight"].clone(), True), (torch.zeros(512, 64), False)):
+        save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+        assert load_config_and_tokenizer(recipe)[0].tie_word_embeddings == is_tied
+        assert Decoder.from_pretrained(folder).config.tie_word_embeddings == is_tied
 
 
 def test_plans_read_a_named_model(models: Path) -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from laconic.models import weights
 from laconic.models.checkpoint_files import plan_shards
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, safetensors_header
 from tests import tolerances
 from tests.conftest import REPO, missing, needs
 
@@ -38,7 +39,7 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     return {
         n: t.clone()
         for f in files
-        for n, t in atomic.open_tensors(f, strict_json.read_safetensors_header(f).tensors).items()
+        for n, t in atomic.open_tensors(f, safetensors_header.read_safetensors_header(f).tensors).items()
     }
 
 
@@ -106,7 +107,8 @@ def test_transformers_loads_what_we_save(
     transformers.logging.enable_propagation()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        theirs, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    theirs, info = loaded
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
     assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
     ids = torch.randint(0, 97, (2, 20))
@@ -357,7 +359,7 @@ def save_sharded(folder: Path) -> Path:
 
 def test_load_refuses_a_missing_shard(tmp_path: Path) -> None:
     shard = sorted(save_sharded(tmp_path / "a").glob("model-*"))[1]
-    names = list(strict_json.read_safetensors_header(shard).tensors)
+    names = list(safetensors_header.read_safetensors_header(shard).tensors)
     shard.unlink()
     with pytest.raises(InputError, match=rf"{shard.name} is in the index .*{len(names)} tensors"):
         Decoder.from_pretrained(tmp_path / "a")
@@ -494,7 +496,8 @@ def test_save_writes_shards_and_index(tmp_path: Path) -> None:
     total = sum(t.numel() for t in tensors.values())
     assert index["metadata"] == {"total_size": 4 * total, "total_parameters": total}
     files = {
-        f.name: strict_json.read_safetensors_header(f) for f in sorted((tmp_path / "a").glob("model-*.safetensors"))
+        f.name: safetensors_header.read_safetensors_header(f)
+        for f in sorted((tmp_path / "a").glob("model-*.safetensors"))
     }
     assert index["weight_map"] == {name: file for file, header in files.items() for name in header.tensors}
     assert all(header.metadata == {"format": "pt"} for header in files.values())

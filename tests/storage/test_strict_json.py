@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from laconic.errors import InputError, LaconicError, UnsafeFileError
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, file_names, safetensors_header, strict_json
 
 FILE = "model.safetensors"
 
@@ -83,7 +83,7 @@ def test_safetensors_header(tmp_path: Path) -> None:
         "d": torch.ones(()),
     }
     atomic.save_tensors(tmp_path / FILE, tensors, {"format": "pt"})
-    header = strict_json.read_safetensors_header(tmp_path / FILE)
+    header = safetensors_header.read_safetensors_header(tmp_path / FILE)
     assert header.metadata == {"format": "pt"}
     assert {name: (spec.dtype, spec.shape) for name, spec in header.tensors.items()} == {
         name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()
@@ -116,7 +116,7 @@ def test_safetensors_header(tmp_path: Path) -> None:
 )
 def test_safetensors_header_refuses(tmp_path: Path, header: object, size: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        strict_json.read_safetensors_header(write_safetensors(tmp_path / FILE, header, b"\0" * size))
+        safetensors_header.read_safetensors_header(write_safetensors(tmp_path / FILE, header, b"\0" * size))
     assert str(caught.value).startswith(FILE)
     assert message in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_safetensors_header_of_another_file(
 ) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(kind) as caught:
-        strict_json.read_safetensors_header(tmp_path / FILE)
+        safetensors_header.read_safetensors_header(tmp_path / FILE)
     assert message in str(caught.value)
 
 
@@ -144,9 +144,9 @@ def test_safetensors_header_too_long_or_missing(tmp_path: Path) -> None:
         file.write((100_000_001).to_bytes(8, "little"))
         file.truncate(100_000_100)
     with pytest.raises(InputError, match="header of 100,000,001 bytes"):
-        strict_json.read_safetensors_header(tmp_path / FILE)
+        safetensors_header.read_safetensors_header(tmp_path / FILE)
     with pytest.raises(InputError, match=r"no other\.safetensors in "):
-        strict_json.read_safetensors_header(tmp_path / "other.safetensors")
+        safetensors_header.read_safetensors_header(tmp_path / "other.safetensors")
 
 
 OUTWARD = (
@@ -158,7 +158,7 @@ UNPRINTABLE = ("a\0", "a\nb", "\x1b[2J", "\u202etxt", "a" * 1001)
 @pytest.mark.parametrize("name", OUTWARD + UNPRINTABLE)
 def test_resolve_inside_refuses(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsafeFileError, match="not the name of a file inside"):
-        strict_json.resolve_inside(tmp_path, name)
+        file_names.resolve_inside(tmp_path, name)
 
 
 def test_resolve_inside(tmp_path: Path) -> None:
@@ -166,22 +166,24 @@ def test_resolve_inside(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a").write_text("1")
     (tmp_path / "link").symlink_to("deep/a")
     for name in ("deep/a", "deep//a", "./deep/a", "link"):
-        assert strict_json.resolve_inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
+        assert file_names.resolve_inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
     for name in ("none", "%2e%2e/a", "\u2024\u2024/a", "~", "é", "CON"):
-        assert strict_json.resolve_inside(tmp_path, name).is_relative_to(tmp_path.resolve())
+        assert file_names.resolve_inside(tmp_path, name).is_relative_to(tmp_path.resolve())
     (tmp_path / "out").symlink_to(tmp_path.parent)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UnsafeFileError, match="leads out of its folder"):
-        strict_json.resolve_inside(tmp_path, "out/a")
+        file_names.resolve_inside(tmp_path, "out/a")
     with pytest.raises(UnsafeFileError, match="not a regular file"):
-        strict_json.resolve_inside(tmp_path, "deep")
+        file_names.resolve_inside(tmp_path, "deep")
     for name in ("loop", "a" * 300):
         with pytest.raises(UnsafeFileError, match="cannot be resolved"):
-            strict_json.resolve_inside(tmp_path, name)
+            file_names.resolve_inside(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["", *UNPRINTABLE])
 def test_safetensors_header_refuses_tensor_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="not a valid tensor name") as caught:
-        strict_json.read_safetensors_header(write_safetensors(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4))
+        safetensors_header.read_safetensors_header(
+            write_safetensors(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4)
+        )
     assert str(caught.value).isprintable()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.errors import CorruptArtifactError
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, safetensors_header
 from tests.trust.limits import LIMITS
 
 
@@ -62,7 +62,7 @@ def flip_bit(whole: bytes, n: int) -> bytes:
 def test_artifact_exchanged_tensors_are_found(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     write_small(path)
-    header = strict_json.read_safetensors_header(path)
+    header = safetensors_header.read_safetensors_header(path)
     tensors = atomic.open_tensors(path, header.tensors)
     tensors["keys.0"], tensors["keys.1"] = tensors["keys.1"], tensors["keys.0"]
     atomic.write_file_atomically(path, lambda new: atomic.save_tensors(new, tensors, header.metadata))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import attention, attention_backends, block, cache, decoder, next_token, rope, rope_scaling, weights
+from laconic.models import activations, attention, attention_backends, block, cache, decoder, rope, rope_scaling, weights
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -222,7 +222,7 @@ FURTHER = (
     Mutant("tied head not tied", "further", "logits", layer=None,
            config_changes={"tie_word_embeddings": True}, config=with_config(tie_word_embeddings=False),
            change_weights=randomise_head),
-    Mutant("logits of the last column", "further", "last_logits", swap(next_token,
+    Mutant("logits of the last column", "further", "last_logits", swap(activations,
            "last_valid", wrong.last_column),
            case="padded", layer=None),
 )  # fmt: skip

@@ -26,7 +26,7 @@ def check_replaceable(flag: str, path: Path) -> None:
     Files of that format are replaced: memories and states are written again under the same name.
     """
     if path.exists() and (path.is_dir() or path.stat().st_size):
-        from laconic.storage.strict_json import read_safetensors_header  # imports torch
+        from laconic.storage.safetensors_header import read_safetensors_header  # imports torch
 
         try:
             read_safetensors_header(path)

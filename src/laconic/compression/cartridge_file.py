@@ -15,7 +15,8 @@ from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
-from laconic.storage.strict_json import read_foreign_json, read_safetensors_header
+from laconic.storage.safetensors_header import read_safetensors_header
+from laconic.storage.strict_json import read_foreign_json
 
 CONFIG_FILE, WEIGHTS_FILE, TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
 DIGEST = "digest"  # key of the header's metadata, which peft ignores
@@ -36,11 +37,16 @@ def save_cartridge(memory: KVMemory, folder: str | Path, base_model: str | None 
     """
     if memory.B != 1:
         raise UsageError(f"a memory of {memory.B} texts cannot be a peft cartridge, which holds one text")
-    if int(memory.num_tokens) != memory.M or not memory.has_equal_heads:
+    if not memory.has_equal_heads:
+        raise UsageError(
+            f"a memory whose heads keep {int(memory.slots.min()):,} to {memory.M:,} slots cannot be a peft cartridge, "
+            "which has the same number in every head; compress again with --fit and --equal-heads"
+        )
+    if int(memory.num_tokens) != memory.M:
         raise UsageError(
             f"a memory of {int(memory.num_tokens):,} tokens in {float(memory.num_slots[0]):,.1f} slots per head cannot "
             "be a peft cartridge, whose next token follows its last slot; give a memory made with laconic compress "
-            "--fit, or use KVMemory.renumber_slots"
+            "--fit --equal-heads, or use KVMemory.renumber_slots"
         )
     cache = memory.to_cache()
     pairs = torch.stack([x[0].transpose(0, 1) for kv in zip(cache.keys, cache.values, strict=True) for x in kv], 1)

@@ -26,7 +26,8 @@ from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, i
 from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
 from laconic.models.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
-from laconic.storage.strict_json import read_small_file, resolve_inside, to_canonical_json
+from laconic.storage.file_names import resolve_inside
+from laconic.storage.strict_json import read_small_file, to_canonical_json
 
 CONFIG_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

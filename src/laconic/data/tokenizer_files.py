@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from laconic.errors import InputError
-from laconic.storage.strict_json import read_foreign_json, resolve_inside
+from laconic.storage.file_names import resolve_inside
+from laconic.storage.strict_json import read_foreign_json
 
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 END_OF_TEXT = "<|endoftext|>"

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat
 from laconic.errors import InputError
 from laconic.models.hf_config import abbreviate, validate
 from laconic.models.hf_fields import JsonModel, Probability
-from laconic.storage import strict_json
+from laconic.storage import file_names, strict_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -83,7 +83,7 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
     """
     from peft import LoraConfig
 
-    file = strict_json.read_foreign_json(strict_json.resolve_inside(folder, ADAPTER_CONFIG_FILE))
+    file = strict_json.read_foreign_json(file_names.resolve_inside(folder, ADAPTER_CONFIG_FILE))
     kind = file.get("peft_type")
     if kind != "LORA":
         raise InputError(

@@ -19,6 +19,7 @@ from laconic.experiment.custom_method import check_code_allowed
 from laconic.experiment.methods import build_method, set_stage
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.models import weights
+from laconic.models.checkpoint_files import resolve_tied_head
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
@@ -225,7 +226,10 @@ def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenize
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
-    """Return the sizes and the tokenizer that a run starts with, without reading a weight."""
+    """Return the sizes and the tokenizer that a run starts with.
+
+    No weight is read, except a head that may differ from a tied embedding, if the folder has weights.
+    """
     model = recipe.model
     if model.init_from_run is not None:
         if not is_run_dir(model.init_from_run):
@@ -241,6 +245,9 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
     tokenizer = build_model.load_model_tokenizer(model)
     config = build_model.load_decoder_config(recipe, tokenizer, Path(model.name) if model.name else None)
     build_model.check_vocabulary(tokenizer, config)
+    folder = Path(model.name) if model.name is not None else None
+    if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
+        config = resolve_tied_head(folder, config).config
     return config, tokenizer
 
 

@@ -27,7 +27,7 @@ from laconic.experiment.lora_linear import use_fast_forward
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.hf_config import abbreviate
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, file_names, safetensors_header
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -130,15 +130,15 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
         raise InputError(f"{folder} has {ADAPTER_CONFIG_FILE} but no {ADAPTER_WEIGHTS_FILE}; was the download cut?")
     return {
         name: entry.shape
-        for name, entry in strict_json.read_safetensors_header(
-            strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE)
+        for name, entry in safetensors_header.read_safetensors_header(
+            file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE)
         ).tensors.items()
     }
 
 
 def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
     """Load an adapter's tensors and check that they are finite."""
-    tensors = atomic.open_tensors(strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), shapes)
+    tensors = atomic.open_tensors(file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), shapes)
     for name, tensor in tensors.items():
         atomic.check_finite(name, tensor)
     return tensors

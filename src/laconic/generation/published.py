@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laconic.errors import InputError
-from laconic.storage.strict_json import read_foreign_json, resolve_inside
+from laconic.storage.file_names import resolve_inside
+from laconic.storage.strict_json import read_foreign_json
 
 DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from laconic.models import attention
 from laconic.models import attention_backends as backends
-from laconic.models import next_token as next_token_
 from laconic.models.block import Block, ForwardContext, PastKeyValues, concat_past
 from laconic.models.config import DecoderConfig
+from laconic.models.next_token import last_valid, next_token, next_token_probabilities
 
 
 class BlockContext(NamedTuple):
@@ -73,22 +73,8 @@ LAYER_ACTIVATIONS: tuple[Activation, ...] = (
     A("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: concat_past(v, at.past, 1), True),
     A("scores", "scores", "C11", ("q_rot", "k_cache"), "B H T P", scaled_scores),
     A("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", masked_scores),
-    A(
-        "probs",
-        "attention",
-        "C14",
-        ("scores_seen",),
-        "B H T P",
-        lambda at, a: backends.attention_probabilities(a),
-    ),
-    A(
-        "context",
-        "attention",
-        "C15",
-        ("probs", "v_cache"),
-        "B T HE",
-        lambda at, p, v: backends.weighted_values(p, v),
-    ),
+    A("probs", "attention", "C14", ("scores_seen",), "B H T P", lambda at, a: backends.attention_probabilities(a)),
+    A("context", "attention", "C15", ("probs", "v_cache"), "B T HE", lambda at, p, v: backends.weighted_values(p, v)),
     A("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.project_output(c)),
     A("resid1", "block", "C19", ("x", "attn_out"), "B T D", lambda at, x, out: x + out),
     A("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.submodule("norm2")(r)),
@@ -104,17 +90,9 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
     A("embed", "foundation", "C8", ("inputs_embeds", "position_ids"), "B T D", lambda m, x, p: m.add_positions(x, p)),
     A("final_norm", "norm", "C1, C2", ("x",), "B T D", lambda m, x: m.final_norm(x)),
     A("logits", "logits", "C20", ("final_norm",), "B T V", lambda m, h: m.logits(h)),
-    A(
-        "last_logits",
-        "next token",
-        "C21",
-        ("logits", "attention_mask"),
-        "B V",
-        lambda m, a, mask: next_token_.last_valid(a, mask),
-        True,
-    ),
-    A("token", "next token", "C21", ("last_logits",), "B", lambda m, a: next_token_.next_token(a), True),
-    A("next_probs", "next token", "C21", ("last_logits",), "B V", lambda m, a: next_token_.next_token_probabilities(a)),
+    A("last_logits", "next token", "C21", ("logits", "attention_mask"), "B V", lambda m, a, p: last_valid(a, p), True),
+    A("token", "next token", "C21", ("last_logits",), "B", lambda m, a: next_token(a), True),
+    A("next_probs", "next token", "C21", ("last_logits",), "B V", lambda m, a: next_token_probabilities(a)),
 )
 """Activations computed once per pass: `embed` before the layers, the others after them."""
 

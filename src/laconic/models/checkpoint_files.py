@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from laconic.errors import InputError, UnsafeFileError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.storage import atomic, strict_json
-from laconic.storage.strict_json import TensorSpec, is_printable
+from laconic.storage import atomic, file_names, safetensors_header, strict_json
+from laconic.storage.file_names import is_printable
+from laconic.storage.safetensors_header import TensorSpec
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
@@ -46,12 +47,19 @@ class StoredTensor(NamedTuple):
         return atomic.open_tensors(self.path, [self.name])[self.name].to(self.float_dtype)
 
 
+class CheckpointContents(NamedTuple):
+    """Configuration of a checkpoint as its weights have it, and its tensors by their names on disk."""
+
+    config: DecoderConfig
+    tensors: dict[str, StoredTensor]
+
+
 def match_tensors(
     module: nn.Module,
     folder: Path,
     config: DecoderConfig,
     allow_missing: tuple[str, ...],
-    ignore_tensors: tuple[str, ...] = (),
+    tensors: dict[str, StoredTensor] | None = None,
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """Find the tensor on disk for each parameter of a module. Warn of tensors that belong to nothing in it.
 
@@ -60,7 +68,7 @@ def match_tensors(
         folder: Folder with safetensors files.
         config: Its configuration.
         allow_missing: Names that may be absent.
-        ignore_tensors: Names on disk that do not belong to the module.
+        tensors: Its tensors by their names on disk; None indexes the folder.
 
     Returns:
         The tensors by parameter name, and the allowed names that are absent.
@@ -75,8 +83,8 @@ def match_tensors(
         for name, tensor in module.state_dict().items()
     }
     _check_names(allow_missing, list(shapes))
-    on_disk = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
-    stored = restore_tied_embedding(match_prefix(on_disk, set(shapes), config), config)
+    tensors = index_tensors(folder) if tensors is None else tensors
+    stored = restore_tied_embedding(match_prefix(tensors, set(shapes), config), config)
     extra = {
         name: tensor
         for name, tensor in stored.items()
@@ -155,17 +163,17 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         files = {SINGLE_FILE: [""]}
     elif (folder / INDEX_FILE).exists():
-        files = _read_index(strict_json.read_foreign_json(strict_json.resolve_inside(folder, INDEX_FILE)))
+        files = _read_index(strict_json.read_foreign_json(file_names.resolve_inside(folder, INDEX_FILE)))
     else:
         refuse_pickle(folder)
         raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
     stored: dict[str, StoredTensor] = {}
     for shard, names in files.items():
         refuse_pickle(folder, shard)
-        path = strict_json.resolve_inside(folder, shard)
+        path = file_names.resolve_inside(folder, shard)
         if not path.exists():
             raise InputError(f"{shard} is in the index but not in the folder ({len(names)} tensors, first {names[0]})")
-        for name, spec in strict_json.read_safetensors_header(path).tensors.items():
+        for name, spec in safetensors_header.read_safetensors_header(path).tensors.items():
             if name in stored:
                 raise InputError(f"{name} is in {stored[name].path.name} and in {shard}; download them again")
             stored[name] = StoredTensor(path, name, spec)
@@ -217,21 +225,29 @@ def restore_tied_embedding(stored: dict[str, StoredTensor], config: DecoderConfi
     return {embedding if name == head else name: tensor for name, tensor in stored.items()}
 
 
-def untie_other_head(folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...] = ()) -> DecoderConfig:
-    """Return the configuration as the weights have it: a head that differs from a tied embedding is used, as stored.
+def resolve_tied_head(folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...] = ()) -> CheckpointContents:
+    """Index a folder, and compare a head beside a tied embedding: a different one is used, an equal one left out.
 
-    transformers reads such a folder in the same way. Raises like `index_tensors`.
+    transformers reads such a folder in the same way.
+
+    Args:
+        folder: Folder with safetensors files.
+        config: Its configuration.
+        ignore_tensors: Names on disk that do not belong to the model.
+
+    Raises:
+        InputError, UnsafeFileError: As `index_tensors`.
     """
     names = WEIGHT_NAMES[config.family]
     head, embedding = f"{names.head}.weight", f"{names.token_embedding}.weight"
-    if not config.tie_word_embeddings:
-        return config
-    on_disk = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
-    stored = match_prefix(on_disk, {head, embedding}, config)
-    if not {head, embedding} <= stored.keys() or is_redundant(head, stored[head], stored, config):
-        return config
+    tensors = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
+    stored = match_prefix(tensors, {head, embedding}, config)
+    if not config.tie_word_embeddings or not {head, embedding} <= stored.keys():
+        return CheckpointContents(config, tensors)
+    if is_redundant(head, stored[head], stored, config):
+        return CheckpointContents(config, {name: tensor for name, tensor in tensors.items() if tensor != stored[head]})
     warnings.warn(f"{folder}: tie_word_embeddings is ignored: {head} differs from {embedding}", stacklevel=3)
-    return replace(config, tie_word_embeddings=False)
+    return CheckpointContents(replace(config, tie_word_embeddings=False), tensors)
 
 
 def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], config: DecoderConfig) -> bool:

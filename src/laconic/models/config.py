@@ -10,8 +10,14 @@ from typing import Any
 import torch
 
 from laconic.errors import InputError
-from laconic.models.hf_config import DropoutRates, describe_ignored_keys, parse_hf_config, to_hf_config
-from laconic.models.hf_fields import FAMILIES, HF_KEYS
+from laconic.models.hf_config import (
+    DropoutRates,
+    describe_ignored_keys,
+    parse_hf_config,
+    to_hf_config,
+    validate_hf_config,
+)
+from laconic.models.hf_fields import FAMILIES, HF_KEYS, FamilyKeys
 from laconic.models.rope import RopeConfig
 from laconic.storage.strict_json import read_foreign_json
 
@@ -139,8 +145,9 @@ class DecoderConfig:
     def from_folder(cls, folder: Path) -> "DecoderConfig":
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         source, path = read_foreign_json(folder / "config.json"), folder / "generation_config.json"
-        config = cls.from_dict(source, read_foreign_json(path) if path.is_file() else None)
-        for note in describe_ignored_keys(source):
+        file = validate_hf_config(source)
+        config = cls.from_keys(source, file, read_foreign_json(path) if path.is_file() else {})
+        for note in describe_ignored_keys(source, file):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config
 
@@ -151,7 +158,13 @@ class DecoderConfig:
         Raises:
             InputError: The family or a value is not supported, or a key is missing or invalid.
         """
-        return cls(**parse_hf_config(source, generation or {}), source=json.dumps(dict(source), ensure_ascii=False))
+        return cls.from_keys(source, validate_hf_config(source), generation or {})
+
+    @classmethod
+    def from_keys(cls, source: Mapping[str, Any], file: FamilyKeys, generation: Mapping[str, Any]) -> "DecoderConfig":
+        """Read the parsed content of config.json, with its validated form, and of generation_config.json."""
+        fields = parse_hf_config(source["model_type"], file, generation)
+        return cls(**fields, source=json.dumps(dict(source), ensure_ascii=False))
 
     @classmethod
     def tiny(cls, family: str, **changes: Any) -> "DecoderConfig":

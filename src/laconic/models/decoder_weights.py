@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from laconic.models import llama2c, weights
 from laconic.models.block import Block, build_norm
-from laconic.models.checkpoint_files import untie_other_head, warn_randomly_initialized
+from laconic.models.checkpoint_files import resolve_tied_head, warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import add_submodule, empty_embedding, init_parameters
 from laconic.models.int8_linear import Int8Linear, int8_memory, quantize_layers
+from laconic.storage.export_record import check_weights_while_reading
 
 DecoderT = TypeVar("DecoderT", bound="DecoderWeights")
 ParameterVersion = tuple[tuple[int, int], ...]
@@ -81,11 +82,13 @@ class DecoderWeights(nn.Module):
         """
         folder = weights.find_checkpoint(folder_or_hub_name, revision)
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
-        config = untie_other_head(folder, DecoderConfig.from_folder(folder), ignore_tensors)
-        with torch.device("meta"):
-            decoder = cls(config, seed=None)
-        on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
-        report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, ignore_tensors, on_layer)
+        config = DecoderConfig.from_folder(folder)
+        with check_weights_while_reading(folder):
+            config, tensors = resolve_tied_head(folder, config, ignore_tensors)
+            with torch.device("meta"):
+                decoder = cls(config, seed=None)
+            on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
+            report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
         decoder.init_parameters(warn_randomly_initialized(report.missing), seed=0)
         if quantize:
             config = decoder.quantize_head(config)

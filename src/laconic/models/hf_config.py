@@ -72,8 +72,8 @@ def validate(model: type[Model], source: JsonObject, location: str) -> Model:
         raise InputError(f"{key}={abbreviate(first['input'])}: {reason}") from error
 
 
-def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any]:
-    """Return the fields of DecoderConfig (except `source`) from config.json and generation_config.json.
+def validate_hf_config(source: JsonObject) -> FamilyKeys:
+    """Return the validated keys of config.json.
 
     Raises:
         InputError: The family is not supported, a key is missing or invalid, or a value changes the mathematics in a
@@ -83,7 +83,15 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     if family not in tuple(FAMILIES):
         raise unsupported_family(source)
     check_fixed_keys(source, "config.json: ")
-    file = validate(FAMILIES[family], source, "config.json: ")
+    return validate(FAMILIES[family], source, "config.json: ")
+
+
+def parse_hf_config(family: str, file: FamilyKeys, generation: JsonObject) -> dict[str, Any]:
+    """Return the fields of DecoderConfig (except `source`) from validated keys and generation_config.json.
+
+    Raises:
+        InputError: Sizes do not fit one another, or a key of generation_config.json is invalid.
+    """
     values = {name: getattr(file, name) for name in HF_KEYS[family]}
     values |= derived_sizes(file, values)
     dropout = {part: values.pop(f"dropout_{part}", 0.0) for part in ("embedding", "attention", "residual")}
@@ -116,9 +124,9 @@ def unsupported_family(source: JsonObject) -> InputError:
     )
 
 
-def describe_ignored_keys(source: JsonObject) -> list[str]:
-    """Return a note on each key of a supported config.json that is ignored and could matter."""
-    file, notes = validate(FAMILIES[source["model_type"]], source, "config.json: "), list[str]()
+def describe_ignored_keys(source: JsonObject, file: FamilyKeys) -> list[str]:
+    """Return a note on each key of config.json, with its validated form, that is ignored and could matter."""
+    notes = list[str]()
     if source.get("auto_map"):
         notes.append(
             f"auto_map names Python code of the checkpoint; it is not run, and the {source['model_type']} decoder of "

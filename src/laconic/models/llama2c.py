@@ -18,7 +18,7 @@ from laconic.errors import InputError, translate_os_errors
 from laconic.models.checkpoint_files import refuse_pickle
 from laconic.models.hf_fields import MAX_LAYERS
 from laconic.models.rope import half_split
-from laconic.storage import atomic, strict_json
+from laconic.storage import atomic, safetensors_header
 
 LLAMA2C_LAYER_WEIGHTS = (
     "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -48,7 +48,7 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with translate_os_errors(path), path.open("rb") as file:
         start, size = file.read(8), path.stat().st_size
     if start[2:4] != bytes(2):  # the header of a model of width 640 begins like a pickle
-        strict_json.check_not_pickle(path.name, start)
+        safetensors_header.check_not_pickle(path.name, start)
     if size < HEADER_BYTES or size % 4:
         raise InputError(f"{path.name}: {size:,} bytes are not a llama2.c file")
     numbers = torch.from_file(str(path), shared=False, size=size // 4, dtype=torch.float32)

@@ -25,8 +25,8 @@ from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.convert import find_or_convert_gguf
 from laconic.models.named_models import NAMED_MODELS, find_named_model, log_once, suggest_name
 from laconic.models.weight_memory import WeightMemory
-from laconic.storage import atomic, strict_json
-from laconic.storage.export_record import EXPORT_FOLDER, check_config, check_weights_while_reading
+from laconic.storage import atomic, file_names, strict_json
+from laconic.storage.export_record import EXPORT_FOLDER, check_config
 
 FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
 COMPANION_FILES = (
@@ -108,7 +108,7 @@ def load_weights(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     allow_missing: tuple[str, ...] = (),
-    ignore_tensors: tuple[str, ...] = (),
+    tensors: dict[str, StoredTensor] | None = None,
     on_layer: Callable[[nn.Module, Collection[str]], None] | None = None,
 ) -> LoadReport:
     """Assign the weights of a folder to a module on meta, one layer at a time.
@@ -120,32 +120,30 @@ def load_weights(
         dtype: See `Decoder.from_pretrained`.
         device: See `Decoder.from_pretrained`.
         allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
-        ignore_tensors: Names on disk that do not belong to the module.
+        tensors: Tensors of the folder by their names on disk; None indexes the folder.
         on_layer: Receives the module and the names of the tensors whenever a layer has been assigned; it has to replace
             the linear ones, which may be file mappings.
 
     Raises:
-        CorruptArtifactError, InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
+        InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
     """
     target = resolve_device(device)
-    with check_weights_while_reading(folder):
-        stored, missing = match_tensors(module, folder, config, allow_missing, ignore_tensors)
-        transposed = transposed_weights(config)
-        dtype = dtype or default_dtype(stored, config, target)
-        shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-        order = sorted((name for name in shapes if name in stored), key=lambda name: len(shapes[name]) == 1)
-        is_final = target.type == "cpu" and on_layer is None
-        memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
-        may_map = frozenset(name for name in order if on_layer and is_linear_weight(module, name))
-        samples: dict[str, bytes] = {}
-        for group in group_by_layer({name: stored[name] for name in order}, config):
-            tensors = _load_group(group, transposed, dtype, samples, memory, may_map)
-            for name, tensor in tensors:
-                assign_parameter(module, name, tensor.to(target))
-            if on_layer is not None:
-                on_layer(module, group)
-        for name in missing:
-            assign_parameter(module, name, torch.zeros(shapes[name], dtype=dtype, device=target))
+    stored, missing = match_tensors(module, folder, config, allow_missing, tensors)
+    transposed = transposed_weights(config)
+    dtype = dtype or default_dtype(stored, config, target)
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    order = sorted((name for name in shapes if name in stored), key=lambda name: len(shapes[name]) == 1)
+    is_final = target.type == "cpu" and on_layer is None
+    memory = WeightMemory.for_shapes([shapes[name] for name in order], dtype) if is_final else None
+    may_map = frozenset(name for name in order if on_layer and is_linear_weight(module, name))
+    samples: dict[str, bytes] = {}
+    for group in group_by_layer({name: stored[name] for name in order}, config):
+        for name, tensor in _load_group(group, transposed, dtype, samples, memory, may_map):
+            assign_parameter(module, name, tensor.to(target))
+        if on_layer is not None:
+            on_layer(module, group)
+    for name in missing:
+        assign_parameter(module, name, torch.zeros(shapes[name], dtype=dtype, device=target))
     return LoadReport(_combine_samples(samples), missing)
 
 
@@ -351,6 +349,6 @@ def save_weights(
         save_shards(target, sizes, lambda name: state[name].to(dtype or state[name].dtype), max_shard_bytes)
         for name in COMPANION_FILES:
             if source_folder and (source_folder / name).is_file():
-                shutil.copyfile(strict_json.resolve_inside(source_folder, name), target / name)
+                shutil.copyfile(file_names.resolve_inside(source_folder, name), target / name)
 
     atomic.write_folder_atomically(folder, write, sum(sizes.values()))

@@ -29,7 +29,8 @@ from laconic.errors import (
     free_bytes,
     translate_os_errors,
 )
-from laconic.storage.strict_json import SafetensorsHeader, parse_json, read_safetensors_header, to_canonical_json
+from laconic.storage.safetensors_header import SafetensorsHeader, read_safetensors_header
+from laconic.storage.strict_json import parse_json, to_canonical_json
 from laconic.storage.temporary import create_temporary_folder
 
 FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from laconic.errors import CorruptArtifactError, InputError, translate_os_errors
+from laconic.storage.file_names import resolve_inside
 from laconic.storage.manifest import hash_json
-from laconic.storage.strict_json import read_json, resolve_inside
+from laconic.storage.strict_json import read_json
 
 EXPORT_FOLDER, EXPORT_FILE = "laconic", "export.json"
 SCHEMA = 1

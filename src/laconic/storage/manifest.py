@@ -14,7 +14,9 @@ from torch import Tensor
 from laconic import __version__
 from laconic.errors import CorruptArtifactError, InputError, translate_os_errors
 from laconic.storage import atomic
-from laconic.storage.strict_json import read_json, read_safetensors_header, resolve_inside, to_canonical_json
+from laconic.storage.file_names import resolve_inside
+from laconic.storage.safetensors_header import read_safetensors_header
+from laconic.storage.strict_json import read_json, to_canonical_json
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"

@@ -1,65 +1,16 @@
-"""Validate untrusted file names, JSON and safetensors headers before anything large is allocated."""
+"""Read untrusted JSON within limits of size and depth, and write canonical JSON."""
 
 import json
 import math
-import os
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import torch
-from safetensors import SafetensorError, safe_open
-
-from laconic.errors import InputError, UnsafeFileError, translate_os_errors
+from laconic.errors import InputError, translate_os_errors
 
 MAX_HEADER_BYTES = 100_000_000  # largest safetensors header or JSON file
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of parsing, or 80,000 tensors in one file
 MAX_INTEGER_DIGITS = 100
-MAX_NAME_LENGTH = 1000
-
-DTYPES = {
-    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool, "U8": torch.uint8,
-    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "I8": torch.int8, "I16": torch.int16,
-    "I32": torch.int32, "I64": torch.int64,
-}  # fmt: skip
-
-
-def resolve_inside(root: Path, name: str) -> Path:
-    """Return the path of a file name that was read from a file inside `root`.
-
-    Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository.
-
-    Raises:
-        UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.
-    """
-    for rule in (PurePosixPath(name), PureWindowsPath(name)):
-        if not is_printable(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
-            raise UnsafeFileError(f"{name[:80]!r} is not the name of a file inside {root}; not opened")
-    try:
-        home, path = root.resolve(), (root / name).resolve()
-        is_special = path.exists() and not path.is_file()
-    except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
-        raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
-    if not path.is_relative_to(home) and path.parent != _hub_blobs_folder(home):
-        raise UnsafeFileError(f"{root / name} leads out of its folder, to {path}; not opened. Copy the file there")
-    if is_special:
-        raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
-    return path
-
-
-def is_printable(name: str) -> bool:
-    """Return whether a name is short and free of control characters, line ends and changes of text direction."""
-    return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
-
-
-def _hub_blobs_folder(home: Path) -> Path | None:
-    """Return the blobs folder of a hub snapshot, models--ORG--NAME/snapshots/COMMIT, or None."""
-    snapshot = next((p for p in (home, *home.parents) if p.parent.name == "snapshots"), None)
-    if snapshot is None or not snapshot.parent.parent.name.startswith("models--"):
-        return None
-    return snapshot.parent.parent / "blobs"
 
 
 def to_canonical_json(value: object) -> str:
@@ -173,75 +124,3 @@ def _check_tree(value: object) -> None:
             elif isinstance(item, list):
                 below += cast(list[Any], item)
         level = below
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Type, shape and byte range of one tensor in a safetensors file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class SafetensorsHeader:
-    """Header of a safetensors file, checked against the length of the file."""
-
-    tensors: dict[str, TensorSpec]
-    metadata: dict[str, str]
-
-
-def read_safetensors_header(path: Path) -> SafetensorsHeader:
-    """Read and validate the header of a safetensors file without loading a tensor.
-
-    The safetensors library checks that byte ranges are dense and agree with types, shapes and the file's length. This
-    function also refuses repeated keys, unprintable names, and more dimensions than torch supports.
-
-    Raises:
-        InputError: If the file is missing or invalid.
-        UnsafeFileError: If it is a pickle or zip file.
-    """
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
-    with translate_os_errors(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        n = int.from_bytes(start, "little")
-        if n > min(size - 8, MAX_HEADER_BYTES):
-            check_not_pickle(path.name, start)
-            limit = f"the file has {size:,}" if n > size - 8 else f"the limit is {MAX_HEADER_BYTES:,}"
-            raise InputError(f"{path.name}: header of {n:,} bytes, but {limit}; download it again")
-        fields = parse_json(file.read(n), f"{path.name}: header")
-        for name in fields:
-            if not is_printable(name):
-                raise InputError(f"{path.name}: header: {name[:80]!r} is not a valid tensor name; download it again")
-        try:
-            with cast(Any, safe_open)(path, framework="numpy"):  # does not map the file into a tensor
-                pass
-        except SafetensorError as error:
-            raise InputError(f"{path.name}: {str(error)[:200]}; download it again") from None
-    metadata = cast(dict[str, str], fields.pop("__metadata__", None) or {})
-    return SafetensorsHeader(
-        {name: _parse_tensor_spec(path.name, name, field) for name, field in fields.items()}, metadata
-    )
-
-
-def check_not_pickle(name: str, start: bytes) -> None:
-    """Raise `UnsafeFileError` if these are the first bytes of a pickle or zip file."""
-    if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-        raise UnsafeFileError(
-            f"{name} is a pickle or zip file, which can run code; not opened. "
-            "Convert it with transformers' save_pretrained in an environment you trust"
-        )
-
-
-def _parse_tensor_spec(file: str, name: str, field: dict[str, Any]) -> TensorSpec:
-    """Return a header entry that the safetensors library accepted, with torch's dtype."""
-    dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
-    if dtype is None or len(shape) > 64:
-        raise InputError(
-            f"{file}: {name}: type {field['dtype']} with {len(shape)} dimensions is not supported by torch"
-        )
-    return TensorSpec(dtype, shape, *field["data_offsets"])

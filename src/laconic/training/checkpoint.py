@@ -12,7 +12,8 @@ from laconic.errors import CorruptArtifactError, UsageError
 from laconic.interfaces import MethodState
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
-from laconic.storage.strict_json import read_json, read_safetensors_header
+from laconic.storage.safetensors_header import read_safetensors_header
+from laconic.storage.strict_json import read_json
 from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 from laconic.training import sharded
 from laconic.training.ranks import Ranks

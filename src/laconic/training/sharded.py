@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic.errors import CorruptArtifactError, translate_os_errors
 from laconic.storage.manifest import ManifestWriter
-from laconic.storage.strict_json import read_safetensors_header
+from laconic.storage.safetensors_header import read_safetensors_header
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException

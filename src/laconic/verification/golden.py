@@ -17,7 +17,8 @@ from torch import Tensor
 from laconic.errors import LaconicError
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import open_tensors
-from laconic.storage.strict_json import read_json, read_safetensors_header
+from laconic.storage.safetensors_header import read_safetensors_header
+from laconic.storage.strict_json import read_json
 from laconic.verification.golden_check import check_bundle
 from laconic.verification.local import stages_at_layer
 from laconic.verification.parity import (

@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from laconic.errors import InputError, translate_os_errors
-from laconic.storage.strict_json import check_not_pickle, is_printable
+from laconic.storage.file_names import is_printable
+from laconic.storage.safetensors_header import check_not_pickle
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -36,6 +36,7 @@ from laconic.nested.state import FastWeightState, LayerState, detach, fingerprin
 from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
+from laconic.storage.export_record import check_weights_while_reading
 
 STATE_KIND = "hope"
 
@@ -94,7 +95,8 @@ class Hope(Decoder):
             raise InputError(f"{folder_or_hub_name} is a {name} checkpoint; load it with {name}.from_pretrained")
         with torch.device("meta"):
             model = cls(config, seed=None)
-        report = weights.load_weights(model, folder, config.decoder, dtype, device)
+        with check_weights_while_reading(folder):
+            report = weights.load_weights(model, folder, config.decoder, dtype, device)
         model.config = replace(config.decoder, dtype=model.token_embedding.weight.dtype)
         model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
         model._cached_fingerprint = (report.fingerprint, model.parameter_version())

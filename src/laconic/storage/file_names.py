@@ -1,0 +1,43 @@
+"""Validate untrusted names: of files inside a folder, and of tensors."""
+
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from laconic.errors import UnsafeFileError
+
+MAX_NAME_LENGTH = 1000
+
+
+def resolve_inside(root: Path, name: str) -> Path:
+    """Return the path of a file name that was read from a file inside `root`.
+
+    Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository.
+
+    Raises:
+        UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.
+    """
+    for rule in (PurePosixPath(name), PureWindowsPath(name)):
+        if not is_printable(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
+            raise UnsafeFileError(f"{name[:80]!r} is not the name of a file inside {root}; not opened")
+    try:
+        home, path = root.resolve(), (root / name).resolve()
+        is_special = path.exists() and not path.is_file()
+    except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
+        raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
+    if not path.is_relative_to(home) and path.parent != _hub_blobs_folder(home):
+        raise UnsafeFileError(f"{root / name} leads out of its folder, to {path}; not opened. Copy the file there")
+    if is_special:
+        raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
+    return path
+
+
+def is_printable(name: str) -> bool:
+    """Return whether a name is short and free of control characters, line ends and changes of text direction."""
+    return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+
+
+def _hub_blobs_folder(home: Path) -> Path | None:
+    """Return the blobs folder of a hub snapshot, models--ORG--NAME/snapshots/COMMIT, or None."""
+    snapshot = next((p for p in (home, *home.parents) if p.parent.name == "snapshots"), None)
+    if snapshot is None or not snapshot.parent.parent.name.startswith("models--"):
+        return None
+    return snapshot.parent.parent / "blobs"
