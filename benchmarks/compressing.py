@@ -79,7 +79,7 @@ def fit(model: Path, scale: Scale) -> Table:
     decoder = laconic.Decoder.from_pretrained(model, dtype=torch.float32)
     document = laconic.load_tokenizer(model).encode(CHAPTER.read_text(encoding="utf-8"))[: scale.fitted]
     config = CartridgeConfig(steps=scale.fit_steps, num_rows=scale.fit_rows)
-    memory = laconic.compress_kv(decoder, document, laconic.KVCompressionConfig(keep=FIT_SHARE, equal_heads=True))
+    memory = laconic.compress_kv(decoder, document, laconic.KVCompressionConfig(keep=FIT_SHARE))
     study = timed(lambda: fit_cartridge(decoder, memory, document, CartridgeConfig(steps=1, num_rows=scale.fit_rows)))
     whole = timed(lambda: fit_cartridge(decoder, memory, document, config))
     step = (clock([whole]) - clock([study])) / (config.steps - 1)

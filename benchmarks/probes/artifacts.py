@@ -87,7 +87,8 @@ def build_memories(base: Path) -> list[Artifact]:
         run_line(other, "compress", second, base / "book.txt", "--out", "m.safetensors")
         read = generate(model, "--memory", "m.safetensors", "--logprobs", prompt="A book")
         artifacts.append(Artifact(f"memory ({name})", source, ("*.safetensors",), read, read_generations, other))
-    run_line(folders / "fit", "compress", "stories260k", base / "book.txt", "--out", "m.safetensors", "--fit", "1")
+    fit = ("--out", "m.safetensors", "--fit", "1", "--equal-heads")
+    run_line(folders / "fit", "compress", "stories260k", base / "book.txt", *fit)
     cartridge = run_line(folders / "cartridge", "export", folders / "fit/m.safetensors", "--out", "cartridge")
     read = generate("stories260k", "--memory", "cartridge", "--logprobs", prompt="A book")
     return [*artifacts, Artifact("cartridge for peft", cartridge, ("cartridge/*",), read, read_generations)]

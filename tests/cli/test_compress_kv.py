@@ -235,7 +235,7 @@ def test_compress_fit_and_export_to_a_cartridge(
     text.write_text(
         "Once upon a time, there was a cat named Tom. Tom had a red ball. He lost the ball in the park. " * 3
     )
-    result = run_cli("compress", "stories260k", text, "--out", memory, "--fit", 3, "--slots", 12)
+    result = run_cli("compress", "stories260k", text, "--out", memory, "--fit", 3, "--slots", 12, "--equal-heads")
     assert result.code == 0, result.err
     assert "fit        KL divergence" in result.out
     answer = run_cli("generate", "stories260k", "He was", "--memory", memory, "--max-tokens", 12, "--no-echo")
@@ -243,11 +243,19 @@ def test_compress_fit_and_export_to_a_cartridge(
     again = run_cli("generate", "stories260k", "He was", "--memory", folder, "--max-tokens", 12, "--no-echo")
     assert again.out == answer.out != ""
     assert json.loads((folder / "adapter_config.json").read_text())["num_virtual_tokens"] == 12
-    unfit = tmp_path / "selected.safetensors"
-    assert run_cli("compress", "stories260k", text, "--out", unfit, "--slots", 12).code == 0
+    uneven, unfit = tmp_path / "uneven.safetensors", tmp_path / "selected.safetensors"
+    result = run_cli("compress", "stories260k", text, "--out", uneven, "--fit", 3, "--slots", 12)
+    assert "fit        KL divergence" in result.out
+    assert "; a head keeps " in result.out, "KVzip's heads share the slots, also while they are trained"
+    reply = run_cli("generate", "stories260k", "He was", "--memory", uneven, "--max-tokens", 12, "--no-echo")
+    assert (reply.code, reply.out.strip() != "") == (0, True)
+    refused = run_cli("export", uneven, "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert "cannot be a peft cartridge, which has the same number in every head" in refused.err
+    assert run_cli("compress", "stories260k", text, "--out", unfit, "--slots", 12, "--equal-heads").code == 0
     refused = run_cli("export", unfit, "--out", tmp_path / "other")
     assert (refused.code, "KVMemory(" in refused.err) == (2, False)
     assert "12.0 slots per head cannot be a peft cartridge" in refused.err
-    assert "give a memory made with laconic compress --fit" in refused.err
+    assert "give a memory made with laconic compress --fit --equal-heads" in refused.err
     refused = run_cli("export", memory, "--out", tmp_path / "other", "--reader", "stories260k")
     assert (refused.code, "--reader: only with --to vllm" in refused.err) == (2, True)

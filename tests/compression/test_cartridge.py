@@ -83,6 +83,24 @@ def test_fit_cartridge_lowers_the_held_out_loss(decoder: Decoder) -> None:
     assert again.memory.is_equal(fit.memory)
 
 
+def test_fit_cartridge_trains_heads_with_different_numbers_of_slots(decoder: Decoder, tmp_path: Path) -> None:
+    memory = compress_kv(decoder, DOCUMENT, KVCompressionConfig("kvzip", slots=6, num_sinks=1))
+    assert not memory.has_equal_heads
+    fit = fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS)
+    assert fit.held_out_losses[fit.best_step] < 0.9 * fit.held_out_losses[0]
+    assert torch.equal(fit.memory.slots, memory.slots)
+    assert torch.equal(fit.memory.positions, memory.positions), "keys keep their rotation"
+    assert fit.memory.num_tokens.tolist() == [len(DOCUMENT)]
+    for kind in ("keys", "values"):
+        heads = (m.split_heads(torch.cat(getattr(m, kind))) for m in (fit.memory, memory))
+        for fitted, selected in zip(*heads, strict=True):
+            assert torch.equal(fitted[:1], selected[:1]), "the first slot of every head is frozen"
+            assert bool((fitted[1:] != selected[1:]).any(1).all())
+    assert fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS).memory.is_equal(fit.memory)
+    with pytest.raises(UsageError, match="compress again with --fit and --equal-heads"):
+        save_cartridge(fit.memory, tmp_path / "x")
+
+
 def test_fit_cartridge_refuses_several_documents_and_long_ones(decoder: Decoder) -> None:
     memory = compress(decoder)
     with pytest.raises(UsageError, match="2 documents"):
@@ -109,7 +127,7 @@ def test_cartridge_in_peft_equals_memory(decoder: Decoder, tmp_path: Path) -> No
         expected = theirs(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         ours = decoder.logits(decoder(decoder.embed(ids), memory.to_cache()).hidden_states)
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
-    theirs.save_pretrained(tmp_path / "peft")
+    theirs.save_pretrained(str(tmp_path / "peft"))
     back = load_cartridge(tmp_path / "peft", decoder)
     assert all(
         torch.equal(a, b) for a, b in zip((*back.keys, *back.values), (*memory.keys, *memory.values), strict=True)

@@ -90,7 +90,8 @@ class CompressCommand:
     max_loss: OptionalFloat = None
     """plain model: keep as few as this increase of the loss on the text allows, in nats per token, by measurement"""
     equal_heads: bool = False
-    """plain model: kvzip keeps the same number of tokens in every KV head, which loses much more"""
+    """plain model: kvzip keeps the same number of tokens in every KV head, which loses much more; needed
+    to export what --fit makes as a cartridge for peft"""
     fit: OptionalInt = None
     """plain model: train the kept keys and values for this many steps to answer as the whole text does (a cartridge);
     about 4 s a step on one core for 135 M parameters, after the model has written texts about it for some minutes"""

@@ -42,7 +42,7 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
         command.keep,
         command.slots,
         command.max_loss,
-        equal_heads=command.equal_heads or command.fit is not None,  # every slot of a cartridge is a position
+        equal_heads=command.equal_heads,
         seed=command.seed,
     )
     texts = read_documents(to_utf8(command.source))

@@ -96,7 +96,7 @@ class EvaluateCommand:
     tokens: OptionalInt = None
     """memories, loss: length to which documents are cut (default: 1024)"""
     fit: OptionalInt = None
-    """memories: also train a cartridge for this many steps; slow"""
+    """memories: also train a cartridge, from the selection by kvzip, for this many steps; slow"""
     quantize: OptionalQuantization = None
     """models: int8 evaluates with weights rounded to 8 bits; --baseline MODEL compares with the unrounded ones"""
     device: OptionalStr = None

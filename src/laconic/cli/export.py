@@ -17,7 +17,7 @@ OptionalTarget = Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_be
 @dataclass(frozen=True)
 class ExportCommand:
     """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load; or a memory made with compress
-    --fit as a cartridge, for peft.
+    --fit --equal-heads as a cartridge, for peft.
 
     For a run, the folder also holds what a plain decoder does not have, such as latent thoughts or summary vectors;
     laconic opens the folder like the run itself. With --to vllm, `vllm serve` opens it too and answers with thoughts.
@@ -26,8 +26,8 @@ class ExportCommand:
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, memory made with compress --fit, or with
-    --to vllm a memory of summary vectors"""
+    """checkpoint (folder, GGUF file, hub or short name), run of laconic train, memory made with compress --fit
+    --equal-heads, or with --to vllm a memory of summary vectors"""
     out: Path
     """folder to write; must be new or empty. With --to vllm and a memory: safetensors file"""
     to: OptionalTarget = None
@@ -107,8 +107,8 @@ class ExportCommand:
         refuse_flags({"reader": self.reader, "prompt": self.prompt}, "only with --to vllm")
         if kind != FILE_KIND:
             raise UsageError(
-                f"{self.model} is not a memory made with compress --fit, which alone can be a peft cartridge; summary "
-                "vectors are exported with --to vllm"
+                f"{self.model} is not a memory made with compress --fit --equal-heads, which alone can be a peft "
+                "cartridge; summary vectors are exported with --to vllm"
             )
         memory = KVMemory.load(self.model)
         save_cartridge(memory, self.out)

@@ -102,7 +102,8 @@ def fit_cartridge(
 ) -> CartridgeFit:
     """Train a memory's keys and values to replace a document; the decoder's weights do not change.
 
-    Slots get consecutive positions from 0, and the next token follows at position M, as in peft's cartridges.
+    If all heads have the same number of slots, these get consecutive positions from 0, and the next token follows at
+    position M, as in peft's cartridges. Otherwise slots keep their positions, and the next token follows the document.
 
     Args:
         decoder: Model that wrote the memory.
@@ -128,9 +129,9 @@ def fit_cartridge(
             f"context of {context:,}; fit a shorter text"
         )
     batches, held_out = write_study_batches(decoder, document, config, requests, on_progress)
-    start = memory.renumber_slots(decoder.config)
-    cache = start.to_cache()
-    parameters = [t.detach().clone().requires_grad_() for t in (*cache.keys, *cache.values)]
+    start = memory.renumber_slots(decoder.config) if memory.has_equal_heads else memory
+    frozen = start.split_layers(start.slot_index < config.num_frozen_tokens)
+    parameters = [t.detach().clone().requires_grad_() for t in (*start.keys, *start.values)]
     optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.steps)
     trainable = [p for p in decoder.parameters() if p.requires_grad]
@@ -139,25 +140,24 @@ def fit_cartridge(
         decoder.requires_grad_(False)
         for step in range(config.steps + 1):
             if step % STEPS_BETWEEN_CHECKS == 0 or step == config.steps:
-                losses[step] = held_out_loss(decoder, replace_tensors(cache, parameters), held_out)
+                losses[step] = held_out_loss(decoder, replace_tensors(start, parameters).to_cache(), held_out)
                 on_progress("fitting", step, config.steps, losses[step])
                 if losses[step] <= min(losses.values()):
                     best = [p.detach().clone() for p in parameters]
             if step == config.steps:
                 break
             optimizer.zero_grad()
-            study_loss(decoder, replace_tensors(cache, parameters), batches[step % len(batches)]).backward()  # pyright: ignore[reportUnknownMemberType]
-            for p in parameters:
+            cache = replace_tensors(start, parameters).to_cache()
+            study_loss(decoder, cache, batches[step % len(batches)]).backward()  # pyright: ignore[reportUnknownMemberType]
+            for p, is_frozen in zip(parameters, (*frozen, *frozen), strict=True):
                 assert p.grad is not None
-                p.grad[:, :, : config.num_frozen_tokens] = 0
+                p.grad[is_frozen] = 0
             optimizer.step()  # pyright: ignore[reportUnknownMemberType]
             schedule.step()
     finally:
         for p in trainable:
             p.requires_grad_()
-    fitted = KVMemory.from_cache(replace_tensors(cache, best))
-    fitted = replace(start, keys=fitted.keys, values=fitted.values)
-    return CartridgeFit(fitted, min(losses, key=losses.__getitem__), losses)
+    return CartridgeFit(replace_tensors(start, best), min(losses, key=losses.__getitem__), losses)
 
 
 @torch.no_grad()
@@ -192,10 +192,10 @@ def write_study_batches(
     return parts[0], parts[1]
 
 
-def replace_tensors(cache: KVCache, parameters: Sequence[Tensor]) -> KVCache:
-    """Return the cache with other keys and values."""
-    L = len(cache.keys)
-    return replace(cache, keys=tuple(parameters[:L]), values=tuple(parameters[L:]))
+def replace_tensors(memory: KVMemory, parameters: Sequence[Tensor]) -> KVMemory:
+    """Return the memory with other keys, the first half of the parameters, and values."""
+    L = len(memory.keys)
+    return replace(memory, keys=tuple(parameters[:L]), values=tuple(parameters[L:]))
 
 
 def study_loss(decoder: Decoder, cache: KVCache, batch: StudyBatch) -> Float[Tensor, ""]:

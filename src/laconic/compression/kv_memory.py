@@ -130,6 +130,11 @@ class KVMemory:
         return rows.repeat_interleave(self.slots.sum(2).flatten())
 
     @property
+    def slot_index(self) -> Int[Tensor, " N"]:
+        """Index of each slot of all layers within its head."""
+        return torch.cat([torch.arange(n, device=self.slots.device) for n in to_ints(self.slots)])
+
+    @property
     def num_ranks(self) -> Int[Tensor, " B"]:
         """One more than the largest rank of each document."""
         return self.slots.new_zeros(self.B).scatter_reduce(0, self.row_index, self.ranks + 1, "amax")
@@ -303,8 +308,7 @@ class KVMemory:
         """
         if not self.has_equal_heads:
             raise UsageError("renumber_slots: the heads have different numbers of slots; compress with equal_heads")
-        index = torch.cat([torch.arange(n, device=self.slots.device) for n in to_ints(self.slots)])
-        return self.move_slots(config, index, self.slots[0].amax(1))
+        return self.move_slots(config, self.slot_index, self.slots[0].amax(1))
 
     def move_slots(
         self, config: DecoderConfig, positions: Int[Tensor, " N"], num_tokens: Int[Tensor, " B"]

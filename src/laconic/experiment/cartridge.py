@@ -55,7 +55,7 @@ def fit_text(
         decoder: Model; its weights stay as they are.
         tokenizer: Its tokenizer.
         text: The text.
-        selection: Result of `compress_text` for the text, with equal heads.
+        selection: Result of `compress_text` for the text.
         config: Options of the training.
         on_progress: Called with the current step, the number done, and their total.
 
@@ -63,7 +63,7 @@ def fit_text(
         The memory after training; its metadata has the held-out loss by step.
 
     Raises:
-        UsageError: If the text does not fit the context, or the heads have different numbers of slots.
+        UsageError: If the text does not fit the context.
     """
     metadata = selection.memory.metadata
     assert metadata is not None

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from laconic import Decoder, DecoderConfig, LanguageModel
 from laconic.cli.train import TrainCommand
-from laconic.compression.kv_compress import KVCompressionConfig
+from laconic.compression.kv_compress import DocumentCompression, KVCompressionConfig
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.evaluation.memories import evaluate
+from laconic.evaluation.memories import contexts, evaluate
 from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
 from laconic.evaluation.memories.documents import load_probed_documents
 from laconic.experiment.kv_compressor import compress_text
@@ -147,6 +147,21 @@ def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:
     assert points[3]["used_bytes"] == points[4]["used_bytes"]
     run_cli("evaluate", "tiny", *FLAGS, "--limit", 2, "--methods", "window", "--keep", 0.1, "--device", "cpu")
     assert run_cli("report", "tiny", "--out", "page.html").code == 0, "one document of fit, two of the others"
+
+
+def test_evaluate_memories_fits_from_the_selection_with_shared_heads(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compress, configs = contexts.compress_document, list[tuple[str, bool]]()
+
+    def record_config(decoder: Decoder, ids: list[int], config: KVCompressionConfig, *args: Any) -> DocumentCompression:
+        configs.append((config.method, config.equal_heads))
+        return compress(decoder, ids, config, *args)
+
+    monkeypatch.setattr(contexts, "compress_document", record_config)
+    flags = ("--limit", 1, "--methods", "kvzip-equal", "--keep", 0.1, "--fit", 2)
+    evaluate_json(run_cli, "tiny", *FLAGS, *flags)
+    assert configs == [("kvzip", True), ("kvzip", False)]
 
 
 def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:

@@ -103,10 +103,10 @@ def iter_kv_contexts(
 ) -> Iterator[ProbeContext]:
     """Yield the contexts of a method at several sizes; the document is read and ranked once.
 
-    `method` is one of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip-equal and is trained
-    for `steps`; `keeps` are shares of the tokens.
+    `method` is one of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip and is trained for
+    `steps`; `keeps` are shares of the tokens.
     """
-    score, equal_heads = KV_METHODS["kvzip-equal" if method == FIT else method]
+    score, equal_heads = KV_METHODS["kvzip" if method == FIT else method]
     config = KVCompressionConfig(score, keep=1.0, equal_heads=equal_heads)
     ranked = compress_document(decoder, ids, config, build_repeat_prompt(tokenizer)).memory
     for keep in keeps:
