@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import activations, attention, attention_backends, block, cache, decoder, rope, rope_scaling, weights
+from laconic.models import (
+    activations,
+    attention,
+    attention_backends,
+    block,
+    cache,
+    decoder,
+    rope,
+    rope_scaling,
+    weights,
+)
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
