@@ -19,6 +19,7 @@ from laconic.experiment import nested_model
 from laconic.experiment.nested_model import NestedTextModel
 from laconic.experiment.read_into_state import StateReadingJob
 from laconic.generation.config import GenerationConfig
+from laconic.models.init import init_parameters
 from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
@@ -45,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
     attending = HopeAttention.from_decoder(donor, (4, 16), options=LOCAL.model_copy(update={"target": "start"}))
     other_donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
-    other_donor.init_parameters([name for name, _ in other_donor.named_parameters()], seed=5)
+    init_parameters(dict(other_donor.named_parameters()), other_donor.config.initializer_range, seed=5)
     models = {"hope": hope(1), "other": hope(2), "attending": attending, "donor": donor, "other donor": other_donor}
     for name, model in models.items():
         model.save_pretrained(folder / name)

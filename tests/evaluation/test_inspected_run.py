@@ -17,6 +17,7 @@ from laconic.experiment import build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method, build_questions_batch
 from laconic.latent.answering import AnswerDecoding
+from laconic.models.block import build_context
 from tests.latent.batches import select_in_all_layers
 from tests.tiny_recipes import TINY_RECIPE
 
@@ -101,7 +102,9 @@ def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> No
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
     positions = torch.arange(Nq + Nc)[None]
     live = torch.ones_like(positions, dtype=torch.bool)
-    frame = decoder.build_context(positions, live, Nq, None, torch.float32, all_valid=False, needs_scores=False)
+    frame = build_context(
+        decoder.config, positions, live, Nq, None, torch.float32, backend="sdpa", all_valid=False, needs_visible=False
+    )
     block: Any = decoder.layers[0]
     assert torch.allclose(block.apply_rope(left.keys_before_rope[0], frame), left.keys[0], atol=1e-6)
 

@@ -22,8 +22,8 @@ from laconic.evaluation.suite import RunResult
 from laconic.interfaces import StatefulLM
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.nested import state as values
 from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState
+from laconic.nested.state_reset import reset_rows
 from tests.evaluation.streamed import evaluate_stream, sums
 
 V = 16
@@ -243,7 +243,7 @@ def test_cache_as_state_scores_like_the_decoder() -> None:
     torch.testing.assert_close(got.nll[:, :-1].flatten(), nats, rtol=1e-4, atol=1e-5)
     assert got.correct[:, :-1].equal(logits.argmax(-1) == text[:, 1:])
     assert got.state.position.tolist() == [9, 9]
-    assert not bool(values.reset_rows(got.state, [0]).layers[0].cache.valid[0].any())  # pyright: ignore[reportOptionalMemberAccess]
+    assert not bool(reset_rows(got.state, [0]).layers[0].cache.valid[0].any())  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_evaluate_stream_stores_and_loads_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

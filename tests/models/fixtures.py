@@ -12,9 +12,8 @@ from torch import Tensor
 
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
 from laconic.models.cache import KVCache
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.models.rope import RopeConfig
 from tests.tolerances import FLOORS, LEAST_FLOOR, ORACLE, error, largest
 
 FAMILIES = tuple(family for family in WEIGHT_NAMES if family != "smollm3")  # which is Llama but for `nope_layers`

@@ -15,10 +15,9 @@ from torch import nn
 from laconic.errors import InputError
 from laconic.models import hf_fields
 from laconic.models.activation_functions import ACTIVATIONS
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates, RopeConfig
 from laconic.models.decoder import Decoder
 from laconic.models.hf_config import to_hf_config
-from laconic.models.rope import RopeConfig
 from laconic.models.rope_scaling import ROPE_SCALINGS
 from tests.conftest import needs
 

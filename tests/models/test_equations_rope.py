@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.models.rope import RopeConfig, cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
+from laconic.models.config import RopeConfig
+from laconic.models.rope import cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
 from laconic.models.rope_scaling import (
     ROPE_SCALINGS,
     dynamic_frequencies,

@@ -9,11 +9,12 @@ from safetensors.torch import load_file
 
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import BusyError, InputError
+from laconic.models.config import RopeConfig
 from laconic.models.decoder import Decoder
 from laconic.models.gguf.convert import convert_gguf, find_or_convert_gguf
 from laconic.models.gguf.header import read_header
 from laconic.models.gguf.tensors import read_tensor
-from laconic.models.rope import RopeConfig, frequencies
+from laconic.models.rope import frequencies
 from laconic.models.rope_scaling import llama3_frequencies
 from laconic.storage.export_record import read_export_record
 from tests.conftest import RunCli, needs

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laconic.models import attention, attention_backends
+from laconic.models.block import build_context
 from laconic.models.decoder import Decoder
 from laconic.models.upcast_attention import MAX_UPCAST_SLOTS
 from tests.models.fixtures import (
@@ -154,7 +155,9 @@ def test_attention_mask_is_built_only_if_needed() -> None:
     def sights(decoder: Decoder, T: int, S: int, mask: bool) -> list[attention.AttentionMask]:
         alive = torch.ones(1, S + T, dtype=torch.bool)
         p = torch.arange(S + T)[None]
-        frame = decoder.build_context(p, alive, S, None, torch.float32, all_valid=mask, needs_scores=False)
+        frame = build_context(
+            decoder.config, p, alive, S, None, torch.float32, backend="sdpa", all_valid=mask, needs_visible=False
+        )
         return list(frame.masks)
 
     decoder = decoder_of("llama, windows", torch.float32)

@@ -30,6 +30,7 @@ from laconic.nested.cms.level import (
 from laconic.nested.cms.placement import chunk_sizes, place_levels
 from laconic.nested.state import LayerState, LowRankChange
 from laconic.nested.state_file import load_state, save_state
+from laconic.nested.state_reset import reset_rows
 from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, gradients, perturb
 
@@ -295,9 +296,9 @@ def test_cms_state_files_forks_and_resets(tmp_path: Path) -> None:
     y, after = cms(more, states.repeat_rows(row, 2))
     assert_close([y[1:]], [cms(more[1:], row)[0]])
     assert_close(dense_state(states.select_rows(after, [0])), dense_state(cms(more[:1], row)[1]))
-    reset = states.reset_rows(state, [0])
+    reset = reset_rows(state, [0])
     assert_close([cms(more[:1], states.select_rows(reset, [0]))[0]], [cms(more[:1])[0]])
-    partial = states.reset_rows(state, levels=[1])
+    partial = reset_rows(state, levels=[1])
     assert require_levels(partial)[0].num_updates.any()
     assert not require_levels(partial)[1].num_tokens.any()
     dense, low_rank = cms(noise(11, 1, 9, D))[1], cms(noise(12, 1, 1, D))[1]

@@ -14,6 +14,7 @@ from laconic.nested import state as states
 from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state, mix_inputs
 from laconic.nested.recurrence.memory_cells import UpdateRule, gate_and_project
 from laconic.nested.state import LinearMemoryState
+from laconic.nested.state_reset import reset_rows
 from laconic.nested.titans.equations import TitansMemory
 from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
@@ -240,7 +241,7 @@ def test_self_titans_without_update_weights_moves_only_the_convolution() -> None
 def test_self_titans_state_fork_and_reset() -> None:
     layer = build(memory_kind="affine", momentum=True, max_projection_norm=0.0)
     _, state = layer(noise(11, 3, 5, D))
-    assert states.states_equal(states.reset_rows(state), initial_state(layer.params, 3))
+    assert states.states_equal(reset_rows(state), initial_state(layer.params, 3))
     row, more = states.select_rows(state, [0]), noise(12, 2, 4, D)
     y, _ = layer(more, states.repeat_rows(row, 2))
     assert_close([y[1:]], [layer(more[1:], row)[0]])

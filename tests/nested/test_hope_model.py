@@ -22,6 +22,7 @@ from laconic.nested.cms.level import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
+from laconic.nested.state_reset import reset_rows
 from tests.models.fixtures import fresh
 from tests.nested.helpers import assert_close
 
@@ -339,9 +340,9 @@ def test_hope_state_files_forks_and_resets(which: int, tmp_path: Path) -> None:
     more = random_ids(4, 5, 2)
     y, after = read(model, more, states.repeat_rows(loaded, 2))
     assert_close([y[1:2]], [read(model, more[1:2], states.select_rows(loaded, [0]))[0]])
-    reset = states.reset_rows(after, [0])
+    reset = reset_rows(after, [0])
     assert_close([read(model, more[:1], states.select_rows(reset, [0]))[0]], [read(model, more[:1])[0]])
-    partial = states.reset_rows(after, [0], parts=("cms",))
+    partial = reset_rows(after, [0], parts=("cms",))
     assert not any(level.num_updates[0] for level in all_levels(partial))
     with torch.no_grad():
         next(model.parameters()).add_(1.0)

@@ -22,6 +22,7 @@ from laconic.nested.state import (
     OpenChunk,
 )
 from laconic.nested.state_file import ARTIFACT_KIND, SCHEMA_VERSION, load_state, save_state
+from laconic.nested.state_reset import reset_rows
 from laconic.storage import atomic
 from tests.models.fixtures import fresh
 
@@ -112,7 +113,7 @@ def test_state_to_keeps_counts_on_the_cpu() -> None:
 
 def test_state_reset_rows_zeroes_only_these_rows() -> None:
     before = full_state()
-    after = state.reset_rows(before, [1])
+    after = reset_rows(before, [1])
     old = dict(state.named_tensors(before))
     for name, x in state.named_tensors(after):
         assert torch.equal(x[0], old[name][0]), name
@@ -125,13 +126,13 @@ def test_state_reset_rows_zeroes_only_these_rows() -> None:
 
 def test_state_reset_rows_of_one_part_leaves_the_others() -> None:
     before = full_state()
-    after = state.reset_rows(before, parts=("cms",), levels=[1])
+    after = reset_rows(before, parts=("cms",), levels=[1])
     first, second = (dict(state.named_tensors(x)) for x in (before, after))
     changed = {name for name in first if not torch.equal(first[name], second[name])}
     assert changed == {name for name in first if ".levels.1." in name} | {"open_chunk.num_tokens"}
     assert not any(second[name].any() for name in changed)
-    assert not state.reset_rows(before, parts=("cache",)).position.any()
-    assert state.reset_rows(before, parts=("memory",)).position.tolist() == [9] * 3
+    assert not reset_rows(before, parts=("cache",)).position.any()
+    assert reset_rows(before, parts=("memory",)).position.tolist() == [9] * 3
 
 
 def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_state_functions_refuse_unknown_rows_parts_and_mixtures() -> None:
     with pytest.raises(UsageError, match="row 3"):
         state.select_rows(whole, [3])
     with pytest.raises(UsageError, match="cmss"):
-        state.reset_rows(whole, parts=("cmss",))
+        reset_rows(whole, parts=("cmss",))
     with pytest.raises(UsageError, match="LinearMemoryState, MLPMemoryState"):
         state.concat_rows(linear_memory(1), MLPMemoryState(linear_memory(1), linear_memory(1)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="different parts"):

@@ -15,6 +15,7 @@ from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.recurrence import chunked_scan
 from laconic.nested.recurrence.chunked_scan import pack_left
 from laconic.nested.state import LayerState, MLPMemoryState
+from laconic.nested.state_reset import reset_rows
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.equations import project_qkv
 from laconic.nested.titans.layer import Titans, initial_state
@@ -137,8 +138,8 @@ def test_titans_state_fork_and_reset() -> None:
     for options in ({}, {"memory_depth": 1, "num_persistent_tokens": 1}):
         layer = build(**options)
         _, state = layer(noise(11, 3, 5, D))
-        assert states.states_equal(states.reset_rows(state), initial_state(layer.params, 3))
-        partial = states.reset_rows(state, [1])
+        assert states.states_equal(reset_rows(state), initial_state(layer.params, 3))
+        partial = reset_rows(state, [1])
         assert states.states_equal(states.select_rows(partial, [0, 2]), states.select_rows(state, [0, 2]))
         assert states.states_equal(states.select_rows(partial, [1]), initial_state(layer.params, 1))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from laconic.models import rope
-from laconic.models.rope import RopeConfig
+from laconic.models.config import RopeConfig
 
 E, THETA, START, T = 16, 10000.0, 90, 12
 

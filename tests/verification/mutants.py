@@ -20,9 +20,8 @@ from laconic.models import (
     weights,
 )
 from laconic.models.cache import KVCache
-from laconic.models.config import DecoderConfig
+from laconic.models.config import DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder
-from laconic.models.rope import RopeConfig
 from laconic.verification.parity import ParityCase
 from tests.reference.weight_formats import interleave
 from tests.verification import wrong

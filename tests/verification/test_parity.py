@@ -13,6 +13,7 @@ from laconic.errors import InputError, UsageError
 from laconic.models import activations as models_activations
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
+from laconic.models.init import init_parameters
 from laconic.verification import error as error_module
 from laconic.verification.error import ErrorAccumulator, PredictionAgreement, valid_mask
 from laconic.verification.float64_copy import Float64Decoder
@@ -208,7 +209,7 @@ def test_build_inputs_builds_or_explains_every_input(family: str):
 
 def test_build_inputs_unavailable():
     plain = build_tiny_decoder("llama")
-    plain.init_parameters([name for name, _ in plain.named_parameters()], 0)
+    init_parameters(dict(plain.named_parameters()), plain.config.initializer_range, 0)
     assert build_inputs(plain).unavailable == {"I6": "a norm weight is 1 or a bias is 0"}
     wide = Decoder(replace(tiny_configs("mistral")[""], sliding_windows=(4096, 4096)))
     assert "exceeds 1,024" in build_inputs(wide).unavailable["I1"]

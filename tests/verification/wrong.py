@@ -11,7 +11,7 @@ from laconic.models import attention, attention_backends, block, rope, rope_scal
 from laconic.models.activation_functions import ACTIVATIONS
 from laconic.models.attention import AttentionMask, capture_nothing
 from laconic.models.cache import KVCache
-from laconic.models.rope import RopeConfig
+from laconic.models.config import RopeConfig
 
 # Norms
 

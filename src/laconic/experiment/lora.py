@@ -27,6 +27,7 @@ from laconic.experiment.lora_linear import use_fast_forward
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.hf_config import abbreviate
+from laconic.models.init import add_submodule
 from laconic.storage import atomic, file_names, safetensors_header
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     shapes = read_adapter_shapes(Path(folder))
     check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model
     if changes_embedding_or_head(decoder, settings):
-        decoder.untie_head()
+        untie_head(decoder)
         settings.ensure_weight_tying = False  # the file holds both
     settings = adapt_config_to_decoder(decoder, settings)
     settings.init_lora_weights = True  # replaced below
@@ -194,10 +195,22 @@ def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
     return any(ends_in(name, (*(targets or ()), *(settings.modules_to_save or ()))) for name in names)
 
 
+def untie_head(decoder: Decoder) -> None:
+    """Give a head that is tied to the token embedding a matrix of its own, with the same numbers."""
+    if not decoder.config.tie_word_embeddings:
+        return
+    weight = decoder.get_parameter(f"{decoder.weight_names.token_embedding}.weight")
+    with torch.device("meta"):
+        head = nn.Linear(*reversed(weight.shape), bias=False)
+    head.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    add_submodule(decoder, decoder.weight_names.head, head)
+    decoder.config = replace(decoder.config, tie_word_embeddings=False)
+
+
 def base_weight_copies(decoder: Decoder) -> TensorShapes:
     """Return the base weights, of embedding and head, that peft may save with an adapter and loads."""
-    shape, names = tuple(decoder.embedding_weight.shape), decoder.weight_names
-    modules = (names.token_embedding, names.head)
+    modules = (decoder.weight_names.token_embedding, decoder.weight_names.head)
+    shape = tuple(decoder.get_parameter(f"{modules[0]}.weight").shape)
     return {f"{PEFT_PREFIX}{module}{layer}.weight": shape for module in modules for layer in ("", ".base_layer")}
 
 

@@ -15,7 +15,7 @@ from laconic.generation.config import OnPrefill
 from laconic.generation.state import DecodeState
 from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
-from laconic.models.decoder import Decoder, DecoderOutput, check_inputs_embeds, dtype_name
+from laconic.models.decoder import Decoder, DecoderOutput, check_inputs_embeds
 from laconic.models.next_token import last_valid
 
 FIRST_PASS_CHUNKS = 8  # read at once on an empty cache, where attention needs no mask: a tenth faster on 2,048 tokens
@@ -108,7 +108,7 @@ def build_prompt(
         return Prompt(None, inputs_embeds.to(device), mask.to(device), unread or [[] for _ in range(len(mask))])
     if isinstance(input_ids, Tensor):
         if input_ids.is_floating_point():
-            raise UsageError(f"input_ids are {dtype_name(input_ids)}; pass embeddings as inputs_embeds")
+            raise UsageError(f"input_ids are {input_ids.dtype}; pass embeddings as inputs_embeds")
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
         input_ids = [[int(i) for i in row[real]] for row, real in zip(input_ids.cpu(), mask.cpu(), strict=True)]
     if prompts is not None:
@@ -137,7 +137,7 @@ def check_mask(attention_mask: Tensor | None, inputs: object) -> None:
     if attention_mask is None:
         return
     if attention_mask.dtype != torch.bool:
-        raise UsageError(f"attention_mask is {dtype_name(attention_mask)}; pass mask.bool()")
+        raise UsageError(f"attention_mask is {attention_mask.dtype}; pass mask.bool()")
     if not isinstance(inputs, Tensor):
         raise UsageError("attention_mask needs a tensor of input_ids or inputs_embeds; lists and texts are padded here")
     if attention_mask.shape != inputs.shape[:2]:

@@ -8,7 +8,7 @@ inputs from elsewhere (for instance from transformers).
 # The arguments of the lambdas are described by their row of the table.
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -96,8 +96,6 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
 )
 """Activations computed once per pass: `embed` before the layers, the others after them."""
 
-MODEL_ACTIVATION_NAMES = frozenset(activation.name for activation in MODEL_ACTIVATIONS)
-
 UNGATED_MLP_HIDDEN = A("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
 UNNORMED_HEADS: dict[str, Activation] = {
     "q": A("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
@@ -115,11 +113,25 @@ def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
     return tuple(rows.values())
 
 
-def unknown_activation_message(name: str, names: list[str], L: int) -> str:
+def list_activation_places(config: DecoderConfig) -> dict[str, tuple[tuple[int, str], ...]]:
+    """Return where each name that `capture` accepts is captured: pairs of a layer and an activation of it.
+
+    `k` is captured in every layer, `k.3` in layer 3. `hidden.l` is the input of layer l; `hidden.L` and the activations
+    of the model belong to place L, after the last layer.
+    """
+    L = config.num_hidden_layers
+    names = [activation.name for activation in layer_activations(config)]
+    layers = {name: tuple((l, name) for l in range(L)) for name in names}
+    layers["hidden"] = tuple((l, "hidden") for l in range(L + 1))
+    single = {f"{name}.{place[0]}": (place,) for name, places in layers.items() for place in places}
+    return layers | single | {activation.name: ((L, activation.name),) for activation in MODEL_ACTIVATIONS}
+
+
+def unknown_activation_message(name: str, places: Mapping[str, tuple[tuple[int, str], ...]]) -> str:
     """Return the error message for an activation or layer that does not exist."""
-    stem = name.partition(".")[0]
+    names, stem = sorted(known for known in places if "." not in known), name.partition(".")[0]
     if stem in names:
-        return f"capture {name}: the decoder has layers 0 to {L - 1}"
+        return f"capture {name}: the decoder has layers 0 to {len(places['hidden']) - 2}"
     closest = difflib.get_close_matches(stem, names, 1, 0.0)
     return f"capture {name}: no such activation; did you mean {closest[0]}?"
 
@@ -130,7 +142,7 @@ def capture_model(
     """Compute the requested activations after the last layer."""
     values = {"final_norm": hidden_states, "attention_mask": attention_mask}
     for activation in MODEL_ACTIVATIONS[2:]:
-        if not names - {"embed"} - values.keys():
+        if not names - values.keys():
             break
         values[activation.name] = activation.function(decoder, *(values[name] for name in activation.inputs))
     return {name: values[name] for name in names if name in values}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.models import attention, attention_backends, rope
@@ -21,6 +21,7 @@ from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import Namespace, add_submodule
 from laconic.models.kv_prefix import KVPrefix
 from laconic.models.prefix_attention import attend_with_prefix
+from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.models.unpadding import RealTokens
 
 
@@ -96,6 +97,38 @@ class ForwardContext(NamedTuple):
     prefix: KVPrefix | None = None
     real_tokens: RealTokens | None = None
     last_only: bool = False
+
+
+def build_context(
+    config: DecoderConfig,
+    position_ids: Int[Tensor, "#B P"],
+    valid: Bool[Tensor, "B P"],
+    S: int,
+    attention_bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    backend: str,
+    all_valid: bool,
+    needs_visible: bool,
+) -> ForwardContext:
+    """Compute the RoPE tables of the new positions and each layer's mask, once per pass.
+
+    `position_ids` has one row if all rows have the same positions, so that their tables are computed once. With
+    `needs_visible` the masks have `AttentionMask.visible` whatever the backend.
+    """
+    cos = sin = None
+    if config.rope is not None:
+        longest = 1 + position_ids.masked_fill(~valid[: len(position_ids)], -1).amax(1)
+        omega, a = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
+        cos, sin = rope.cos_sin_tables(position_ids[:, S:], omega, a, dtype)
+    sdpa_only = backend == "sdpa" and not needs_visible
+    masks = {
+        window: attention.build_attention_mask(
+            valid, S, all_valid=all_valid, window=window, bias=attention_bias, sdpa_only=sdpa_only, dtype=dtype
+        )
+        for window in dict.fromkeys(config.sliding_windows)
+    }
+    return ForwardContext(cos, sin, tuple(masks[window] for window in config.sliding_windows), backend)
 
 
 PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]

@@ -62,11 +62,7 @@ class KVCache:
 
     @classmethod
     def empty(
-        cls,
-        config: DecoderConfig,
-        B: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "KVCache":
         """Return a cache with no slots; passing it to a decoder equals passing None."""
         shape = (B, config.num_key_value_heads, 0, config.head_dim)
@@ -160,13 +156,7 @@ class KVCache:
         """
         if not 0 <= num_slots <= self.S:
             raise ValueError(f"crop({num_slots}): the cache has {self.S} slots")
-        return KVCache(
-            tuple(k[:, :, :num_slots] for k in self.keys),
-            tuple(v[:, :, :num_slots] for v in self.values),
-            self.positions[:, :num_slots],
-            self.valid[:, :num_slots],
-            self.prefix,
-        )
+        return self.map_slots(lambda x: x[:, :, :num_slots], lambda x: x[:, :num_slots])
 
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
         """Select K slots per row, in the given order. Gradients flow to the selected slots.
@@ -183,16 +173,9 @@ class KVCache:
         if out_of_range.any():
             row, column = map(int, out_of_range.nonzero()[0])
             raise ValueError(f"gather_slots: slot {int(slots[row, column])} of {self.S} in row {row}")
-
-        def gather(x: Tensor) -> Tensor:
-            return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
-
-        return KVCache(
-            tuple(map(gather, self.keys)),
-            tuple(map(gather, self.values)),
-            self.positions.gather(1, slots),
-            self.valid.gather(1, slots),
-            self.prefix,
+        index = slots[:, None, :, None]
+        return self.map_slots(
+            lambda x: x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3])), lambda x: x.gather(1, slots)
         )
 
     def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
@@ -241,17 +224,7 @@ class KVCache:
 
     def pad_left(self, num_slots: int) -> "KVCache":
         """Add invalid slots on the left."""
-
-        def pad(x: Tensor) -> Tensor:
-            return F.pad(x, (0, 0, num_slots, 0))
-
-        return KVCache(
-            tuple(map(pad, self.keys)),
-            tuple(map(pad, self.values)),
-            F.pad(self.positions, (num_slots, 0)),
-            F.pad(self.valid, (num_slots, 0), value=False),
-            self.prefix,
-        )
+        return self.map_slots(lambda x: F.pad(x, (0, 0, num_slots, 0)), lambda x: F.pad(x, (num_slots, 0)))
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
         """Replace the validity mask; positions stay.
@@ -273,13 +246,13 @@ class KVCache:
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply `function` to every tensor."""
-        return KVCache(
-            tuple(map(function, self.keys)),
-            tuple(map(function, self.values)),
-            function(self.positions),
-            function(self.valid),
-            None if self.prefix is None else self.prefix.map_tensors(function),
-        )
+        prefix = None if self.prefix is None else self.prefix.map_tensors(function)
+        return replace(self.map_slots(function, function), prefix=prefix)
+
+    def map_slots(self, of_heads: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]) -> "KVCache":
+        """Apply one function to keys and values [B, G, S, E] and another to positions and validity [B, S]."""
+        keys, values = (tuple(map(of_heads, tensors)) for tensors in (self.keys, self.values))
+        return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
 
     def equal(self, other: "KVCache") -> bool:
         """Return whether every tensor is bit-equal."""

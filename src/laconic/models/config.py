@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from laconic.errors import InputError
 from laconic.models.hf_config import (
     DropoutRates,
+    RopeConfig,
     describe_ignored_keys,
     parse_hf_config,
     to_hf_config,
     validate_hf_config,
 )
 from laconic.models.hf_fields import FAMILIES, HF_KEYS, FamilyKeys
-from laconic.models.rope import RopeConfig
 from laconic.storage.strict_json import read_foreign_json
 
-__all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "WeightNames"]
+__all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "RopeConfig", "WeightNames"]
 
 TINY_SIZES = {  # sizes of `DecoderConfig.tiny`; GPT-2 and OPT have G = H and E = D / H
     "hidden_size": 48,
@@ -185,6 +186,16 @@ class DecoderConfig:
         if changes.get("rope") is not None:
             changes["rope"] = replace(changes["rope"], max_position_embeddings=config.max_position_embeddings)
         return replace(config, **{"dropout": DropoutRates(), **changes, "source": ""})
+
+    def check_positions(self, position_ids: Tensor) -> None:
+        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE."""
+        low, high = (int(end) for end in position_ids.aminmax())
+        if low < -1:
+            raise ValueError(f"position {low}: positions must be ≥ -1 (-1 = no position)")
+        if low < 0 and self.position_encoding == "rope":
+            raise ValueError(f"position -1 (none) needs learned positions; {self.family} uses RoPE")
+        if self.position_encoding == "table" and high >= self.max_position_embeddings:
+            raise ValueError(f"position {high} exceeds the {self.max_position_embeddings} positions of {self.family}")
 
     def to_config_json(self) -> dict[str, Any]:
         """Return a config.json: the file it was read from with the changed fields updated, or a new one.

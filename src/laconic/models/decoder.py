@@ -5,9 +5,11 @@ Llama (arXiv:2302.13971, 2407.21783), Mistral (2310.06825), Qwen (2407.10671, 25
 Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,22 +17,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.models import attention, rope
-from laconic.models.activations import (
-    MODEL_ACTIVATION_NAMES,
-    capture_model,
-    layer_activations,
-    unknown_activation_message,
-)
+from laconic.models import llama2c, parameters, weights
+from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
 from laconic.models.attention_backends import ATTENTION_BACKENDS
-from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext
+from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_context
 from laconic.models.cache import KVCache
-from laconic.models.config import DecoderConfig
-from laconic.models.decoder_weights import DecoderWeights
-from laconic.models.kv_prefix import KVPrefix
+from laconic.models.checkpoint_files import resolve_tied_head
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.output import Activations, DecoderOutput
-from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.models.unpadding import find_real_tokens
+from laconic.storage.export_record import check_weights_while_reading
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
@@ -41,15 +37,7 @@ def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offse
     return F.embedding(p.clamp(min=0) + offset, table).masked_fill((p < 0)[..., None], 0.0)
 
 
-class CaptureRequest(NamedTuple):
-    """Parsed `capture`: activations per layer, of the model, and layers whose input `hidden.l` is captured."""
-
-    layers: tuple[frozenset[str], ...]
-    model: frozenset[str]
-    hidden: frozenset[int]
-
-
-class Decoder(DecoderWeights):
+class Decoder(nn.Module):
     """Decoder-only transformer that reads embeddings: of tokens, of latent thoughts, or of summary vectors.
 
     Parameters have the names of the family's Hugging Face checkpoints. Parameters are initialised with
@@ -76,10 +64,113 @@ class Decoder(DecoderWeights):
     __call__: Callable[..., DecoderOutput]
 
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
-        super().__init__(config, seed)
+        super().__init__()
+        self.config, self.weight_names = config, WEIGHT_NAMES[config.family]
+        self.name_or_path = config.family
+        self.source_folder: Path | None = None
+        self._cached_fingerprint: tuple[str, parameters.ParameterVersion] | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
-        self.layer_activation_names = frozenset(row.name for row in layer_activations(config))
-        self.no_capture = CaptureRequest((frozenset(),) * config.num_hidden_layers, frozenset(), frozenset())
+        self.activation_places = list_activation_places(config)
+        parameters.add_parameters(self, config, seed)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_hub_name: str | Path,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        *,
+        allow_missing: tuple[str, ...] = (),
+        ignore_tensors: tuple[str, ...] = (),
+        revision: str | None = None,
+        device_map: str | Mapping[str, Any] | None = None,
+        quantize: Literal["int8"] | None = None,
+    ) -> Self:
+        """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
+
+        On a CPU, the weights of one input are copied side by side, so that decoding reads them as one matrix.
+
+        Args:
+            folder_or_hub_name: A Hugging Face folder, a GGUF file, a short name (`smollm2`) or a model on the hub.
+            dtype: Also by name. "auto" is the stored one. None: also on CUDA; on a CPU float32, or bfloat16 if fast.
+            device: The CPU by default.
+            allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
+            ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
+            revision: Revision on the hub.
+            device_map: In place of `device`, as in transformers: "auto", or a single device.
+            quantize: "int8" rounds the linear layers while reading, as `quantize_decoder` does, without a float copy.
+
+        Raises:
+            CorruptArtifactError: laconic exported the folder, and a file was changed since (76).
+            InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
+            NonFiniteError: A weight is NaN or infinite (65).
+            UnsafeFileError: The weights are pickled (77).
+            UsageError: The device does not exist, or the dtype (2).
+        """
+        folder = weights.find_checkpoint(folder_or_hub_name, revision)
+        dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
+        config = DecoderConfig.from_folder(folder)
+        with check_weights_while_reading(folder):
+            config, tensors = resolve_tied_head(folder, config, ignore_tensors)
+            with torch.device("meta"):
+                decoder = cls(config, seed=None)
+            loaded = parameters.load_tensors(decoder, folder, config, dtype, device, allow_missing, tensors, quantize)
+        decoder.config, decoder.source_folder, decoder.name_or_path = loaded.config, folder, str(folder_or_hub_name)
+        decoder._cached_fingerprint = (loaded.fingerprint, parameters.get_parameter_version(decoder))
+        return decoder.eval()
+
+    @classmethod
+    def from_llama2c(cls, path: str | Path) -> Self:
+        """Load a llama2.c file (`stories260K.bin`), with q and k permuted to Hugging Face's RoPE layout.
+
+        Raises:
+            InputError: Header and file size do not match (exit code 66).
+            NonFiniteError: A weight is NaN or infinite (65).
+            UnsafeFileError: The file is a pickle (77).
+        """
+        source, tensors = llama2c.read_llama2c(Path(path))
+        with torch.device("meta"):
+            decoder = cls(DecoderConfig.from_dict(source), seed=None)
+        decoder.load_state_dict(tensors, assign=True)
+        decoder.name_or_path = str(path)
+        return decoder.eval()
+
+    def save_pretrained(
+        self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
+    ) -> None:
+        """Save a Hugging Face folder that transformers can load.
+
+        Args:
+            folder: Must not exist, or be empty.
+            max_shard_bytes: Size limit of a safetensors file.
+            dtype: Convert the weights to this dtype.
+
+        Raises:
+            BusyError: The folder is not empty (exit code 73).
+        """
+        options: dict[str, Any] = {"max_shard_bytes": max_shard_bytes, "dtype": dtype}
+        weights.save_weights(self, Path(folder), self.config, source_folder=self.source_folder, **options)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of a sample of the weights in checkpoint layout; recomputed when a parameter has changed."""
+        version = parameters.get_parameter_version(self)
+        if self._cached_fingerprint is None or self._cached_fingerprint[1] != version:
+            tensors = weights.checkpoint_tensors(self, self.config)
+            self._cached_fingerprint = (weights.weights_fingerprint(tensors), version)
+        return self._cached_fingerprint[0]
+
+    def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> Self:
+        """Return a decoder with more tokens; all other parameters are shared with this one.
+
+        New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
+        """
+        with torch.device("meta"):
+            resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
+        parameters.share_parameters(self, resized, seed)
+        for name in ("source_folder", "name_or_path", "attn_implementation", "activation_checkpointing"):
+            setattr(resized, name, getattr(self, name))
+        return resized.train(self.training)
 
     @property
     def token_embedding(self) -> Any:
@@ -93,9 +184,7 @@ class Decoder(DecoderWeights):
     @property
     def layers(self) -> nn.ModuleList:
         """The blocks, in order."""
-        module = self.get_submodule(self.weight_names.layers)
-        assert isinstance(module, nn.ModuleList)
-        return module
+        return cast(nn.ModuleList, self.get_submodule(self.weight_names.layers))
 
     def attention_scale(self, layer: int) -> float:
         """Return the factor on a layer's attention scores (Eq. C11)."""
@@ -136,38 +225,6 @@ class Decoder(DecoderWeights):
         x = inputs_embeds + position_embedding(table, position_ids, self.config.position_offset)
         return F.dropout(x, self.config.dropout.embedding, self.training)
 
-    def build_context(
-        self,
-        position_ids: Int[Tensor, "#B P"],
-        valid: Bool[Tensor, "B P"],
-        S: int,
-        attention_bias: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        all_valid: bool,
-        needs_scores: bool,
-        prefix: KVPrefix | None = None,
-    ) -> ForwardContext:
-        """Compute the RoPE tables of the new positions and each layer's mask, once per pass.
-
-        `position_ids` has one row if all rows have the same positions, so that their tables are computed once.
-        """
-        cos = sin = None
-        config = self.config
-        if config.rope is not None:
-            longest = 1 + position_ids.masked_fill(~valid[: len(position_ids)], -1).amax(1)
-            omega, a = ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
-            cos, sin = rope.cos_sin_tables(position_ids[:, S:], omega, a, dtype)
-        sdpa_only = self.attn_implementation == "sdpa" and not needs_scores and prefix is None
-        masks = {
-            window: attention.build_attention_mask(
-                valid, S, all_valid=all_valid, window=window, bias=attention_bias, sdpa_only=sdpa_only, dtype=dtype
-            )
-            for window in dict.fromkeys(config.sliding_windows)
-        }
-        layer_masks = tuple(masks[window] for window in config.sliding_windows)
-        return ForwardContext(cos, sin, layer_masks, self.attn_implementation, prefix)
-
     def forward(
         self,
         inputs_embeds: Float[Tensor, "B T D"],
@@ -205,69 +262,55 @@ class Decoder(DecoderWeights):
         past = KVCache.empty(self.config, B, inputs_embeds.dtype, device) if cache is None else cache
         has_default_positions = position_ids is None
         shared_positions = all_valid and has_default_positions
-        if position_ids is None:
-            position_ids = past.continue_positions(mask)
+        position_ids = past.continue_positions(mask) if position_ids is None else position_ids
         valid, positions = torch.cat([past.valid, mask], 1), torch.cat([past.positions, position_ids], 1)
         if not torch.compiler.is_compiling():
             check_dtype(self.layers, inputs_embeds)
             if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE
-                check_positions(self.config, position_ids)
+                self.config.check_positions(position_ids)
             all_valid = all_valid or bool(valid.all())
-        request = self.parse_capture(capture) if capture else self.no_capture
-        context = self.build_context(
+        request = self.parse_capture(capture)
+        context = build_context(
+            self.config,
             positions[:1] if shared_positions else positions,
             valid,
             past.S,
             attention_bias,
             inputs_embeds.dtype,
+            backend=self.attn_implementation,
             all_valid=all_valid,
-            needs_scores=any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request.layers),
-            prefix=past.prefix,
-        )
-        if last_only:
-            context = context._replace(last_only=True)
-        elif self.training and not all_valid:
-            context = context._replace(real_tokens=find_real_tokens(mask, frozenset[str]().union(*request.layers)))
+            needs_visible=past.prefix is not None or any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request),
+        )._replace(prefix=past.prefix, last_only=last_only)
+        if self.training and not all_valid and not last_only:
+            context = context._replace(real_tokens=find_real_tokens(mask, frozenset[str]().union(*request[:-1])))
         x = self.add_positions(inputs_embeds, position_ids)
-        activations = {"embed": x} if "embed" in request.model else {}
+        activations = {"embed": x} if "embed" in request[-1] else {}
         x, keys, values = self.run_layers(x, past, context, request, activations)
         hidden_states = self.final_norm(x)
-        if len(self.layers) in request.hidden:
+        if "hidden" in request[-1]:
             activations[f"hidden.{len(self.layers)}"] = hidden_states
-        activations |= capture_model(self, request.model, hidden_states, mask) if request.model else {}
+        names = request[-1] - {"embed", "hidden"}
+        activations |= capture_model(self, names, hidden_states, mask) if names else {}
         return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
 
-    def parse_capture(self, names: tuple[str, ...]) -> CaptureRequest:
-        """Parse names: `k` of every layer, `k.3` of layer 3, `hidden` for hidden.0 … hidden.L.
+    def parse_capture(self, names: tuple[str, ...]) -> tuple[frozenset[str], ...]:
+        """Return the names of the activations to capture in each layer, and after the last one.
 
         Raises:
             ValueError: A name or layer does not exist.
         """
-        L, layer_names = self.config.num_hidden_layers, self.layer_activation_names
-        layers: list[set[str]] = [set() for _ in range(L)]
-        model: set[str] = set()
-        hidden: set[int] = set()
-        for name in names:
-            stem, _, index = name.partition(".")
-            in_range = not index or (index.isdecimal() and int(index) < L + (stem == "hidden"))
-            if stem in layer_names and in_range:
-                for layer in layers if not index else [layers[int(index)]]:
-                    layer.add(stem)
-            elif stem == "hidden" and in_range:
-                hidden |= set(range(L + 1)) if not index else {int(index)}
-            elif name in MODEL_ACTIVATION_NAMES:
-                model.add(name)
-            else:
-                known = sorted(layer_names | MODEL_ACTIVATION_NAMES | {"hidden"})
-                raise ValueError(unknown_activation_message(name, known, L))
-        return CaptureRequest(tuple(map(frozenset, layers)), frozenset(model), frozenset(hidden))
+        unknown = next((name for name in names if name not in self.activation_places), None)
+        if unknown is not None:
+            raise ValueError(unknown_activation_message(unknown, self.activation_places))
+        places = {place for name in names for place in self.activation_places[name]}
+        return tuple(frozenset(name for l, name in places if l == layer) for layer in range(len(self.layers) + 1))
 
     def run_layers(
         self,
         x: Float[Tensor, "B T D"],
         past: KVCache,
         context: ForwardContext,
-        request: CaptureRequest,
+        request: tuple[frozenset[str], ...],
         activations: dict[str, Tensor],
     ) -> tuple[Float[Tensor, "B #T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
@@ -276,10 +319,10 @@ class Decoder(DecoderWeights):
         real_tokens = context.real_tokens
         x = real_tokens.gather(x) if real_tokens else x
         for i, block in enumerate(self.layers):
-            if i in request.hidden:
+            if "hidden" in request[i]:
                 activations[f"hidden.{i}"] = real_tokens.scatter(x) if real_tokens else x
             past_kv = (past.keys[i], past.values[i]) if past.S else None
-            inputs = (x, past_kv, context, request.layers[i])
+            inputs = (x, past_kv, context, request[i])
             run = checkpointed if every and i % every == 0 else None
             x, k, v, captured = run(block, *inputs) if run else cast(BlockOutput, block(*inputs))
             pairs.append((k, v))
@@ -306,9 +349,9 @@ def check_forward_inputs(
         if x is not None and x.shape != (B, T):
             raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}")
     if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise ValueError(f"attention_mask is {dtype_name(attention_mask)}; did you mean attention_mask.bool()?")
+        raise ValueError(f"attention_mask is {attention_mask.dtype}; did you mean attention_mask.bool()?")
     if position_ids is not None and (position_ids.is_floating_point() or position_ids.dtype == torch.bool):
-        raise ValueError(f"position_ids are {dtype_name(position_ids)}; pass integers")
+        raise ValueError(f"position_ids are {position_ids.dtype}; pass integers")
     if cache is not None:
         cache.check_fits(config, B)
     full_shape = (B, T, T + (cache.S if cache is not None else 0))
@@ -323,7 +366,7 @@ def check_forward_inputs(
 def check_inputs_embeds(config: DecoderConfig, inputs_embeds: Tensor) -> None:
     """Raise ValueError unless these are floats [B, T, D]."""
     if not inputs_embeds.is_floating_point():
-        raise ValueError(f"inputs_embeds are {dtype_name(inputs_embeds)}; did you mean decoder.embed(input_ids)?")
+        raise ValueError(f"inputs_embeds are {inputs_embeds.dtype}; did you mean decoder.embed(input_ids)?")
     if inputs_embeds.ndim != 3:
         raise ValueError(f"inputs_embeds are {list(inputs_embeds.shape)}; expected [B, T, D]")
     if inputs_embeds.shape[-1] != config.hidden_size:
@@ -340,20 +383,4 @@ def check_dtype(layers: nn.Module, inputs_embeds: Tensor) -> None:
         return
     device = inputs_embeds.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        raise ValueError(f"inputs_embeds are {dtype_name(inputs_embeds)}, weights {dtype_name(first)}; convert one")
-
-
-def dtype_name(x: Tensor | torch.dtype) -> str:
-    """Return the name of a dtype without `torch.`."""
-    return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
-
-
-def check_positions(config: DecoderConfig, position_ids: Tensor) -> None:
-    """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE."""
-    low, high = (int(end) for end in position_ids.aminmax())
-    if low < -1:
-        raise ValueError(f"position {low}: positions must be ≥ -1 (-1 = no position)")
-    if low < 0 and config.position_encoding == "rope":
-        raise ValueError(f"position -1 (none) needs learned positions; {config.family} uses RoPE")
-    if config.position_encoding == "table" and high >= config.max_position_embeddings:
-        raise ValueError(f"position {high} exceeds the {config.max_position_embeddings} positions of {config.family}")
+        raise ValueError(f"inputs_embeds are {inputs_embeds.dtype}, weights {first}; convert one")

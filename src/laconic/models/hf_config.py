@@ -32,11 +32,41 @@ from laconic.models.hf_fields import (
     SmolLM3Keys,
     TokenIds,
 )
-from laconic.models.rope import RopeConfig
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")  # ends of the names of architectures
 JsonObject = Mapping[str, Any]
 Model = TypeVar("Model", bound=JsonModel)
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """RoPE settings, named as in Hugging Face's `rope_parameters`."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int | None = None
+    max_position_embeddings: int = 2048
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def pretrained_positions(self) -> int:
+        """Positions of the pretraining, P0; those of the model, Pmax, by default."""
+        return self.original_max_position_embeddings or self.max_position_embeddings
+
+    @property
+    def scaling_factor(self) -> float:
+        """Scaling factor f; Pmax / P0 by default."""
+        return self.factor or self.max_position_embeddings / self.pretrained_positions
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Symbols: W = diag(s) Q with Q in [-127, 127] and one scale s per output channel;
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.init import add_submodule
 from laconic.models.weight_memory import WeightMemory, stack_rows
 from laconic.models.weights import has_fast_bfloat16, is_linear_weight
 
@@ -117,6 +120,20 @@ def quantize_layers(root: nn.Module, names: Collection[str], memory: WeightMemor
             layer_name = name.removesuffix(".weight")
             layer = cast(nn.Linear, root.get_submodule(layer_name))
             root.set_submodule(layer_name, Int8Linear.from_float(layer.weight, layer.bias, memory))
+
+
+def quantize_head(root: nn.Module, config: DecoderConfig) -> DecoderConfig:
+    """Quantise the head of a decoder; a tied one becomes an int8 copy of the embedding, as the new configuration says.
+
+    Linear layers that are still floats, because they were initialised, are quantised too.
+    """
+    if config.tie_word_embeddings:
+        names = WEIGHT_NAMES[config.family]
+        embedding = root.get_parameter(f"{names.token_embedding}.weight")
+        add_submodule(root, names.head, Int8Linear.from_float(embedding))
+    quantize_layers(root, [name for name, _ in root.named_parameters()])
+    root.requires_grad_(False)
+    return replace(config, tie_word_embeddings=False)
 
 
 def int8_memory(root: nn.Module) -> WeightMemory:

@@ -10,6 +10,7 @@ from laconic.models.block import Block, LayerNorm, RMSNorm
 from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.int8_linear import Int8Linear, int8_memory, named_modules
+from laconic.models.parameters import get_parameter_version
 
 PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)
 
@@ -57,7 +58,7 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
     quantized.load_state_dict(state, strict=False, assign=True)
     quantized.requires_grad_(False)
     quantized.source_folder, quantized.name_or_path = decoder.source_folder, decoder.name_or_path
-    quantized._cached_fingerprint = (decoder.fingerprint, quantized.parameter_version())  # pyright: ignore[reportPrivateUsage]
+    quantized._cached_fingerprint = (decoder.fingerprint, get_parameter_version(quantized))  # pyright: ignore[reportPrivateUsage]
     return quantized.eval()
 
 

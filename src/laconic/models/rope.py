@@ -1,48 +1,15 @@
-"""Rotary position embeddings (RoPE, arXiv:2104.09864): settings, frequencies, cos/sin tables, and the rotation.
+"""Rotary position embeddings (RoPE, arXiv:2104.09864): frequencies, cos/sin tables, and the rotation.
 
-Scalings for longer contexts are in `rope_scaling`.
+Scalings for longer contexts are in `rope_scaling`, settings in `config.RopeConfig`.
 
-Symbols: theta base; omega frequency of a pair; a factor on cos and sin; f scaling factor; P0 positions of the
-pretraining; Pmax positions of the model; E head size.
+Symbols: theta base; omega frequency of a pair; a factor on cos and sin; E head size.
 """
-
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """RoPE settings, named as in Hugging Face's `rope_parameters`."""
-
-    kind: str = "default"
-    theta: float = 10000.0
-    factor: float | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
-    max_position_embeddings: int = 2048
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    attention_factor: float | None = None
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-
-    @property
-    def pretrained_positions(self) -> int:
-        """P0; Pmax by default."""
-        return self.original_max_position_embeddings or self.max_position_embeddings
-
-    @property
-    def scaling_factor(self) -> float:
-        """f; Pmax / P0 by default."""
-        return self.factor or self.max_position_embeddings / self.pretrained_positions
-
+from laconic.models.config import RopeConfig
 
 ScaledFrequencies = tuple[Float[Tensor, "*rows half"], float]
 

@@ -14,7 +14,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from laconic.errors import UsageError
-from laconic.models.rope import RopeConfig, ScaledFrequencies, default_frequencies, frequencies
+from laconic.models.config import RopeConfig
+from laconic.models.rope import ScaledFrequencies, default_frequencies, frequencies
 
 
 def linear_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:

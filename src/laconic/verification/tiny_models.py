@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from laconic.errors import InputError
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder
-from laconic.models.rope import RopeConfig
 
 TINY_PREFIX = "tiny:"
 ROPE_VARIANTS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from laconic.models import activations as models_activations
 from laconic.models import cache as models_cache
-from laconic.models.block import ForwardContext
+from laconic.models.block import ForwardContext, build_context
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.verification.float64_copy import Float64Decoder, compute_dtype
@@ -230,8 +230,16 @@ def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtyp
     """Return the context that the decoder's blocks share in a piece."""
     positions = case.position_ids[:, : S + T] if case.pass_positions else default_position_ids(case, S)
     bias = forward_arguments(case, S, T)["attention_bias"]
-    return decoder.build_context(
-        positions, case.valid_mask[:, : S + T], S, bias, dtype, all_valid=False, needs_scores=True
+    return build_context(
+        decoder.config,
+        positions,
+        case.valid_mask[:, : S + T],
+        S,
+        bias,
+        dtype,
+        backend=decoder.attn_implementation,
+        all_valid=False,
+        needs_visible=True,
     )
 
 

@@ -21,7 +21,7 @@ from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
 from laconic.evaluation.inspection.inspected_run import InspectedRun, LatentKeysValues, LayerTensors, latent_keys_values
 from laconic.latent.rollout import LatentRollout
-from laconic.models.block import Block
+from laconic.models.block import Block, build_context
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.rng import uniform
@@ -143,8 +143,16 @@ def intervene_on_cache(decoder: Decoder, kind: InterventionKind, inputs: Interve
     source = inputs.donor_rollout if kind == "swap" else rollout
     assert source is not None
     latents = latent_keys_values(decoder, source)
-    context = decoder.build_context(
-        cache.positions, cache.valid, cache.S - M, None, cache.keys[0].dtype, all_valid=False, needs_scores=False
+    context = build_context(
+        decoder.config,
+        cache.positions,
+        cache.valid,
+        cache.S - M,
+        None,
+        cache.keys[0].dtype,
+        backend=decoder.attn_implementation,
+        all_valid=False,
+        needs_visible=False,
     )
     keys: list[Tensor] = []
     values: list[Tensor] = []

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from laconic.errors import InputError
+from laconic.models.config import RopeConfig
 from laconic.models.gguf.header import GGUFHeader
 from laconic.models.hf_fields import FAMILIES
-from laconic.models.rope import RopeConfig, frequencies
+from laconic.models.rope import frequencies
 from laconic.models.rope_scaling import llama3_frequencies
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")  # named as the families of the decoder

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.errors import UsageError
-from laconic.models.block import Block, ForwardContext
+from laconic.models.block import Block, ForwardContext, build_context
 from laconic.models.cache import KVCache, default_position_ids
 from laconic.models.decoder import Decoder
 from laconic.nested.cms.layer import CMS, forward_levels, forward_with_state, require_levels
@@ -172,16 +172,17 @@ def forward_pass(
             position_ids = default_position_ids(attention_mask, cache.positions, cache.valid)
         positions = torch.cat([cache.positions, position_ids], 1)
         valid = torch.cat([cache.valid, attention_mask], 1)
-        context = model.build_context(
+        context = build_context(
+            model.config,
             positions[:1] if shared_positions else positions,
             valid,
             cache.S,
             attention_bias,
             inputs_embeds.dtype,
+            backend="eager" if options.double_backward else model.attn_implementation,
             all_valid=all_valid or bool(valid.all()),
-            needs_scores=options.double_backward,
+            needs_visible=False,
         )
-        context = context._replace(backend="eager") if options.double_backward else context
         options = replace(options, context=context, key_positions=(positions, valid))
         inputs_embeds = model.add_positions(inputs_embeds, position_ids)
     blocks = [block for block in model.layers if isinstance(block, Block)]

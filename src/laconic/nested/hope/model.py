@@ -19,6 +19,8 @@ from laconic.models import weights
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput, check_forward_inputs
+from laconic.models.init import init_parameters
+from laconic.models.parameters import get_parameter_version
 from laconic.nested import state_file
 from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.init import init_weights
@@ -70,7 +72,8 @@ class Hope(Decoder):
         if seed is None:
             return
         nested = (".mlp.", ".memory.")
-        self.init_parameters([name for name, _ in self.named_parameters() if not any(x in name for x in nested)], seed)
+        plain = {name: p for name, p in self.named_parameters() if not any(x in name for x in nested)}
+        init_parameters(plain, config.decoder.initializer_range, seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for n, block in enumerate(self.blocks):
@@ -99,7 +102,7 @@ class Hope(Decoder):
             report = weights.load_weights(model, folder, config.decoder, dtype, device)
         model.config = replace(config.decoder, dtype=model.token_embedding.weight.dtype)
         model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
-        model._cached_fingerprint = (report.fingerprint, model.parameter_version())
+        model._cached_fingerprint = (report.fingerprint, get_parameter_version(model))
         return model.eval()
 
     def save_pretrained(

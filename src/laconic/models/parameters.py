@@ -1,0 +1,94 @@
+"""Create, load and enlarge the parameters of a decoder, as functions of the module and its configuration."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from laconic.models import weights
+from laconic.models.block import Block, build_norm
+from laconic.models.checkpoint_files import StoredTensor, warn_randomly_initialized
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.init import add_submodule, empty_embedding, init_parameters
+from laconic.models.int8_linear import int8_memory, quantize_head, quantize_layers
+
+ParameterVersion = tuple[tuple[int, int], ...]
+
+
+class LoadedParameters(NamedTuple):
+    """Result of loading: the configuration of what was loaded, and the fingerprint of the weights on disk."""
+
+    config: DecoderConfig
+    fingerprint: str
+
+
+def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
+    """Add embeddings, blocks, final norm and head under the family's names; `seed` None leaves them uninitialised."""
+    names, D = WEIGHT_NAMES[config.family], config.hidden_size
+    add_submodule(decoder, names.token_embedding, empty_embedding(config.vocab_size, D))
+    if names.position_embedding:
+        num_positions = config.max_position_embeddings + config.position_offset
+        add_submodule(decoder, names.position_embedding, empty_embedding(num_positions, D))
+    add_submodule(decoder, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
+    add_submodule(decoder, names.final_norm, build_norm(config))
+    if not config.tie_word_embeddings:
+        add_submodule(decoder, names.head, nn.Linear(D, config.vocab_size, bias=False))
+    if seed is not None:
+        init_parameters(dict(decoder.named_parameters()), config.initializer_range, seed)
+
+
+def load_tensors(
+    decoder: nn.Module,
+    folder: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    allow_missing: tuple[str, ...],
+    tensors: dict[str, StoredTensor],
+    quantize: Literal["int8"] | None,
+) -> LoadedParameters:
+    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
+
+    Args:
+        decoder: Decoder on the meta device.
+        folder: Checkpoint folder.
+        config: Configuration of the decoder.
+        dtype: Dtype of the weights.
+        device: Device of the weights.
+        allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
+        tensors: Tensors of the folder by their names on disk.
+        quantize: "int8" rounds the linear layers while reading.
+    """
+    on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
+    report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
+    missing = {name: decoder.get_parameter(name) for name in warn_randomly_initialized(report.missing)}
+    init_parameters(missing, config.initializer_range, seed=0)
+    if quantize:
+        config = quantize_head(decoder, config)
+    embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
+    return LoadedParameters(replace(config, dtype=embedding.dtype), report.fingerprint)
+
+
+def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
+    """Return address and in-place change counter of each parameter (inference tensors have no counter)."""
+    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in decoder.parameters())
+
+
+def share_parameters(decoder: nn.Module, resized: nn.Module, seed: int) -> None:
+    """Give the parameters of a decoder to one on meta with a larger vocabulary; only the larger matrices are copies.
+
+    New rows are the mean row plus 1% of the rows' standard deviation as noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parameters = dict(decoder.named_parameters())
+    for name, p in resized.named_parameters():
+        rows = parameters[name].detach()
+        if num_new := len(p) - len(rows):
+            noise = torch.randn((num_new, rows.shape[1]), generator=generator, device="cpu").to(rows)
+            new = rows.mean(0) + noise * rows.std(0) * 1e-2
+            parameters[name] = nn.Parameter(torch.cat([rows, new]), parameters[name].requires_grad)
+        p.requires_grad_(parameters[name].requires_grad)  # load_state_dict(assign=True) takes it from here
+    resized.load_state_dict(parameters, assign=True)
