@@ -24,7 +24,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("llama", (x(5, 48),), {}, r"expected \[B, T, D\]"),
     ("llama", (x(2, 5, 64),), {}, "width 64, the decoder 48"),
     ("llama", (x(2, 0, 48),), {}, "B and T must be at least 1"),
-    ("llama", (x(1, 5, 48).double(),), {}, "float64, weights float32"),
+    ("llama", (x(1, 5, 48).double(),), {}, "float64, weights torch.float32"),
     ("llama", (x(2, 5, 48),), {MASK: torch.ones(2, 4).bool()}, r"attention_mask: shape \[2, 4\]"),
     ("gpt2", (x(2, 5, 48),), {MASK: torch.ones(2, 5).long()}, r"did you mean attention_mask.bool"),
     ("llama", (x(2, 5, 48),), {POSITIONS: torch.zeros(2, 1).long()}, r"position_ids: shape \[2, 1\]"),

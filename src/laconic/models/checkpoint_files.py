@@ -149,7 +149,7 @@ def warn_randomly_initialized(names: Sequence[str]) -> list[str]:
         count = names[0] if len(names) == 1 else f"{len(names):,} tensors"
         listed = "" if len(names) == 1 else f" ({_join_names(names)})"
         verb = "is" if len(names) == 1 else "are"
-        warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=3)
+        warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=4)
     return list(names)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         revision: str | None = None,
         device_map: str | Mapping[str, Any] | None = None,
         quantize: Literal["int8"] | None = None,
-    ) -> Self:
+    ) -> "Decoder":
         """Load a checkpoint: llama, mistral, qwen2, qwen3, smollm3, gpt2 or opt.
 
         On a CPU, the weights of one input are copied side by side, so that decoding reads them as one matrix.
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         return decoder.eval()
 
     @classmethod
-    def from_llama2c(cls, path: str | Path) -> Self:
+    def from_llama2c(cls, path: str | Path) -> "Decoder":
         """Load a llama2.c file (`stories260K.bin`), with q and k permuted to Hugging Face's RoPE layout.
 
         Raises:
@@ -160,7 +160,7 @@ class Decoder(nn.Module):
             self._cached_fingerprint = (weights.weights_fingerprint(tensors), version)
         return self._cached_fingerprint[0]
 
-    def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> Self:
+    def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> "Decoder":
         """Return a decoder with more tokens; all other parameters are shared with this one.
 
         New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
