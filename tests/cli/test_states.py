@@ -361,7 +361,7 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     with pytest.raises(UsageError, match=r"inner_loop.enabled is false"):
         still.compress(["a"])
     assert values.states_equal(
-        still.generate(["ab"], config=GenerationConfig(max_tokens=2))[0].state.layers[0].cms,
+        still.generate(["ab"], config=GenerationConfig(max_tokens=2))[0].state.layers[0].cms,  # pyright: ignore[reportAttributeAccessIssue]
         still.model.initial_state(1).layers[0].cms,
     )
     with pytest.raises(UsageError, match="checkpoint"):

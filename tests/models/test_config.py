@@ -258,7 +258,7 @@ ROPES: list[dict[str, Any]] = [
 def test_rope_spellings_agree_with_one_another_and_transformers(table: dict[str, Any]) -> None:
     with_theta = {"rope_theta": 1234.5, **table}
     theta = with_theta["rope_theta"]
-    sizes = {"head_dim": 12, "max_position_embeddings": 256}
+    sizes: dict[str, Any] = {"head_dim": 12, "max_position_embeddings": 256}
     typed = {"type" if key == "rope_type" else key: value for key, value in table.items() if key != "rope_theta"}
     bare = {key: value for key, value in typed.items() if key != "type"}
     spellings = [

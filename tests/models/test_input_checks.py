@@ -89,7 +89,7 @@ def test_forward_refuses_dtypes_exactly_where_torch_does(name: str, weights: tor
             with pytest.raises(ValueError, match="convert one"):
                 decoder(x(1, 2, 48).to(dtype))
             with pytest.raises(RuntimeError, match=r"same dtype|expected scalar type|mixed dtype"):
-                decoder.layers[0].submodule("up")(x(1, 2, 48).to(dtype))
+                decoder.layers[0].submodule("up")(x(1, 2, 48).to(dtype))  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])

@@ -26,7 +26,7 @@ from tests.models.fixtures import (
 from tests.tolerances import BACKENDS, QUIET_ABSOLUTE, SHIFT_PER_POSITION, error, largest
 
 TURNED = [name for name in VARIANTS if fresh(name).config.rope is not None and "dynamic" not in name]
-ROPED = [name for name in TURNED if fresh(name).config.rope.kind == "default"]
+ROPED = [name for name in TURNED if fresh(name).config.rope.kind == "default"]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @pytest.mark.parametrize("name", ROPED)
@@ -166,7 +166,7 @@ def test_attention_mask_is_built_only_if_needed() -> None:
     assert [(s.causal, s.mask is None) for s in sights(decoder, 1, 4, True)] == [(False, True)] * 2
     assert [(s.causal, s.mask is None) for s in sights(decoder, 2, 3, True)] == [(False, False)] * 2
     assert [(s.causal, s.mask is None) for s in sights(decoder, 5, 0, False)] == [(False, False)] * 2
-    assert sights(decoder, 2, 3, True)[0].mask.shape == (1, 1, 2, 5)
+    assert sights(decoder, 2, 3, True)[0].mask.shape == (1, 1, 2, 5)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 # Pitfalls of torch, and that the decoder avoids them
@@ -196,7 +196,7 @@ def test_query_that_sees_nothing_has_zero_output_and_finite_gradients(backend: s
     context = attention_backends.ATTENTION_BACKENDS[backend](q, k, v, 0.5, sight, 0.0)
     assert torch.equal(context[0, 0], torch.zeros(8, dtype=torch.float64))
     context.square().sum().backward()
-    assert all(x.grad.isfinite().all() for x in (q, k, v))
+    assert all(x.grad.isfinite().all() for x in (q, k, v))  # pyright: ignore[reportOptionalMemberAccess]
     assert torch.softmax(torch.full((3,), -torch.inf), 0).isnan().all()  # the trap
 
 
@@ -210,9 +210,9 @@ def test_padded_queries_have_finite_outputs_and_gradients(name: str, backend: st
     output = decoder(embeds, attention_mask=mask)
     assert output.hidden_states.isfinite().all()
     output.hidden_states[mask].square().sum().backward()
-    assert embeds.grad.isfinite().all()
+    assert embeds.grad.isfinite().all()  # pyright: ignore[reportOptionalMemberAccess]
     assert all(p.grad.isfinite().all() for p in decoder.parameters() if p.grad is not None)
-    assert not embeds.grad[~mask].any()
+    assert not embeds.grad[~mask].any()  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_attention_bias_has_gradients_in_sdpa() -> None:

@@ -351,7 +351,7 @@ def test_cms_refuses_inconsistent_options_and_inputs() -> None:
         ((2, 4), {"meta_gradient": "full", "inner_objective": "task"}, "meta"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=key):
-            build(chunks, **options)
+            build(chunks, **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="must be 1"):
         chunk_sizes((4, 2), 8)
     with pytest.raises(UsageError, match="frequency 3"):

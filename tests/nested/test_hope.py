@@ -296,7 +296,7 @@ def test_self_titans_refuses_inconsistent_options_and_inputs() -> None:
         ({"momentum": True}, "momentum"), ({"init": "window", "adaptive_query": True}, "window"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=key):
-            SelfTitans(D, H, E, SelfModifyingOptions(**options))
+            SelfTitans(D, H, E, SelfModifyingOptions(**options))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="4 heads"):
         SelfTitans(6, 4)
     with pytest.raises(UsageError, match="expected vectors"):

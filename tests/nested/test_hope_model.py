@@ -417,7 +417,7 @@ def test_hope_forward_accepts_the_arguments_of_a_decoder() -> None:
         output = model(model.embed(ids), capture=("embed", "hidden.1", "final_norm"))
         assert torch.equal(output.activations["final_norm"], output.hidden_states)
         assert torch.equal(output.activations["embed"], model.embed(ids))
-        assert not any(level.num_updates.any() for level in all_levels(output.cache))
+        assert not any(level.num_updates.any() for level in all_levels(output.cache))  # pyright: ignore[reportArgumentType]
         assert isinstance(model, Decoder)
 
 
@@ -429,9 +429,9 @@ def test_hope_refuses_inputs_and_options_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="position_ids"):
         model(model.embed(ids), input_ids=ids, capture=("embed",))
     with pytest.raises(UsageError, match="2 rows, the state 1"):
-        model.read_tokens(random_ids(2, 3), state)
+        model.read_tokens(random_ids(2, 3), state)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="1 layers, the model 2"):
-        model.read_tokens(ids, FastWeightState(state.layers[:1], state.position))
+        model.read_tokens(ids, FastWeightState(state.layers[:1], state.position))  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UsageError, match="chunk_sizes for 1 layers"):
         HopeConfig(fresh("llama").config, ((2,),), CMSOptions())
     with pytest.raises(UsageError, match="head_dim 3"):

@@ -108,7 +108,7 @@ def test_titans_padding_and_other_rows_change_nothing(options: dict[str, Any]) -
 
 def test_titans_is_causal() -> None:
     for options in ({}, {"read_at": "boundary"}):
-        layer, x = build(**options), noise(5, 1, 9, D)
+        layer, x = build(**options), noise(5, 1, 9, D)  # pyright: ignore[reportArgumentType]
         other = torch.cat([x[:, :4], noise(6, 1, 5, D)], 1)
         assert_close([layer(x)[0][:, :4]], [layer(other)[0][:, :4]])
         assert not torch.equal(layer(x)[0][:, 4:], layer(other)[0][:, 4:])

@@ -92,21 +92,21 @@ def swap_longrope_factors(config: DecoderConfig) -> DecoderConfig:
 
 def zero_query_bias(decoder: Decoder) -> None:
     for layer in decoder.layers:
-        layer.submodule("q").bias.zero_()
+        layer.submodule("q").bias.zero_()  # pyright: ignore[reportCallIssue]
 
 
 def convert_keys_with_query_heads(decoder: Decoder) -> None:
     """Undo the conversion from pairs to halves, then repeat it with H heads instead of G."""
     config = decoder.config
     for layer in decoder.layers:
-        w = layer.submodule("k").weight
+        w = layer.submodule("k").weight  # pyright: ignore[reportCallIssue]
         meta = interleave(w.detach(), config.num_key_value_heads)
         w.copy_(rope.half_split(meta, config.num_attention_heads))
 
 
 def randomise_head(decoder: Decoder) -> None:
     head = decoder.get_submodule("lm_head").weight
-    head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(7)) * 0.2)
+    head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(7)) * 0.2)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def transposed_without_c_proj(config: DecoderConfig) -> frozenset[str]:

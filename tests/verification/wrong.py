@@ -27,7 +27,7 @@ def late_cast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def part_of(wrong: dict[str, str]) -> Any:
     right = block.Block.submodule
-    return lambda self, role: right(self, wrong.get(role, role))
+    return lambda self, role: right(self, str(wrong.get(role, role)))
 
 
 def exchanged_normed(self: Any, x: Tensor, role: str) -> Tensor:
@@ -101,7 +101,8 @@ def start_ignored(p: Tensor, omega: Tensor, a: float, dtype: torch.dtype) -> tup
 
 
 def swapped_tables(p: Tensor, omega: Tensor, a: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return tables_right(p, omega, a, dtype)[::-1]
+    cos, sin = tables_right(p, omega, a, dtype)
+    return sin, cos
 
 
 def lengthened(p: Tensor, omega: Tensor, a: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

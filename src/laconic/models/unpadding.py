@@ -10,7 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 MIN_PADDING = 0.1  # share of the positions from which it is worth gathering the others
-PADDED_ACTIVATIONS = frozenset({"hidden", "q_rot", "k_rot", "k_cache", "v_cache", "context"})  # these have their usual shape
+PADDED_ACTIVATIONS = frozenset(
+    {"hidden", "q_rot", "k_rot", "k_cache", "v_cache", "context"}
+)  # these have their usual shape
 
 
 class RealTokens(NamedTuple):
