@@ -107,11 +107,9 @@ class KVCache:
 
     def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
         """Raise ValueError if the cache is one of another decoder, or has another number of rows."""
-        expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        if self.shape_summary != expected:
-            raise ValueError(
-                f"the cache has (layers, KV heads, head size) {self.shape_summary}, the decoder {expected}"
-            )
+        shape, expected = self.shape_summary, (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        if shape != expected:
+            raise ValueError(f"the cache has (layers, KV heads, head size) {shape}, the decoder {expected}")
         if batch_size != self.B:
             raise ValueError(f"the cache has {self.B} rows, the inputs {batch_size}")
 

@@ -65,8 +65,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
         super().__init__()
-        self.config, self.weight_names = config, WEIGHT_NAMES[config.family]
-        self.name_or_path = config.family
+        self.config, self.weight_names, self.name_or_path = config, WEIGHT_NAMES[config.family], config.family
         self.source_folder: Path | None = None
         self._cached_fingerprint: tuple[str, parameters.ParameterVersion] | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
@@ -299,11 +298,13 @@ class Decoder(nn.Module):
         Raises:
             ValueError: A name or layer does not exist.
         """
-        unknown = next((name for name in names if name not in self.activation_places), None)
-        if unknown is not None:
-            raise ValueError(unknown_activation_message(unknown, self.activation_places))
-        places = {place for name in names for place in self.activation_places[name]}
-        return tuple(frozenset(name for l, name in places if l == layer) for layer in range(len(self.layers) + 1))
+        layers: list[set[str]] = [set() for _ in range(self.config.num_hidden_layers + 1)]
+        for name in names:
+            if name not in self.activation_places:
+                raise ValueError(unknown_activation_message(name, self.activation_places))
+            for layer, activation in self.activation_places[name]:
+                layers[layer].add(activation)
+        return tuple(map(frozenset, layers))
 
     def run_layers(
         self,
