@@ -1,5 +1,6 @@
 """Overlap of training, validation and test rows is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,12 @@ def test_load_training_examples_ignores_punctuation_in_overlap(shared: Path, tmp
         len(load_training_examples(build_config(name=str(path), test=str(other), allow_contamination=True)).examples)
         == 1
     )
+
+
+def test_the_same_question_about_another_document_is_another_row() -> None:
+    about = [ReasoningExample(str(i), "How many?", (), "3", {}, f"Ann has {i} pears.") for i in range(3)]
+    assert check_overlap(about[:2], about[2:]) == 0
+    again = replace(about[0], id="again", document="ann has 0 pears")
+    with pytest.raises(InputError, match="again = 0"):
+        check_overlap([again], about)
+    assert len(merge_deduplicated(["a", "b"], [about, [again]])[0]) == 3

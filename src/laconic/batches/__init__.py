@@ -2,7 +2,8 @@
 
 from laconic.batches.answers import AnswerBatch, PassCounts
 from laconic.batches.documents import IGNORE_INDEX, DocumentBatch, next_token_targets
-from laconic.batches.reasoning import ReasoningBatch, ReasoningExample
+from laconic.batches.example import ReasoningExample
+from laconic.batches.reasoning import ReasoningBatch
 
 __all__ = [
     "IGNORE_INDEX",

@@ -1,29 +1,15 @@
 """Questions with their chains of thought and answers.
 
-Shapes: B rows; Nq, Nc, Na columns of question, chain and answer. A mask is True at real tokens and False at padding.
+Shapes: B rows; Nq, Nc, Na columns of question, chain and answer, Nd of documents. A mask is True at real tokens and
+False at padding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class ReasoningExample:
-    """A question with its chain of thought (a tuple of steps) and its answer, as text.
-
-    `metadata` holds source-specific fields (difficulty, subset, …) that reports group by.
-    """
-
-    id: str
-    question: str
-    steps: tuple[str, ...]
-    answer: str
-    metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
 
 
 @dataclass(frozen=True)
@@ -45,6 +31,8 @@ class ReasoningBatch:
         ids: Names of the rows.
         loss_denominators: Denominators of the whole optimizer step (`Method.loss_denominators` summed over
             micro-batches and ranks); None if this batch is the whole step.
+        document_ids: Tokens of the document of each question, padded on the right; None if they have none.
+        document_mask: True at their real tokens.
     """
 
     question_ids: Int[Tensor, "B Nq"]
@@ -64,6 +52,8 @@ class ReasoningBatch:
     epoch: int = 0
     step: int = 0
     loss_denominators: Mapping[str, float] | None = None
+    document_ids: Int[Tensor, "B Nd"] | None = None
+    document_mask: Bool[Tensor, "B Nd"] | None = None
 
     @property
     def B(self) -> int:
@@ -72,8 +62,9 @@ class ReasoningBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of real tokens in questions, chains and answers."""
-        return sum(int(mask.sum()) for mask in (self.question_mask, self.chain_mask, self.answer_mask))
+        """Number of real tokens in documents, questions, chains and answers."""
+        masks = (self.document_mask, self.question_mask, self.chain_mask, self.answer_mask)
+        return sum(int(mask.sum()) for mask in masks if mask is not None)
 
     @property
     def sequential_parts(self) -> "tuple[ReasoningBatch, ...]":

@@ -122,8 +122,7 @@ class GenerateCommand(SamplingFlags):
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
         if read_run_method(self.model) is not None and not self.is_language_model_run:
-            prompts = self.read_plain_prompts()
-            return self.generate_with_memory(prompts) if self.memory else self.answer_questions(prompts)
+            return self.answer_questions(self.read_plain_prompts())
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
@@ -285,9 +284,12 @@ class GenerateCommand(SamplingFlags):
                 "continue texts in Python with laconic.load(RUN, allow_code=True).generate(TEXT)"
             )
         refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
+        if len(self.memory) > 1:
+            raise UsageError(f"--memory: {len(self.memory)} files; a run that answers questions reads one")
         start = time.perf_counter()
         model = replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)
-        answers = model.generate(prompts, self.generation_config(), with_cot=self.with_cot)
+        memory = self.memory[0] if self.memory else None
+        answers = model.generate(prompts, self.generation_config(), with_cot=self.with_cot, memory=memory)
         seconds = time.perf_counter() - start
         if self.format == "json":
             rows = [

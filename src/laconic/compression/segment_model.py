@@ -22,6 +22,7 @@ from laconic.compression.segment import (
     CompressionOutput,
     SegmentInputs,
     StopCheck,
+    build_memory_prompt,
     compress_segment,
     mark_last_valid,
     read_segment,
@@ -32,6 +33,7 @@ from laconic.config.methods import CompressionConfig
 from laconic.halting.stop_distribution import scale_by_survival
 from laconic.losses import score_rows, score_rows_in_chunks
 from laconic.models.attention import accumulation_dtype
+from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 ReadAndCompressed = tuple[Tensor, CompressionOutput | None]
@@ -124,6 +126,16 @@ class SegmentModel:
             inputs = SegmentInputs(before, embeds, attention_mask, self.bos_token_id)
             output = read_segment(self.decoder, self.config, inputs)
         return output.text_states
+
+    def prefill_memory(self, memory: SummaryMemory) -> KVCache | None:
+        """Compute the KV cache of bos and memory; None if both are empty."""
+        prompt = build_memory_prompt(self.decoder, self.config, memory, self.bos_token_id)
+        if not prompt.inputs_embeds.shape[1]:
+            return None
+        output = self.decoder(
+            prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
+        )
+        return output.cache
 
     def compress_segment(
         self,

@@ -15,7 +15,7 @@ from laconic.config.synthetic import (
 
 SplitName = Literal["test", "valid", "train"]
 RowFormat = Literal["pccot", "codi", "coconut", "icot", "chat", "digits"]
-FieldName = Literal["id", "question", "answer", "steps", "cot", "rationale"]
+FieldName = Literal["id", "question", "answer", "steps", "cot", "rationale", "document"]
 SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "continual_translation", "formal_languages")
 ROW_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
 
@@ -37,14 +37,23 @@ class DigitsConfig(ConfigModel):
     min_operations: Annotated[int, Field(ge=1, le=12)] | None = Field(
         default=None, description="questions have this many to num_operations operations, in turn; default: all have k"
     )
-    chain_style: Literal["results", "equations", "brackets", "bracket_tokens"] = Field(
+    chain_style: Literal["results", "equations", "brackets", "bracket_tokens", "lookups"] = Field(
         default="results",
-        description="form of a step: 8; 3+5=8 and step_end; <<3+5=8>>; or < < 8 > > with one token per bracket",
+        description="form of a step: 8; 3+5=8 and step_end; <<3+5=8>>; < < 8 > > with one token per bracket; or, over "
+        "documents, `a 3` for each name and then equations",
     )
     results_only_fraction: Fraction = Field(
         default=0.0, description="fraction of steps whose chain has results only, as asked for by a `:`; 1: always"
     )
     step_end: Literal[";", ""] = Field(default=";", description="end of each step in style equations")
+    document_tokens: PositiveInt | None = Field(
+        default=None,
+        description="tokens of a document with a digit for each name in the question; unset: questions have digits",
+    )
+    num_names: Annotated[int, Field(ge=2, le=16)] | None = Field(
+        default=None,
+        description="names in documents, of which a question has one for each of its digits; default: 16",
+    )
     train_rows: PositiveInt = Field(default=100_000, description="training problems, all different")
     valid_rows: PositiveInt = Field(default=1000, description="validation problems, none of them in training")
     test_rows: PositiveInt = Field(default=2000, description="test problems, none of them in training or validation")
@@ -53,6 +62,17 @@ class DigitsConfig(ConfigModel):
     def check_operations(self) -> "DigitsConfig":
         if self.min_operations is not None and self.min_operations > self.num_operations:
             raise ValueError(f"min_operations {self.min_operations}: exceeds num_operations {self.num_operations}")
+        if self.chain_style == "lookups" and self.document_tokens is None:
+            raise ValueError('chain_style "lookups": there is nothing to look up; set document_tokens')
+        if self.num_names is not None and self.num_names <= self.num_operations:
+            raise ValueError(
+                f"num_names {self.num_names}: {self.num_operations} operations need {self.num_operations + 1}"
+            )
+        least = self.num_operations + 1  # facts
+        if self.document_tokens is not None and self.document_tokens < least:
+            raise ValueError(
+                f"document_tokens {self.document_tokens}: the facts of {self.num_operations} operations take {least}"
+            )
         return self
 
     @property
@@ -250,6 +270,9 @@ class DataConfig(ConfigModel):
     )
     require_leading_digit: bool = Field(
         default=False, description="drop rows whose answer does not begin with a digit, negative ones too (CODI)"
+    )
+    segment_tokens: PositiveInt = Field(
+        default=256, description="tokens of the segments in which a question's document is compressed"
     )
     max_tokens: PositiveInt | None = Field(
         default=None, description="maximum tokens of question, chain and answer; default: the model's context"

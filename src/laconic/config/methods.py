@@ -251,6 +251,23 @@ class CompressionConfig(ConfigModel):
             )
         return self
 
+    def check_for_reasoning(self) -> None:
+        """Raise ValueError for options that questions about a document do not support."""
+        supported: dict[str, tuple[object, ...]] = {
+            "summary": ("parallel", "autoregressive", "pool"),
+            "length_policy": ("fixed",),
+            "memory_policy": ("accumulate",),
+            "summary_positions": (None, "contiguous"),
+            "adapter_scope": ("both",),
+            "distillation_weight": (0.0,),
+        }
+        for key, values in supported.items():
+            if getattr(self, key) not in values:
+                expected = next(value for value in values if value is not None)
+                raise ValueError(
+                    f"compression.{key} {getattr(self, key)!r}: answers to questions about documents need {expected!r}"
+                )
+
     @property
     def can_copy_last_tokens(self) -> bool:
         """Whether summary tokens can begin as the last tokens; a budgeted memory is recompressed without text."""

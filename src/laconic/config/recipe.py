@@ -55,8 +55,10 @@ NEW_DECODER_KEYS = (  # keys of [model] that describe a new decoder; a pretraine
 DOCUMENT_METHODS = ("autocompressor", "lm", "hope")
 DOCUMENT_SOURCES = ("text", "recall", "mqar", "copying", "continual_translation", "formal_languages")
 SEGMENTED_SOURCES = ("text", "recall")  # sources whose documents are cut into segments
-BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages")  # write ./digits for a folder
+# Names of tokenizers; write ./digits for a folder.
+BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages", "digit_documents")
 COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # these learn to write the chain too
+DOCUMENT_REASONING_METHODS = ("cot", "nocot", "codi", "pccot", "kava")  # with [compression], over a row's document
 FULL_CHAIN_METHODS = ("cot", "icot", "coconut")  # these learn to write the chain, so data.chain_steps defaults to all
 # Keys with paths. A "name" is a path only if that folder exists, "rows" if the file exists or has a data file's suffix.
 PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
@@ -130,8 +132,8 @@ class ModelConfig(ConfigModel):
     )
     tokenizer: PathText | None = Field(
         default=None,
-        description='"digits", "recall", "bytes", "mqar", "formal_languages", a folder or a hub name; default: the '
-        "checkpoint's",
+        description='"digits", "digit_documents", "recall", "bytes", "mqar", "formal_languages", a folder or a hub '
+        "name; default: the checkpoint's",
     )
     init_seed: int | None = Field(
         default=None, ge=0, description="seed of a new decoder's weights; default: the run's seed"
@@ -218,7 +220,10 @@ class Recipe(ConfigModel):
     kv_distillation: KVDistillationConfig | None = Field(default=None, description="KaVa's loss on keys and values")
     icot: ICoTConfig | None = Field(default=None, description="iCoT's curriculum")
     coconut: CoconutConfig | None = Field(default=None, description="Coconut's curriculum")
-    compression: CompressionConfig | None = Field(default=None, description="how documents become summary vectors")
+    compression: CompressionConfig | None = Field(
+        default=None,
+        description="how documents become summary vectors; for cot, nocot, codi, pccot and kava, those of questions",
+    )
     stop_head: StopHeadConfig | None = Field(default=None, description="how the number of summary vectors is learned")
     mixer: MixerConfig | None = Field(default=None, description="token mixer of each layer")
     cms: CMSConfig | None = Field(default=None, description="MLP levels that learn while they read")
@@ -267,6 +272,13 @@ class Recipe(ConfigModel):
             raise ValueError(
                 f'data.source "{source}" with method {self.method}: document sources ({", ".join(DOCUMENT_SOURCES)}) '
                 f"go with methods {', '.join(DOCUMENT_METHODS)}"
+            )
+        if self.reads_documents and config is not None:
+            config.check_for_reasoning()
+        if source == "digits" and self.reads_documents != (self.data.digits.document_tokens is not None):
+            raise ValueError(
+                "data.digits.document_tokens: goes with a table [compression] and one of the methods "
+                f"{', '.join(DOCUMENT_REASONING_METHODS)}; set both or neither"
             )
         if self.method != "autocompressor" or config is None:
             return self
@@ -325,9 +337,14 @@ class Recipe(ConfigModel):
         return ":" in self.method
 
     @property
+    def reads_documents(self) -> bool:
+        """Whether questions are answered after the summary vectors of a document."""
+        return self.compression is not None and self.method in DOCUMENT_REASONING_METHODS
+
+    @property
     def method_tables(self) -> tuple[str, ...]:
         """Tables that the method uses; one outside laconic has its options only."""
-        return METHOD_TABLES.get(self.method, ())
+        return (*METHOD_TABLES.get(self.method, ()), *(("compression",) if self.reads_documents else ()))
 
     @property
     def validation_metrics(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from laconic.config.data import DataConfig, TextConfig
 from laconic.data.documents.load import read_documents
 from laconic.data.documents.tokenize import tokenize_texts
 from laconic.data.reasoning.answer_matching import CODI
-from laconic.data.reasoning.contamination import normalise_question
+from laconic.data.reasoning.contamination import identify_question
 from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder, find_number
 from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, most_common_answer, scan_examples
 from laconic.data.strict_jsonl import RowProblem
@@ -202,7 +202,7 @@ def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
 def find_duplicates(examples: Sequence[ReasoningExample]) -> tuple[tuple[str, str], ...]:
     """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
     first: dict[str, str] = {}
-    pairs = [(first.setdefault(normalise_question(e.question), e.id), e.id) for e in examples]
+    pairs = [(first.setdefault(identify_question(e), e.id), e.id) for e in examples]
     return tuple((a, b) for a, b in pairs if a != b)
 
 

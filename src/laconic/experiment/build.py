@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from laconic.batches import DocumentBatch
+from laconic.batches import DocumentBatch, ReasoningBatch
+from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.recipe import Recipe
+from laconic.errors import UsageError
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build_data import ProgressCallback, load_training_rows
 from laconic.experiment.build_model import ModelParts
-from laconic.experiment.load_run import held_out_fingerprint, load_initial_decoder, recipe_fingerprint
+from laconic.experiment.load_run import held_out_fingerprint, load_initial_model, recipe_fingerprint
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.experiment.optimizers import build_optimizer
-from laconic.interfaces import TrainingData
+from laconic.interfaces import Batch, TrainingData
 from laconic.training.ranks import Ranks
 from laconic.training.setup import TrainingSetup
 from laconic.training.single_process import SingleProcess
@@ -60,6 +62,27 @@ class Experiment:
         )
 
 
+def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
+    """Let training go on with the summary vectors of an earlier run.
+
+    Raises:
+        UsageError: If those are of other sizes or kinds.
+    """
+    shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
+    if shapes != expected:
+        raise UsageError(
+            f"compression: the summary parameters of {recipe.model.init_from_run} have other sizes; copy its table "
+            "[compression]"
+        )
+    target.load_state_dict(source.state_dict())
+
+
+def find_documents(batch: Batch) -> Tensor:
+    """Return the documents of a batch of questions, or the questions if these have none."""
+    assert isinstance(batch, ReasoningBatch)
+    return batch.question_ids if batch.document_ids is None else batch.document_ids
+
+
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:
     """Build a run from its recipe.
 
@@ -67,11 +90,13 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
         UsageError: If settings do not fit together or the model.
         InputError: If rows or a checkpoint are invalid.
     """
-    decoder, tokenizer = load_initial_decoder(recipe, device)
+    decoder, tokenizer, earlier = load_initial_model(recipe, device)
     rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
     data = rows.source
     build_nested.check_levels_trainable(recipe, data.max_length)
     parts = build_model.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
+    if recipe.reads_documents and earlier is not None and parts.summary_parameters is not None:
+        copy_summary_parameters(earlier, parts.summary_parameters, recipe)
     method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
     fingerprints = {
         "recipe": recipe_fingerprint(recipe),
@@ -83,8 +108,8 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
     checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
     if recipe.model.name is not None and parts.summary_parameters is not None:
         batch = data.batch([0], 0, 0).to(device)
-        assert isinstance(batch, DocumentBatch)
-        input_ids = batch.input_ids[:, :NOTE_TOKENS]
+        input_ids = batch.input_ids if isinstance(batch, DocumentBatch) else find_documents(batch)
+        input_ids = input_ids[:, :NOTE_TOKENS]
         config = parts.summary_parameters.config
         notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids))
     return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)

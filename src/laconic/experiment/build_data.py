@@ -18,6 +18,11 @@ from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, 
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
 from laconic.data.reasoning.read_examples import ExamplesFile, read_examples
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
+from laconic.data.synthetic.digit_documents import (
+    DigitDocumentsDataset,
+    build_digit_documents_tokenizer,
+    generate_document_examples,
+)
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer, generate_digit_examples
 from laconic.data.synthetic.fact_recall import FactRecallDataset, build_recall_tokenizer
 from laconic.data.synthetic.formal_languages import FormalLanguageDataset, build_languages_tokenizer
@@ -63,9 +68,8 @@ def load_training_rows(
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, "train", progress=progress)
     if data.source == "digits":
-        check_synthetic_tokenizer(tokenizer, build_digits_tokenizer(), "digits")
-        digits = DigitsDataset(recipe.seed, data.digits, "train", drop_last_step=data.chain_steps == "drop_last")
-        check_row_lengths(digits, recipe.latents.num_latents if recipe.latents else 0, context)
+        digits = build_digits(data, tokenizer, recipe.seed, "train")
+        check_row_lengths(digits, recipe, context)
         return RowSet(digits, (), DIGIT)
     file = reasoning_load.load_training_examples(data) if data.source == "catalog" else load_file_rows(data)
     M = recipe.latents.num_latents if recipe.latents else 0
@@ -76,12 +80,15 @@ def load_training_rows(
         max_positions=context,
         num_latents=M,
         min_rows=recipe.train.batch_size,
+        count_memory_positions=memory_counter(recipe),
         progress=progress,
     )
     check_chains(recipe, rows)
+    check_documents(recipe, rows)
     matcher = default_answer_matcher(data)
-    notes = (*file.notes, *rows.counts.describe(M), *describe_answers(matcher, rows.examples))
-    return RowSet(rows, rows.examples, matcher, notes)
+    notes = [*file.notes, *rows.counts.describe(M), *describe_documents(recipe, rows)]
+    notes += describe_answers(matcher, rows.examples)
+    return RowSet(rows, rows.examples, matcher, tuple(notes))
 
 
 def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
@@ -101,6 +108,46 @@ def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
         f"{files}: no row has a chain, from which method {recipe.method} learns; add a field steps (a list of "
         'strings), or cot or rationale (a text), or name yours: data.columns = { cot = "FIELD" }'
     )
+
+
+def check_documents(recipe: Recipe, rows: ReasoningDataset) -> None:
+    """Raise `InputError` if no row has a document for a recipe that compresses them."""
+    if recipe.reads_documents and not rows.counts.num_documents:
+        raise InputError(
+            "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
+            'data.columns = { document = "FIELD" }, or remove the table'
+        )
+
+
+def describe_documents(recipe: Recipe, rows: ReasoningDataset) -> list[str]:
+    """Return a note if rows have documents that the recipe does not read."""
+    if recipe.reads_documents or not rows.counts.num_documents:
+        return []
+    return ["documents of rows are not read; a table [compression] makes summary vectors of them"]
+
+
+def memory_counter(recipe: Recipe) -> Callable[[int], int] | None:
+    """Return the map from a document's tokens to the positions of its memory; None if documents are not read."""
+    config, segment_tokens = recipe.compression, recipe.data.segment_tokens
+    if config is None or not recipe.reads_documents:
+        return None
+    return lambda num_tokens: -(-num_tokens // segment_tokens) * config.fixed_length + 1  # and bos
+
+
+def build_digits(data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName) -> DigitsDataset:
+    """Build a split of the digits task, over documents if they are configured.
+
+    Raises:
+        CorruptArtifactError: If the tokenizer is not the task's own.
+    """
+    drop_last_step = data.chain_steps == "drop_last"
+    with_documents = build_digit_documents_tokenizer()  # whose first words are those of the other
+    if data.digits.document_tokens is not None:
+        check_synthetic_tokenizer(tokenizer, with_documents, "documents of digits")
+        return DigitDocumentsDataset(seed, data.digits, part, drop_last_step=drop_last_step)
+    if tokenizer.fingerprint != with_documents.fingerprint:
+        check_synthetic_tokenizer(tokenizer, build_digits_tokenizer(), "digits")
+    return DigitsDataset(seed, data.digits, part, drop_last_step=drop_last_step)
 
 
 def describe_answers(matcher: AnswerProtocol, examples: Sequence[ReasoningExample]) -> list[str]:
@@ -235,10 +282,13 @@ def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: s
         )
 
 
-def check_row_lengths(data: DigitsDataset, num_latents: int, context: int) -> None:
-    """Raise InputError if a generated row, with its chain or its latents, exceeds the context."""
-    row, latents = data.batch([0], 0, 0), num_latents + 2 if num_latents else 0
+def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None:
+    """Raise InputError if a generated row, with its memory and its chain or latents, exceeds the context."""
+    row, latents = data.batch([0], 0, 0), recipe.latents.num_latents + 2 if recipe.latents else 0
     length = row.question_ids.shape[1] + max(data.max_length, latents) + row.answer_ids.shape[1]
+    count_positions = memory_counter(recipe)
+    if row.document_ids is not None and count_positions is not None:
+        length += count_positions(row.document_ids.shape[1])
     if length > context:
         raise InputError(
             f"a row has {length} positions, the model {context}; "
@@ -254,12 +304,21 @@ def load_held_out(
     if data.source in DOCUMENT_SOURCES:
         return load_documents_split(recipe, tokenizer, context, part, max_rows)
     if data.source == "digits":
-        digits = DigitsDataset(HELD_OUT_SEED, data.digits, part, drop_last_step=data.chain_steps == "drop_last")
+        digits = build_digits(data, tokenizer, HELD_OUT_SEED, part)
         num_rows = min(max_rows or len(digits), len(digits))
-        return RowSet(digits, generate_digit_examples(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
+        generate = generate_digit_examples if data.digits.document_tokens is None else generate_document_examples
+        return RowSet(digits, generate(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
     load = reasoning_load.load_held_out if data.source == "catalog" else load_held_out_file
     M, file = recipe.latents.num_latents if recipe.latents else 0, load(data, part, max_rows)
-    rows = ReasoningDataset(file.examples, tokenizer, data, max_positions=context, num_latents=M)
+    count_positions = memory_counter(recipe)
+    rows = ReasoningDataset(
+        file.examples,
+        tokenizer,
+        data,
+        max_positions=context,
+        num_latents=M,
+        count_memory_positions=count_positions,
+    )
     notes = rows.counts.describe_left_out(len(file.skipped))
     return RowSet(rows, rows.examples, default_answer_matcher(data), notes)
 

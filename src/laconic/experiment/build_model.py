@@ -13,6 +13,7 @@ from laconic.compression.memory_policy import check_fits
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import BUILT_IN_TOKENIZERS, LoraConfig, ModelConfig, Recipe
+from laconic.data.synthetic.digit_documents import build_digit_documents_tokenizer
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.synthetic.fact_recall import build_recall_tokenizer
 from laconic.data.synthetic.formal_languages import build_languages_tokenizer
@@ -37,6 +38,7 @@ TOKENIZER_FACTORIES = (
     build_byte_tokenizer,
     build_mqar_tokenizer,
     build_languages_tokenizer,
+    build_digit_documents_tokenizer,
 )
 TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=True))
 
@@ -192,7 +194,8 @@ def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Rec
     if eos is None and decoder.config.eos_token_ids:
         eos = decoder.config.eos_token_ids[0]
     config = resolve_summary_init(resolve_bos(recipe.compression, tokenizer), recipe.model)
-    return SummaryParameters(decoder, config, recipe.stop_head, eos_token_id=eos, seed=recipe.seed)
+    stop_head = recipe.stop_head if recipe.method == "autocompressor" else None
+    return SummaryParameters(decoder, config, stop_head, eos_token_id=eos, seed=recipe.seed)
 
 
 def resolve_summary_init(config: CompressionConfig, model: ModelConfig) -> CompressionConfig:
@@ -272,10 +275,12 @@ def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> Non
             f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, but the model has {limit} "
             "positions; lower it"
         )
-    if compression is None or recipe.method != "autocompressor":
+    if compression is None or "compression" in recipe.unused_tables:
         return
     prefix_length = int(compression.bos in ("sink", "first"))
-    if recipe.data.source == "recall":
+    if recipe.reads_documents:  # the number of segments is known once the rows are
+        lengths, n = (recipe.data.digits.document_tokens or recipe.data.segment_tokens,), 1
+    elif recipe.data.source == "recall":
         lengths, n = (task.segment_tokens, 2 * task.num_queries), task.num_segments + 1
     else:
         lengths, n = (

@@ -21,6 +21,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
+from laconic.experiment.document_reasoning import DocumentReasoning
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
 from laconic.experiment.resumable_stream import TokenStream
@@ -185,23 +186,13 @@ class TextCompressor:
         model = self.method.segment_model
         model.check_fits(memory, max(map(len, ids)))
         with torch.no_grad(), self.reading_mode():
-            cache = self.prefill_memory(memory)
+            cache = model.prefill_memory(memory)
         if cache is not None and len(ids) != B:
             cache = cache.repeat_rows(len(ids))
         rows = memory if len(ids) == B else memory.select_rows([0] * len(ids))
         mask = pad_left(ids)[1].to(rows.valid.device)
         positions = build_memory_prompt(self.decoder, model.config, rows, model.bos_token_id, mask).position_ids
         return MemoryPrompts(ids, cache, None if positions is None else positions[:, -1] + 1 - mask.sum(1))
-
-    def prefill_memory(self, memory: SummaryMemory) -> KVCache | None:
-        """Return the cache of bos and memory, or None if both are empty."""
-        prompt = self.method.build_prompt(memory)
-        if not prompt.inputs_embeds.shape[1]:
-            return None
-        output = self.decoder(
-            prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
-        )
-        return output.cache
 
     def prompt_embeddings(self, memory: SummaryMemory, prompt: str | None = None) -> Float[Tensor, "T D"]:
         """Return the embeddings of a memory of one text and a prompt, as servers take them (vLLM: `prompt_embeds`).
@@ -311,11 +302,15 @@ def as_compressor(run: LoadedRun) -> TextCompressor:
         UsageError: If the run's method does not compress.
     """
     method, data = run.method, run.recipe.data
+    if isinstance(method, DocumentReasoning):
+        method = method.compressor
     if not isinstance(method, AutoCompressor):
         raise UsageError(
-            f"{run.folder} was trained by {run.recipe.method}, which writes no memory; give a run of autocompressor"
+            f"{run.folder} was trained by {run.recipe.method}, which writes no memory; give a run of autocompressor, "
+            "or of a recipe with a table [compression]"
         )
     reader = run.parts.base if method.config.adapter_scope == "write" else method.decoder.fingerprint
     segment_tokens = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
+    segment_tokens = data.segment_tokens if run.recipe.reads_documents else segment_tokens
     writer = compute_writer_fingerprint(method)
     return TextCompressor(method, run.parts.tokenizer, segment_tokens, reader, writer, run.recipe)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import MEASURE_KEYS, Recipe, explicit_values, flatten
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
@@ -261,23 +262,37 @@ def read_planned_recipe(run: str) -> str:
     return name
 
 
+class InitialModel(NamedTuple):
+    """What training starts with; summary parameters only if those of an earlier run fit the recipe."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    summary_parameters: SummaryParameters | None = None
+
+
 def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
     """Return the decoder that training starts with, and its tokenizer."""
+    return load_initial_model(recipe, device)[:2]
+
+
+def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
+    """Return the decoder that training starts with, its tokenizer, and what an earlier run learned to compress."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
     if model.init_from_run is not None:
         run = load_run(model.init_from_run, device)
         build_model.check_context_length(recipe, run.parts.decoder.config)
-        return build_nested.prepare_decoder(recipe, run.merged_decoder()), run.parts.tokenizer
+        decoder = build_nested.prepare_decoder(recipe, run.merged_decoder())
+        return InitialModel(decoder, run.parts.tokenizer, run.parts.summary_parameters)
     tokenizer = build_model.load_model_tokenizer(model)
     folder = weights.find_checkpoint(model.name, model.revision) if model.name is not None else None
     config = build_model.load_decoder_config(recipe, tokenizer, folder)
     build_model.check_vocabulary(tokenizer, config)
     build_model.check_context_length(recipe, config)
     if folder is None:
-        return build_model.build_decoder(recipe, config).to(device, dtype), tokenizer
+        return InitialModel(build_model.build_decoder(recipe, config).to(device, dtype), tokenizer)
     decoder = build_nested.prepare_decoder(recipe, build_nested.load_decoder(folder, dtype, device))
     decoder.name_or_path = str(model.name)
-    return decoder, tokenizer
+    return InitialModel(decoder, tokenizer)
 
 
 def held_out_fingerprint(recipe: Recipe) -> str:

@@ -16,9 +16,10 @@ from laconic.data.reasoning.encode import ReasoningEncoder, find_eos_token_id
 from laconic.errors import UsageError
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.custom_method import MethodParameters, build_custom_method
+from laconic.experiment.document_reasoning import DocumentReasoning, add_documents
 from laconic.generation.config import GenerationConfig
 from laconic.interfaces import AnswersQuestions
-from laconic.latent.answering import AnswerDecoding
+from laconic.latent.answering import AnswerDecoding, PromptedAnswers
 from laconic.latent.coconut import Coconut
 from laconic.latent.codi import Codi
 from laconic.latent.cot import Cot, NoCot
@@ -26,6 +27,7 @@ from laconic.latent.icot import Icot
 from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.stop_training import StopTraining
+from laconic.models.cache import KVCache
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel
 
@@ -53,6 +55,21 @@ def stop_training(recipe: Recipe, sizes: ScheduleSizes) -> StopTraining | None:
     if config is None or config.length_policy != "stop_head":
         return None
     return StopTraining(math.ceil(config.head_only_after * sizes.total_updates), config.length_cost)
+
+
+def build_autocompressor(parts: ModelParts, recipe: Recipe, total_steps: int) -> AutoCompressor:
+    """Build the AutoCompressor of a recipe with a table [compression]."""
+    summaries = require(parts.summary_parameters)
+    return AutoCompressor(
+        parts.decoder,
+        summaries,
+        summaries.config,
+        recipe.stop_head if recipe.method == "autocompressor" else None,
+        total_steps=total_steps,
+        seed=recipe.seed,
+        bos_token_id=parts.tokenizer.special_token_id("bos_token"),
+        base_model_context=parts.adapter.disable_adapter if parts.adapter is not None else None,
+    )
 
 
 MethodFactory = Callable[[ModelParts, Recipe, ScheduleSizes], nn.Module]
@@ -87,16 +104,7 @@ METHOD_FACTORIES: Mapping[str, MethodFactory] = {
         recipe.seed,
         stop_training(recipe, sizes),
     ),
-    "autocompressor": lambda parts, recipe, sizes: AutoCompressor(
-        parts.decoder,
-        require(parts.summary_parameters),
-        require(parts.summary_parameters).config,
-        recipe.stop_head,
-        total_steps=sizes.total_updates,
-        seed=recipe.seed,
-        bos_token_id=parts.tokenizer.special_token_id("bos_token"),
-        base_model_context=parts.adapter.disable_adapter if parts.adapter is not None else None,
-    ),
+    "autocompressor": lambda parts, recipe, sizes: build_autocompressor(parts, recipe, sizes.total_updates),
     "lm": lambda parts, recipe, sizes: LanguageModelBaseline(parts.decoder),
     "hope": lambda parts, recipe, sizes: NestedLanguageModel(cast(Hope, parts.decoder), require(recipe.inner_loop)),
 }
@@ -123,6 +131,9 @@ def build_method(
         return method
     steps = recipe.train.num_updates(steps_per_epoch)
     method = METHOD_FACTORIES[recipe.method](parts, recipe, ScheduleSizes(steps_per_epoch, steps, max_chain_tokens))
+    if recipe.reads_documents:
+        assert isinstance(method, Cot | NoCot | Codi)
+        method = add_documents(method, build_autocompressor(parts, recipe, steps), recipe.data.segment_tokens)
     trained = {id(p) for p in method.parameters() if p.requires_grad}
     for module in filter(None, (parts.latents, parts.summary_parameters)):
         untrained = next((name for name, p in module.named_parameters() if id(p) not in trained), None)
@@ -151,13 +162,24 @@ def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence
 
 
 def answer_questions(
-    method: nn.Module, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+    method: nn.Module,
+    questions: ReasoningBatch,
+    decoding: AnswerDecoding,
+    *,
+    with_cot: bool = False,
+    state: KVCache | None = None,
 ) -> AnswerBatch:
     """Answer questions as the method does, or with the chain of thought written out.
+
+    `state` is the KV cache of what precedes the questions.
 
     Raises:
         UsageError: If the method does not answer questions.
     """
     if not isinstance(method, AnswersQuestions):
         raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")
-    return method.answer(questions, decoding, with_cot=with_cot)
+    if state is None:
+        return method.answer(questions, decoding, with_cot=with_cot)
+    if not isinstance(method, PromptedAnswers | DocumentReasoning):
+        raise UsageError(f"{type(method).__name__}: a method outside laconic reads no memory; leave it out")
+    return method.answer(questions, decoding, with_cot=with_cot, state=state)

@@ -2,21 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from laconic.batches import PassCounts
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_memory_file import FILE_KIND
+from laconic.compression.memory import SummaryMemory
 from laconic.config.recipe import Recipe
 from laconic.console import to_html_table
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.compressor import TextCompressor, as_compressor
+from laconic.experiment.kv_compressor import open_kv_memory
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
-from laconic.experiment.text_model import describe_decoder
+from laconic.experiment.text_model import check_memory_type, describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.interfaces import ThinksInLatents
 from laconic.latent.adaptive_rollout import check_tolerance
@@ -24,6 +30,10 @@ from laconic.latent.answering import AnswerDecoding
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.models.modes import eval_no_grad
+from laconic.storage.atomic import read_artifact_kind
+
+Memory = SummaryMemory | KVMemory
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,12 @@ class Reasoner:
         return isinstance(self.method, ThinksInLatents)
 
     def generate(
-        self, questions: Sequence[str] | str, config: GenerationConfig = GREEDY, *, with_cot: bool = False
+        self,
+        questions: Sequence[str] | str,
+        config: GenerationConfig = GREEDY,
+        *,
+        with_cot: bool = False,
+        memory: Memory | str | Path | None = None,
     ) -> list[Answer]:
         """Answer questions as `laconic generate RUN` does: after latents, a written chain, or neither.
 
@@ -134,12 +149,13 @@ class Reasoner:
             questions: Texts; a single text is one question.
             config: Length and sampling. Where an answer ends belongs to the data's format.
             with_cot: For codi, pccot and kava: write the chain of thought instead of latents.
+            memory: What the questions are about, as for `read_memory`: of one text, or of one text per question.
 
         Returns:
             One `Answer` per question.
 
         Raises:
-            UsageError: For `stop_strings` or `eos_token_ids`, or if the method writes no chain.
+            UsageError: For `stop_strings` or `eos_token_ids`, if the method writes no chain, or as `read_memory`.
         """
         if config.stop_list or config.eos_token_ids is not None:
             raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; leave them out")
@@ -149,7 +165,8 @@ class Reasoner:
         run = self.run
         decoding = self.build_decoding(config)
         batch = build_questions_batch(run.parts, run.recipe, texts).to(self.decoder.token_embedding.weight.device)
-        answers = answer_questions(run.method, batch, decoding, with_cot=with_cot)
+        state = None if memory is None else self.read_memory(memory, len(texts))
+        answers = answer_questions(run.method, batch, decoding, with_cot=with_cot, state=state)
         return [Answer(*row) for row in zip(answers.texts, answers.token_ids, answers.passes, strict=True)]
 
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
@@ -163,15 +180,71 @@ class Reasoner:
         decoding = answer_decoding(self.run.parts, self.recipe, config.max_tokens, config, config.seed)
         return replace(decoding, jacobi_tolerance=self.jacobi_tolerance)
 
+    def compress(self, texts: Sequence[str], *, names: Sequence[str] = ()) -> SummaryMemory:
+        """Compress documents into summary vectors, for `generate` and `think`; `memory.save(path)` stores them.
+
+        Args:
+            texts: The documents; one row of the memory is written for each.
+            names: Names stored in the memory's metadata.
+
+        Raises:
+            UsageError: If the run's recipe has no table [compression], or a document does not fit the model.
+            InputError: For an empty document.
+        """
+        return self.compressor.compress(texts, names=names)
+
+    @cached_property
+    def compressor(self) -> TextCompressor:
+        """The compressor of a run whose questions are about documents. Raises `UsageError` for another run."""
+        return as_compressor(self.run)
+
     @torch.no_grad()
-    def think(self, question: str) -> Thoughts:
+    def read_memory(self, memory: Memory | str | Path, num_questions: int = 1) -> KVCache:
+        """Return the KV cache of what questions are about.
+
+        Args:
+            memory: Summary vectors from `compress`, or keys and values that the decoder itself selected
+                (`laconic.compress_kv`); or the file of one of them.
+            num_questions: Number of rows of the cache; a memory of one text is repeated.
+
+        Raises:
+            UsageError: If the memory has another number of texts, or the run does not read its kind.
+            CorruptArtifactError: If the memory is damaged or belongs to another model.
+            InputError: If there is no such file.
+        """
+        cache = self.read_kv_memory(memory) if is_kv_memory(memory) else self.read_summaries(memory)
+        if cache.B not in (1, num_questions):
+            raise UsageError(f"a memory of {cache.B} texts for {num_questions} questions; give one text, or one each")
+        return cache if num_questions == cache.B else cache.repeat_rows(num_questions)
+
+    def read_kv_memory(self, memory: Any) -> KVCache:
+        """Return the cache of keys and values that the decoder selected."""
+        return open_kv_memory(memory, self.decoder, self.tokenizer).to_cache()
+
+    def read_summaries(self, memory: Any) -> KVCache:
+        """Return the cache of summary vectors, which the decoder reads in one pass."""
+        compressor = self.compressor
+        if isinstance(memory, str | Path):
+            memory = compressor.load(memory)
+        check_memory_type(memory, SummaryMemory)
+        if memory.metadata is not None:
+            memory.metadata.check_reader("the one given", compressor.metadata)
+        with eval_no_grad(self.method):
+            cache = compressor.method.segment_model.prefill_memory(memory)
+        if cache is None:
+            raise UsageError("the memory is empty; compress a text")
+        return cache
+
+    @torch.no_grad()
+    def think(self, question: str, *, memory: Memory | str | Path | None = None) -> Thoughts:
         """Compute the latents that the answer to a question follows.
 
         Args:
             question: The question.
+            memory: What the question is about, as for `read_memory`: of one text.
 
         Raises:
-            UsageError: If the method has no latents, or this step of the run has none yet.
+            UsageError: If the method has no latents, or this step of the run has none yet; or as `read_memory`.
         """
         method = self.method
         if not isinstance(method, ThinksInLatents):
@@ -179,7 +252,8 @@ class Reasoner:
             raise UsageError(f"method {name} has no latents; call generate, or load a run of coconut, codi or kava")
         batch = build_questions_batch(self.run.parts, self.recipe, [question])
         batch = batch.to(self.decoder.token_embedding.weight.device)
-        rollout = cast(LatentRollout, method.think(batch))
+        state = {} if memory is None else {"state": self.read_memory(memory)}
+        rollout = cast(LatentRollout, method.think(batch, **state))
         if not rollout.latents.shape[1]:
             raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
         (n,) = rollout.count_latents()
@@ -191,3 +265,11 @@ class Reasoner:
     def __repr__(self) -> str:
         recipe, folder = self.recipe, Path(self.run.folder).name
         return f"Reasoner({recipe.method}, {folder} step {self.run.step}, {describe_decoder(self.decoder)})"
+
+
+def is_kv_memory(memory: object) -> bool:
+    """Return whether a memory, or the file or peft folder of one, holds keys and values rather than vectors."""
+    if isinstance(memory, str | Path):
+        path = Path(memory)
+        return path.is_dir() or (path.is_file() and read_artifact_kind(path) == FILE_KIND)
+    return isinstance(memory, KVMemory)

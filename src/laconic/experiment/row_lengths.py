@@ -72,7 +72,8 @@ class RowLengths(NamedTuple):
 
     def parts(self) -> tuple[str, ...]:
         """Return the names of the columns of `lengths`."""
-        return REASONING_PARTS if self.lengths.shape[1] == 3 else DOCUMENT_PARTS
+        n = self.lengths.shape[1]
+        return DOCUMENT_PARTS if n == 1 else (*REASONING_PARTS, *DOCUMENT_PARTS)[:n]
 
 
 def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:
@@ -87,8 +88,9 @@ def find_row_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowL
     if data.source == "digits":
         digits = load_training_rows(recipe, tokenizer, context).source
         batch = cast(ReasoningBatch, digits.batch(range(min(len(digits), MAX_ROWS)), 0, 0))
-        masks = (batch.question_mask, batch.chain_mask, batch.answer_mask)
-        return RowLengths(len(digits), torch.stack([mask.sum(1) for mask in masks], 1).numpy())
+        masks = (batch.question_mask, batch.chain_mask, batch.answer_mask, batch.document_mask)
+        counts = torch.stack([mask.sum(1) for mask in masks if mask is not None], 1)
+        return RowLengths(len(digits), counts.numpy())
     local = data.source != "catalog" or all(reasoning_load.is_local(name, data) for name in data.name or ())
     published = None if local else _find_published(data)
     return _count_reasoning_rows(recipe, tokenizer, context) if published is None else _assume_rows(data, published)
@@ -113,7 +115,10 @@ def _count_reasoning_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) ->
     num_rows = min((n for n in limits if n is not None), default=None)
     first = {"max_train_rows": None if num_rows is None else min(num_rows, MAX_ROWS), "valid": None, "test": None}
     rows = load_training_rows(recipe.model_copy(update={"data": data.model_copy(update=first)}), tokenizer, context)
-    lengths = cast(ReasoningDataset, rows.source).lengths.astype(np.int64)
+    source = cast(ReasoningDataset, rows.source)
+    lengths = source.lengths.astype(np.int64)
+    if recipe.reads_documents:
+        lengths = np.column_stack([lengths, [len(ids) for ids in source.documents]])
     if num_rows is None or num_rows <= MAX_ROWS:
         return RowLengths(len(lengths), lengths, rows.notes)
     return RowLengths(num_rows * len(lengths) // MAX_ROWS, lengths, (f"of the first {MAX_ROWS:,} rows:", *rows.notes))
@@ -197,6 +202,7 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
         return DocumentBatch(text, mask, mask.clone(), cuts, index, names, epoch, step, windows=windows)
     (question, question_mask), (chain, chain_mask) = pad_rows(parts[0], pad_left=True), pad_rows(parts[1])
     answer, answer_mask = pad_rows(parts[2])
+    document, document_mask = pad_rows(parts[3]) if len(parts) > 3 else (None, None)
     n, column = answer_mask.sum(1), torch.arange(answer.shape[1])
     return ReasoningBatch(
         question_ids=question, question_mask=question_mask, chain_ids=chain, chain_mask=chain_mask,
@@ -205,5 +211,5 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
         chain_targets=chain.masked_fill(~chain_mask, IGNORE_INDEX),
         answer_targets=answer.masked_fill(column >= n[:, None] - 1, IGNORE_INDEX),
         distill_column=(n - 3).clamp(min=0), answer_number_mask=column == (n - 2)[:, None],
-        row_index=index, ids=names, epoch=epoch, step=step,
+        row_index=index, ids=names, epoch=epoch, step=step, document_ids=document, document_mask=document_mask,
     )  # fmt: skip

@@ -59,8 +59,8 @@ class AnswerPrompt(NamedTuple):
     Attributes:
         inputs_embeds: Vectors to read first.
         attention_mask: True at real vectors.
-        cache: KV cache of questions and latents, if they have been read.
-        passes: Decoder calls that the cache of each row took; empty without a cache.
+        cache: KV cache of what has been read: what precedes the questions, or questions and latents too.
+        passes: Decoder calls of each row for its question and latents; empty if they have not been read.
         num_latents: Latents that each row has in the cache; empty without a cache.
         eos_count: A row ends with this many eos tokens.
         answer_offset: Map from the generated ids to the number of them before the answer.
@@ -96,9 +96,8 @@ def decode_answers(
     inputs, mask, cache = prompt.inputs_embeds, prompt.attention_mask, prompt.cache
     with eval_no_grad(decoder):
         generations = decode_on_cache(decoder, questions, inputs, mask, cache, decoding, prompt.eos_count)
-    num_positions = mask.sum(1)
-    if cache is not None:  # reading eot and the answer prompt counts as the first pass of the answer
-        num_positions = num_positions + cache.valid.sum(1)
+    num_positions = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
+    if prompt.passes:  # reading eot and the answer prompt counts as the first pass of the answer
         counts = [
             p._replace(answer=p.answer + 1 + g.passes.answer) for p, g in zip(prompt.passes, generations, strict=True)
         ]
@@ -113,23 +112,36 @@ class PromptedAnswers(nn.Module, ABC):
 
     @abstractmethod
     def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
     ) -> AnswerPrompt:
         """Return what the generated ids follow: questions, and latents if the method has any.
+
+        `state` is the KV cache of what precedes the questions.
 
         Raises:
             UsageError: `with_cot` asks for a written chain, and the method is not trained to write one.
         """
 
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """Generate the answers, after a written chain if `with_cot` is set.
+    def answer(
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
+    ) -> AnswerBatch:
+        """Generate the answers, after a written chain if `with_cot` is set; `state` is as in `prompt_answers`.
 
         Raises:
             UsageError: As `prompt_answers` does.
         """
-        return decode_answers(
-            self.decoder, questions, self.prompt_answers(questions, decoding, with_cot=with_cot), decoding
-        )
+        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot, state=state)
+        return decode_answers(self.decoder, questions, prompt, decoding)
 
 
 def answer_from_embeddings(
@@ -161,15 +173,20 @@ def prompt_with_embeddings(
 
 
 @torch.no_grad()
-def prompt_with_question(decoder: Decoder, questions: ReasoningBatch, prefix_ids: Sequence[int]) -> AnswerPrompt:
-    """Return the prompt of questions and the ids after them."""
-    return prompt_with_embeddings(decoder, decoder.embed(questions.question_ids), questions.question_mask, prefix_ids)
+def prompt_with_question(
+    decoder: Decoder, questions: ReasoningBatch, prefix_ids: Sequence[int], state: KVCache | None = None
+) -> AnswerPrompt:
+    """Return the prompt of questions and the ids after them; `state` is the KV cache of what precedes them."""
+    embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
+    return prompt_with_embeddings(decoder, embeds, mask, prefix_ids)._replace(cache=state)
 
 
-def prompt_with_chain(decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding) -> AnswerPrompt:
+def prompt_with_chain(
+    decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
+) -> AnswerPrompt:
     """Return the prompt of questions that a chain, the answer prompt and the answer follow."""
     offset, eos_count = partial(find_answer_offset, decoding.answer_prompt), count_expected_eos(decoding)
-    prompt = prompt_with_question(decoder, questions, ())
+    prompt = prompt_with_question(decoder, questions, (), state)
     return prompt._replace(eos_count=eos_count, answer_offset=offset)
 
 
@@ -189,12 +206,17 @@ def count_expected_eos(decoding: AnswerDecoding) -> int:
 
 
 def prompt_with_latents(
-    decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, decoding: AnswerDecoding
+    decoder: Decoder,
+    latent_thoughts: LatentThoughts,
+    questions: ReasoningBatch,
+    decoding: AnswerDecoding,
+    state: KVCache | None = None,
 ) -> AnswerPrompt:
-    """Think about the questions and return the prompt of the answers."""
+    """Think about the questions and return the prompt of the answers; `state` is as in `prompt_with_question`."""
     with eval_no_grad(decoder, latent_thoughts):
         rollout = latent_thoughts.think(
             decoder,
+            state,
             question=decoder.embed(questions.question_ids),
             attention_mask=questions.question_mask,
             tolerance=decoding.jacobi_tolerance,

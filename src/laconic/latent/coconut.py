@@ -162,19 +162,28 @@ class Coconut(PromptedAnswers):
         return stage * self.config.latents_per_step
 
     def think(
-        self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False
+        self,
+        questions: ReasoningBatch,
+        intervention: Intervention | None = None,
+        record_passes: bool = False,
+        state: KVCache | None = None,
     ) -> LatentRollout:
-        """Return the latents of `eval_stage` after the questions, without gradients and dropout.
+        """Return the latents of `eval_stage` after `state`, a KV cache, and the questions, without gradients.
 
         Raises:
             UsageError: If the number of latents depends on the chain, which is not known.
         """
         num_latents = self.num_answer_latents
         with eval_no_grad(self):
-            return self.run_latents(questions, num_latents, None, intervention, record_passes)
+            return self.run_latents(questions, num_latents, state, intervention, record_passes)
 
     def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
     ) -> AnswerPrompt:
         """Think about the questions and return what the remaining steps follow.
 
@@ -182,7 +191,7 @@ class Coconut(PromptedAnswers):
             UsageError: If `with_cot` is set.
         """
         check_no_teacher(with_cot, "Coconut")
-        rollout = self.think(questions)
+        rollout = self.think(questions, state=state)
         prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
         return prompt._replace(num_latents=rollout.count_latents())
 

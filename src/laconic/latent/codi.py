@@ -328,21 +328,30 @@ class Codi(PromptedAnswers):
         intervention: Intervention | None = None,
         record_passes: bool = False,
         question_cache: KVCache | None = None,
+        state: KVCache | None = None,
     ) -> LatentRollout:
-        """Return the latents after the questions, which are read unless their cache is given; without gradients."""
+        """Return the latents after the questions, without gradients.
+
+        The questions are read after `state`, the KV cache of what precedes them, unless `question_cache` has them.
+        """
         with eval_no_grad(self.decoder, self.latent_thoughts):
-            cache = encode_question(self.decoder, questions).cache if question_cache is None else question_cache
+            cache = question_cache or encode_question(self.decoder, questions, state).cache
             return self.latent_thoughts.think(
                 self.decoder, cache, intervention=intervention, record_passes=record_passes
             )
 
     def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
     ) -> AnswerPrompt:
         """Return what the answers follow: the latents, or questions for a written chain."""
         if with_cot:
-            return prompt_with_chain(self.decoder, questions, decoding)
-        return prompt_with_latents(self.decoder, self.latent_thoughts, questions, decoding)
+            return prompt_with_chain(self.decoder, questions, decoding, state)
+        return prompt_with_latents(self.decoder, self.latent_thoughts, questions, decoding, state)
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
         """Return what the answer to one question follows, with the latents still to be computed."""

@@ -105,10 +105,15 @@ class Cot(PromptedAnswers):
         return compute_single_loss("teacher", self.decoder, hidden, build_teacher_targets(batch), batch)
 
     def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
     ) -> AnswerPrompt:
         """Return what chain and answer follow."""
-        return prompt_with_chain(self.decoder, questions, decoding)
+        return prompt_with_chain(self.decoder, questions, decoding, state)
 
 
 class NoCot(PromptedAnswers):
@@ -143,7 +148,12 @@ class NoCot(PromptedAnswers):
         return compute_single_loss("student", self.decoder, hidden, build_student_targets(batch), batch)
 
     def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
     ) -> AnswerPrompt:
         """Return what the answer follows.
 
@@ -151,4 +161,4 @@ class NoCot(PromptedAnswers):
             UsageError: If `with_cot` is set.
         """
         check_no_teacher(with_cot, "no CoT")
-        return prompt_with_question(self.decoder, questions, decoding.answer_prompt)
+        return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)

@@ -99,7 +99,12 @@ class Icot(PromptedAnswers):
         return before < self.max_chain_length and self.scheduled_removal(batch.step) > before
 
     def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
+        self,
+        questions: ReasoningBatch,
+        decoding: AnswerDecoding,
+        *,
+        with_cot: bool = False,
+        state: KVCache | None = None,
     ) -> AnswerPrompt:
         """Return what the rest of the chain follows.
 
@@ -107,4 +112,4 @@ class Icot(PromptedAnswers):
             UsageError: If `with_cot` is set.
         """
         check_no_teacher(with_cot, "iCoT")
-        return prompt_with_chain(self.decoder, questions, decoding)
+        return prompt_with_chain(self.decoder, questions, decoding, state)

@@ -63,6 +63,8 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
     decoder, tokenizer, family = run.merged_decoder(), run.parts.tokenizer, run.parts.decoder.config.family
     if run.recipe.method not in ANSWERING_METHODS:
         raise UsageError(f"--to vllm: method {run.recipe.method} answers no questions; export it without --to")
+    if run.recipe.reads_documents:
+        raise UsageError("--to vllm: its questions follow summary vectors of documents; use laconic generate --memory")
     if family not in VLLM_CLASSES:
         raise UsageError(f"family {family}: the vLLM plug-in has {', '.join(VLLM_CLASSES)}; use laconic serve")
     encoder = ReasoningEncoder(tokenizer, run.recipe.data)

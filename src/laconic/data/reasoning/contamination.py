@@ -28,6 +28,12 @@ def normalise_question(question: str) -> str:
     return " ".join(WORD_PATTERN.findall(question.lower()) if LETTER_PATTERN.search(question) else question.split())
 
 
+def identify_question(example: ReasoningExample) -> str:
+    """Return what makes a row the same as another: its normalised question, and the document that it is about."""
+    question = normalise_question(example.question)
+    return question if example.document is None else f"{question}\n{normalise_question(example.document)}"
+
+
 def check_dataset_names(config: DataConfig) -> None:
     """Raise `InputError` for what the names alone rule out."""
     training = config.name or ()
@@ -72,13 +78,13 @@ def check_marks(name: str, examples: Iterable[ReasoningExample], allow_overlap: 
 def check_overlap(
     train: Sequence[ReasoningExample], held_out: Sequence[ReasoningExample], allow_overlap: bool = False
 ) -> int:
-    """Return how many training rows have a held-out question, as compared by `normalise_question`.
+    """Return how many training rows have a held-out question, as compared by `identify_question`.
 
     Raises:
         InputError: If there are any, unless allowed.
     """
-    ids = {normalise_question(example.question): example.id for example in held_out}
-    pairs = [(e.id, ids[question]) for e in train if (question := normalise_question(e.question)) in ids]
+    ids = {identify_question(example): example.id for example in held_out}
+    pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e)) in ids]
     if pairs and not allow_overlap:
         examples_text = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
         raise InputError(
@@ -104,7 +110,7 @@ def merge_deduplicated(
     rows, notes = list[ReasoningExample](), list[str]()
     seen, set_by_id = set[str](), dict[str, str]()
     for name, examples in zip(names, sets, strict=True):
-        questions = [normalise_question(example.question) for example in examples]
+        questions = [identify_question(example) for example in examples]
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]
         for example in new:
             if set_by_id.setdefault(example.id, name) != name:

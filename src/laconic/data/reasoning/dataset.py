@@ -43,6 +43,7 @@ class FilterCounts:
     num_without_chain: int = 0
     num_short_chain: int = 0
     num_unknown_tokens: int = 0
+    num_documents: int = 0
 
     def describe(self, num_latents: int = 0) -> list[str]:
         """Return one line for each count that is not 0, for the log and the report."""
@@ -56,6 +57,7 @@ class FilterCounts:
             "num_without_chain": "rows without a chain",
             "num_short_chain": f"rows whose chain has fewer than {num_latents} tokens, one per latent",
             "num_unknown_tokens": "unknown tokens in questions and chains",
+            "num_documents": "rows with a document",
         }
         counts = {descriptions[f.name]: getattr(self, f.name) for f in fields(self)}
         return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
@@ -90,9 +92,10 @@ class ReasoningDataset:
         tokenizer: Tokenizer of the model.
         config: Format of a row, its token limit, and what happens to invalid or long rows.
         max_positions: Positions of the model, if rows have to fit: a row takes its question, its chain or latent
-            thoughts with their begin and end vectors, whichever is longer, and its answer.
+            thoughts with their begin and end vectors, whichever is longer, its answer, and the memory of its document.
         num_latents: M, latent thoughts of the method.
         min_rows: Rows of a batch.
+        count_memory_positions: Positions of the memory of a document of some tokens; None if documents are not read.
         progress: Called with a label, the rows encoded and their total, every thousand rows.
 
     Raises:
@@ -109,12 +112,15 @@ class ReasoningDataset:
         max_positions: int | None = None,
         num_latents: int = 0,
         min_rows: int = 1,
+        count_memory_positions: Callable[[int], int] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.config, self.max_positions, self.num_latents = config, max_positions, num_latents
+        self.count_memory_positions = count_memory_positions
         self.encoder = ReasoningEncoder(tokenizer, config)
         self.counts = FilterCounts(num_read=len(examples))
         self.examples: list[ReasoningExample] = []
+        self.documents: list[NDArray[np.int32]] = []
         packed: list[NDArray[np.int32]] = []
         problems: list[RowProblem] = []
         for number, example in enumerate(examples):
@@ -128,6 +134,7 @@ class ReasoningDataset:
             if row is not None:
                 self.examples.append(example)
                 packed.append(pack_row(row))
+                self.documents.append(np.array(row.document_ids, dtype=np.int32))
                 self._count(row)
         if problems and not (config.on_invalid_row == "skip" and is_within_skip_limit(len(problems), len(examples))):
             raise InputError(format_problems(problems, ""))
@@ -139,9 +146,13 @@ class ReasoningDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows' names and ids."""
+        """SHA-256 of the rows' names and ids, and of their documents if there are any."""
         names = "\n".join(example.id for example in self.examples).encode()
-        return hashlib.sha256(names + self.packed.astype("<i4").tobytes()).hexdigest()
+        digest = hashlib.sha256(names + self.packed.astype("<i4").tobytes())
+        if self.counts.num_documents:
+            for ids in self.documents:
+                digest.update(len(ids).to_bytes(4, "little") + ids.astype("<i4").tobytes())
+        return digest.hexdigest()
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -157,7 +168,8 @@ class ReasoningDataset:
         return len(self.examples)
 
     def get_row(self, index: int) -> EncodedExample:
-        return unpack_row(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
+        row = unpack_row(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
+        return replace(row, document_ids=tuple(self.documents[index].tolist()))
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
         return collate([self.get_row(int(i)) for i in rows], rows, epoch, step)
@@ -195,6 +207,9 @@ class ReasoningDataset:
             latents = self.num_latents + 2 if self.num_latents else 0
             total = len(row.question_ids) + max(len(row.chain_ids), latents) + len(row.answer_ids)
             limit = f"the model's {self.max_positions} positions, with {self.num_latents} latents"
+            if row.document_ids and self.count_memory_positions is not None:
+                memory = self.count_memory_positions(len(row.document_ids))
+                total, limit = total + memory, f"{limit} and {memory} for the memory of the document"
             excess.append((total - self.max_positions, limit))
         return max(excess)
 
@@ -203,6 +218,7 @@ class ReasoningDataset:
         self.counts.num_without_chain += not row.chain_ids
         self.counts.num_short_chain += 0 < len(row.chain_ids) < self.num_latents
         self.counts.num_unknown_tokens += row.num_unknown
+        self.counts.num_documents += bool(row.document_ids)
 
 
 def pack_row(row: EncodedExample) -> NDArray[np.int32]:
@@ -225,7 +241,8 @@ def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
 def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
     """Pad rows to a batch: questions on the left, chains and answers on the right.
 
-    Each target stands at the position that predicts it. `index` are the numbers of the rows in the data set.
+    Each target stands at the position that predicts it. Documents are padded on the right. `index` are the numbers of
+    the rows in the data set.
     """
     targets = [(*row.chain_ids, *row.answer_ids, IGNORE_INDEX) for row in rows]
     chain_ends = [len(row.chain_ids) + 1 for row in rows]
@@ -236,6 +253,7 @@ def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0
     answer_targets = [target[end:] for target, end in zip(targets, chain_ends, strict=True)]
     column = torch.arange(answer_ids.shape[1])
     first, last = (torch.tensor([row.number_span[i] for row in rows])[:, None] for i in (0, 1))
+    documents = pad_rows([row.document_ids for row in rows]) if any(row.document_ids for row in rows) else (None, None)
     return ReasoningBatch(
         question_ids=question_ids,
         question_mask=question_mask,
@@ -253,6 +271,8 @@ def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0
         ids=tuple(row.id for row in rows),
         epoch=epoch,
         step=step,
+        document_ids=documents[0],
+        document_mask=documents[1],
     )
 
 

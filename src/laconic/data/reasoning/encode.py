@@ -31,6 +31,7 @@ class EncodedExample:
         distill_column: Answer column before the number; -1 if the format distils nothing.
         num_prefix_tokens: Special tokens at the beginning of the question.
         num_unknown: Unknown tokens in question and chain.
+        document_ids: Ids of the document that the question is about; empty if there is none.
     """
 
     id: str
@@ -42,6 +43,7 @@ class EncodedExample:
     distill_column: int
     num_prefix_tokens: int = 0
     num_unknown: int = 0
+    document_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.question_ids) + len(self.chain_ids) + len(self.answer_ids)
@@ -115,9 +117,18 @@ class ReasoningEncoder:
             steps = example.steps[:-1] if self.config.chain_steps == "drop_last" else example.steps
             encode = self._encode_icot if self.config.format == "icot" else self._encode_parts
             row = encode(example, steps, start, end)
-            return replace(row, num_unknown=self._check_tokens(row))
+            return replace(row, num_unknown=self._check_tokens(row), document_ids=self._encode_document(example))
         except InputError as error:
             raise InputError(f"row {example.id}: {error}") from None
+
+    def _encode_document(self, example: ReasoningExample) -> tuple[int, ...]:
+        """Encode the document that a question is about, without special tokens, as `laconic compress` reads a file."""
+        if example.document is None:
+            return ()
+        ids = tuple(self.tokenizer.encode(example.document, add_special_tokens=False))
+        if not ids:
+            raise InputError("document: it has no token; give a text, or leave the field out")
+        return ids
 
     def _check_tokens(self, row: EncodedExample) -> int:
         """Return the number of unknown tokens; raise for one in the answer and for special tokens in the text."""

@@ -23,8 +23,8 @@ from laconic.data.reasoning.contamination import (
     check_known_files,
     check_marks,
     check_overlap,
+    identify_question,
     merge_deduplicated,
-    normalise_question,
 )
 from laconic.data.reasoning.read_examples import ExampleReader, ExamplesFile, gc_disabled, read_examples
 from laconic.errors import InputError
@@ -119,8 +119,8 @@ def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile]) -> None:
     """Raise `InputError` if validation contains a test question."""
     if len(held_out) < 2:
         return
-    test = {normalise_question(example.question) for example in held_out["test"].examples}
-    shared = sum(normalise_question(example.question) in test for example in held_out["valid"].examples)
+    test = {identify_question(example) for example in held_out["test"].examples}
+    shared = sum(identify_question(example) in test for example in held_out["valid"].examples)
     if shared:
         message = f"{shared:,} questions of data.valid are also in data.test; test rows must not select a checkpoint"
         raise InputError(message)
@@ -248,10 +248,9 @@ def add_mark(
 
     The value is the first of `values` for questions that are in the data set `reference`, else the second.
     """
-    questions = {normalise_question(example.question) for example in load_examples(reference, "test", config).examples}
+    questions = {identify_question(example) for example in load_examples(reference, "test", config).examples}
     examples = [
-        replace(e, metadata={**e.metadata, mark: values[normalise_question(e.question) not in questions]})
-        for e in file.examples
+        replace(e, metadata={**e.metadata, mark: values[identify_question(e) not in questions]}) for e in file.examples
     ]
     return replace(file, examples=tuple(examples))
 

@@ -44,7 +44,7 @@ OTHER_FORMATS = ({"text"},)
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 ACCEPTED_FIELDS = (
     "expected messages, or prompt and completion, or question, answer (text or number) and steps (a list of strings), "
-    "or cot or rationale (a string)"
+    "or cot or rationale (a string), and optionally document (a string)"
 )
 
 
@@ -201,7 +201,7 @@ class ExampleReader:
         if not self.examples:
             raise InputError(f"{self.name}: contains no row; {ACCEPTED_FIELDS}, one object per line")
         notes = format_notes(self.name, self.notes)
-        repeated = len(self.examples) - len({example.question for example in self.examples})
+        repeated = len(self.examples) - len({(example.question, example.document) for example in self.examples})
         if repeated:
             notes.append(f"{self.name}: {repeated:,} questions are repeated")
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
@@ -229,13 +229,14 @@ class RowSchema:
         for field in ("question", "answer", *(["id"] if "id" in row else [])):
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
+        document = metadata.pop("document") if isinstance(metadata.get("document"), str) else None
         unknown = [key for key in metadata if key != "messages"]
         if self.forbid_unknown_fields and unknown:
             key = unknown[0]
             column = locate_field(text, key)[0]
             raise RowError(column, "unknown fields", f"{key[:60]}: unknown field; {ACCEPTED_FIELDS}")
         steps = self._parse_steps(row, text)
-        return ReasoningExample(row.get("id", name), row["question"], steps, row["answer"], metadata)
+        return ReasoningExample(row.get("id", name), row["question"], steps, row["answer"], metadata, document)
 
     def _check_text(self, row: dict[str, Any], field: str, text: str) -> None:
         value = row.get(field, "")

@@ -26,6 +26,7 @@ from laconic.storage.strict_json import to_canonical_json
 
 OPERATORS = "+-*"
 VOCABULARY = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>", "<", ">", ":"]
+WORD_PATTERN = r"<<|>>|<[a-z]+>|[a-z]+|\S"
 TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
 SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 SPLIT_ORDER_SEED = 20261121  # of the order that is divided into splits
@@ -35,11 +36,15 @@ IntArray = NDArray[np.int64]
 
 
 class DigitProblems(NamedTuple):
-    """n problems: `digits` [n, k+1], `operators` [n, k] (indices into OPERATORS), `results` [n, k]."""
+    """n problems: `digits` [n, k+1], `operators` [n, k] (indices into OPERATORS), `results` [n, k].
+
+    `names` [n, k+1] are the ids of words that questions have in place of digits; None if they have the digits.
+    """
 
     digits: IntArray
     operators: IntArray
     results: IntArray
+    names: IntArray | None = None
 
 
 def generate_problems(
@@ -92,7 +97,8 @@ def generate_digit_examples(
     for offset, k in enumerate(counts):
         rows = range(offset, n, len(counts))
         problems = generate_problems(seed, k, range(len(rows)), part)
-        for i, digits, operators, results in zip(rows, *(a.tolist() for a in problems), strict=True):
+        numbers = problems.digits, problems.operators, problems.results
+        for i, digits, operators, results in zip(rows, *(a.tolist() for a in numbers), strict=True):
             examples[i] = ReasoningExample(
                 problem_id(k, part, seed, i // len(counts)),
                 format_question(digits, operators, config),
@@ -139,10 +145,11 @@ def concat_rows(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
     return replace(first, **tensors, ids=tuple(id for batch in batches for id in batch.ids))
 
 
-def build_digits_tokenizer() -> Tokenizer:
+def build_digits_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str = WORD_PATTERN) -> Tokenizer:
     """Build the tokenizer: digits, + - * = ; << >> < > :, ans, and special tokens; it adds bos."""
-    backend = tokenizers.Tokenizer(models.WordLevel(TOKEN_IDS, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"<<|>>|<[a-z]+>|[a-z]+|\S"), "removed", invert=True)
+    word_ids = {word: i for i, word in enumerate(vocabulary)}
+    backend = tokenizers.Tokenizer(models.WordLevel(word_ids, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(list(SPECIAL_TOKENS.values()))
     bos = ("<bos>", TOKEN_IDS["<bos>"])
@@ -163,6 +170,8 @@ class DigitsDataset:
         InputError: If the split has fewer problems than the configured rows.
     """
 
+    vocabulary: Sequence[str] = VOCABULARY
+
     def __init__(
         self, seed: int, config: DigitsConfig, part: SplitName = "train", *, drop_last_step: bool = False
     ) -> None:
@@ -181,14 +190,14 @@ class DigitsDataset:
             "part": self.part,
             "drop_last": self.drop_last_step,
             "order": SPLIT_ORDER_SEED,
-            "words": VOCABULARY,
+            "words": list(self.vocabulary),
         }
         return hashlib.sha256(to_canonical_json(source).encode()).hexdigest()
 
     @property
     def max_length(self) -> int:
         """Tokens of the longest chain."""
-        problems = generate_problems(self.seed, self.config.num_operations, [0], self.part)
+        problems = self.get_problems(self.config.num_operations, np.zeros(1, np.int64))
         return self.chain_ids(problems, self.config.results_only_fraction == 1)[0].shape[1]
 
     def __len__(self) -> int:
@@ -207,9 +216,13 @@ class DigitsDataset:
         ]
         return concat_rows(parts).select_rows(np.concatenate(places).argsort().tolist())
 
+    def get_problems(self, k: int, rows: IntArray) -> DigitProblems:
+        """Return some problems with k operations."""
+        return generate_problems(self.seed, k, rows, self.part)
+
     def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
         """Return the batch of some problems with k operations, whose numbers in the data set are `row_index`."""
-        problems = generate_problems(self.seed, k, rows, self.part)
+        problems = self.get_problems(k, rows)
         terse = self.is_terse(step)
         question, (chain, step_index) = self.question_ids(problems, terse), self.chain_ids(problems, terse)
         n = len(question)
@@ -260,7 +273,8 @@ class DigitsDataset:
         }
         layouts = {
             "results": ["r"],
-            "equations": ["a", "op", "b", "=", "r", *self.config.step_end],
+            "equations": (equation := ["a", "op", "b", "=", "r", *self.config.step_end]),
+            "lookups": equation,
             "brackets": ["<<", "a", "op", "b", "=", "r", ">>"],
             "bracket_tokens": ["<", "<", "r", ">", ">"],
         }

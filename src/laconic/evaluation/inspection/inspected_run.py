@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import KVDistillationConfig, KVSelectionConfig
@@ -17,6 +17,7 @@ from laconic.config.recipe import COT_TEACHER_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.reasoning.run import with_iterations
 from laconic.evaluation.runs import flush_denormals
+from laconic.experiment.document_reasoning import LatentDocumentReasoning
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import require
 from laconic.latent import rkv
@@ -121,13 +122,21 @@ def load_inspected_run(
         teacher_chain=teacher_chain_function(run, selection_recipe or recipe) if has_teacher else None,
         num_iterations=latents.num_iterations,
         device=device,
-        read_questions=partial(read_questions, run.method.decoder) if isinstance(run.method, Codi) else None,
+        read_questions=partial(read_questions, run) if can_cache_questions(run.method) else None,
     )
 
 
-def read_questions(decoder: Decoder, questions: ReasoningBatch) -> KVCache:
+def can_cache_questions(method: nn.Module) -> bool:
+    """Return whether `think` accepts the KV cache of the questions."""
+    return isinstance(method, Codi | LatentDocumentReasoning)
+
+
+def read_questions(run: LoadedRun, questions: ReasoningBatch) -> KVCache:
+    """Return the KV cache of questions, after their documents if the run reads these."""
+    method, decoder = run.method, run.parts.decoder
     with eval_no_grad(decoder), flush_denormals(questions.question_ids.device):
-        return encode_question(decoder, questions).cache
+        state = method.find_state(questions, None) if isinstance(method, LatentDocumentReasoning) else None
+        return encode_question(decoder, questions, state).cache
 
 
 def latent_function(run: LoadedRun) -> Callable[..., LatentRollout]:
@@ -175,7 +184,7 @@ def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[Reasonin
 
     def teacher_chain(batch: ReasoningBatch) -> TeacherChain:
         with eval_no_grad(decoder):
-            teacher = encode_chain(decoder, batch, encode_question(decoder, batch).cache, ("q_rot", "k"))
+            teacher = encode_chain(decoder, batch, read_questions(run, batch), ("q_rot", "k"))
             unrotated, rotated = (
                 [
                     rkv.select_tokens(decoder, batch, teacher, l, selection_config, M, seed, space, True)

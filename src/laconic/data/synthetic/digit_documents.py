@@ -1,0 +1,124 @@
+"""The digits task over a document: a question names digits that stand somewhere in a document, among fillers.
+
+A document of N tokens has a fact for each digit of the question: a name and its digit, which are one token, as in fact
+recall. Each of k+1 equal stretches has one fact, in random order at a random place, and fillers everywhere else:
+`of to c7 at by a3 …`, with the question `a + c =`.
+The problems, and their division into test, validation and training, are those of `data.synthetic.digits`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from laconic.batches import ReasoningBatch, ReasoningExample
+from laconic.config.data import DigitsConfig, SplitName
+from laconic.data.synthetic.digits import (
+    TOKEN_IDS,
+    VOCABULARY,
+    WORD_PATTERN,
+    DigitProblems,
+    DigitsDataset,
+    IntArray,
+    build_digits_tokenizer,
+    generate_digit_examples,
+)
+from laconic.data.tokenizer import Tokenizer
+from laconic.rng import uniform
+
+NAMES = tuple("abcdefghijklmnop")
+FILLERS = ("and", "of", "to", "in", "on", "at", "by", "as")
+FACTS = tuple(f"{name}{digit}" for name in NAMES for digit in range(10))
+DOCUMENT_VOCABULARY = (*VOCABULARY, *NAMES, *FILLERS, *FACTS)
+FIRST_NAME, FIRST_FILLER, FIRST_FACT = (DOCUMENT_VOCABULARY.index(words[0]) for words in (NAMES, FILLERS, FACTS))
+NAME_KEY, ORDER_KEY, PLACE_KEY, FILLER_KEY = range(2, 6)  # purposes of random numbers; `digits` has the earlier ones
+
+
+def build_digit_documents_tokenizer() -> Tokenizer:
+    """Build the tokenizer: that of the digits task with names a to p, eight fillers, and facts a0 to p9."""
+    return build_digits_tokenizer(DOCUMENT_VOCABULARY, f"[a-p][0-9]|{WORD_PATTERN}")
+
+
+def draw(key: int, seed: int, part: SplitName, k: int, rows: IntArray, count: int) -> NDArray[np.float64]:
+    """Draw numbers [n, count] that depend on the purpose `key`, seed, split, k and row only."""
+    return uniform(seed, key, get_args(SplitName).index(part), k, rows[:, None], np.arange(count))
+
+
+class DigitDocumentsDataset(DigitsDataset):
+    """Questions about documents as batches of ids (batches.TrainingData); arguments are those of `DigitsDataset`."""
+
+    vocabulary = DOCUMENT_VOCABULARY
+
+    def get_problems(self, k: int, rows: IntArray) -> DigitProblems:
+        """Return some problems with k operations, and a name for each digit."""
+        order = draw(NAME_KEY, self.seed, self.part, k, rows, self.config.num_names or len(NAMES)).argsort(1)
+        return super().get_problems(k, rows)._replace(names=FIRST_NAME + order[:, : k + 1])
+
+    def question_ids(self, problems: DigitProblems, terse: bool) -> IntArray:
+        """Return bos, the names and operators, =, and : if the chain is to be terse."""
+        assert problems.names is not None
+        ids = super().question_ids(problems, terse)
+        ids[:, 1 : 2 * problems.operators.shape[1] + 2 : 2] = problems.names
+        return ids
+
+    def chain_ids(self, problems: DigitProblems, terse: bool) -> tuple[IntArray, IntArray]:
+        """Return the steps as ids, [n, Nc], and the step of each column, [Nc]."""
+        ids, step_index = super().chain_ids(problems, terse)
+        if terse or self.config.chain_style != "lookups" or problems.names is None:
+            return ids, step_index
+        ends = [TOKEN_IDS[end] for end in self.config.step_end]
+        columns = [problems.names, problems.digits, *ends]
+        lookups = np.stack([np.broadcast_to(column, problems.digits.shape) for column in columns], axis=2)
+        n, num_lookups, width = lookups.shape
+        index = np.concatenate([np.repeat(np.arange(num_lookups), width), num_lookups + step_index])
+        return np.concatenate([lookups.reshape(n, num_lookups * width), ids], axis=1), index
+
+    def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
+        """Return the batch of some problems with k operations, with their documents."""
+        ids = torch.from_numpy(self.write_documents(self.get_problems(k, rows), rows))
+        batch = super().batch_of(k, rows, row_index, epoch, step)
+        return replace(batch, document_ids=ids, document_mask=torch.ones_like(ids, dtype=torch.bool))
+
+    def write_documents(self, problems: DigitProblems, rows: IntArray) -> IntArray:
+        """Return documents with one fact in each of k+1 equal stretches, at a random place, and fillers, [n, N]."""
+        assert problems.names is not None
+        k, N = problems.operators.shape[1], self.config.document_tokens or 0
+        width = N // (k + 1)
+        order = draw(ORDER_KEY, self.seed, self.part, k, rows, k + 1).argsort(1)
+        offset = (draw(PLACE_KEY, self.seed, self.part, k, rows, k + 1) * width).astype(np.int64)
+        places = order * width + offset
+        fillers = draw(FILLER_KEY, self.seed, self.part, k, rows, N) * len(FILLERS)
+        ids = FIRST_FILLER + fillers.astype(np.int64)
+        ids[np.arange(len(ids))[:, None], places] = FIRST_FACT + 10 * (problems.names - FIRST_NAME) + problems.digits
+        return ids
+
+
+def generate_document_examples(
+    seed: int, n: int, config: DigitsConfig, part: SplitName = "train"
+) -> list[ReasoningExample]:
+    """Return the first n problems of a split as text, with their documents."""
+    examples = generate_digit_examples(seed, n, config, part)
+    batch = DigitDocumentsDataset(seed, config, part).batch(range(n), 0, 0)
+    assert batch.document_ids is not None
+    written = list[ReasoningExample]()
+    for example, ids, mask, document_ids in zip(
+        examples, batch.question_ids, batch.question_mask, batch.document_ids, strict=True
+    ):
+        question, document = to_words(ids[mask].tolist()), to_words(document_ids.tolist())
+        facts, names = {word[0]: word[1] for word in document.split() if word in FACTS}, question.split()[:-1:2]
+        lookups = [f"{name} {facts[name]}{config.step_end}" for name in names] if has_lookups(config) else []
+        written.append(replace(example, question=question, steps=(*lookups, *example.steps), document=document))
+    return written
+
+
+def has_lookups(config: DigitsConfig) -> bool:
+    """Return whether chains begin with the digit of each name."""
+    return config.chain_style == "lookups" and config.results_only_fraction < 1
+
+
+def to_words(ids: Sequence[int]) -> str:
+    """Return the text of ids, without bos."""
+    return " ".join(DOCUMENT_VOCABULARY[i] for i in ids if i != TOKEN_IDS["<bos>"])
