@@ -215,8 +215,8 @@ def test_run_compresses_and_answers_after_the_memory(run: Path, run_cli: RunCli,
     file = tmp_path / "memory.safetensors"
     result = run_cli("compress", run, tmp_path / "document.txt", "--out", file)
     assert result.code == 0, result.err
-    said = run_cli("generate", run, question, "--memory", file, "--max-tokens", 5, "--format", "json")
-    assert json.loads(said.out)["generations"][0]["ids"] == list(answer.token_ids)
+    printed = run_cli("generate", run, question, "--memory", file, "--max-tokens", 5, "--format", "json")
+    assert json.loads(printed.out)["generations"][0]["ids"] == list(answer.token_ids)
     refused = run_cli("generate", run, question, "--memory", file, "--memory", file)
     assert (refused.code, "--memory: 2 files" in refused.err) == (2, True)
     with pytest.raises(UsageError, match="a memory of 2 texts for 3 questions"):

@@ -50,10 +50,6 @@ class DigitsConfig(ConfigModel):
         default=None,
         description="tokens of a document with a digit for each name in the question; unset: questions have digits",
     )
-    num_names: Annotated[int, Field(ge=2, le=16)] | None = Field(
-        default=None,
-        description="names in documents, of which a question has one for each of its digits; default: 16",
-    )
     train_rows: PositiveInt = Field(default=100_000, description="training problems, all different")
     valid_rows: PositiveInt = Field(default=1000, description="validation problems, none of them in training")
     test_rows: PositiveInt = Field(default=2000, description="test problems, none of them in training or validation")
@@ -64,10 +60,6 @@ class DigitsConfig(ConfigModel):
             raise ValueError(f"min_operations {self.min_operations}: exceeds num_operations {self.num_operations}")
         if self.chain_style == "lookups" and self.document_tokens is None:
             raise ValueError('chain_style "lookups": there is nothing to look up; set document_tokens')
-        if self.num_names is not None and self.num_names <= self.num_operations:
-            raise ValueError(
-                f"num_names {self.num_names}: {self.num_operations} operations need {self.num_operations + 1}"
-            )
         least = self.num_operations + 1  # facts
         if self.document_tokens is not None and self.document_tokens < least:
             raise ValueError(

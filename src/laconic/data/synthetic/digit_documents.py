@@ -54,7 +54,7 @@ class DigitDocumentsDataset(DigitsDataset):
 
     def get_problems(self, k: int, rows: IntArray) -> DigitProblems:
         """Return some problems with k operations, and a name for each digit."""
-        order = draw(NAME_KEY, self.seed, self.part, k, rows, self.config.num_names or len(NAMES)).argsort(1)
+        order = draw(NAME_KEY, self.seed, self.part, k, rows, len(NAMES)).argsort(1)
         return super().get_problems(k, rows)._replace(names=FIRST_NAME + order[:, : k + 1])
 
     def question_ids(self, problems: DigitProblems, terse: bool) -> IntArray:
