@@ -242,7 +242,7 @@ def test_runs_are_evaluated_inspected_and_exported(run: Path, run_cli: RunCli, t
     for args in (("evaluate", run, "--tasks", "test"), ("audit", run, "--task", "test", "--limit", 16)):
         result = run_cli(*args)
         assert result.code == 0, result.err
-    result = run_cli("inspect", run, "--task", "test", "--limit", 8)
+    result = run_cli("inspect", run, "--task", "test", "--limit", 8, "--out", tmp_path / "inspect.html")
     assert result.code == 0, result.err
     assert run_cli("export", run, "--out", tmp_path / "export").code == 0
     ours: Any = laconic.load(tmp_path / "export")
