@@ -93,7 +93,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
         "000 bytes; write one JSON object per line, or remove this row",
     ),
     "an empty file": (b"", "", "contains no row; expected messages, or prompt and completion, or question"),
-    "only blank lines": (b"\n\n \n", "", "or cot or rationale (a string), one object per line"),
+    "only blank lines": (b"\n\n \n", "", "and optionally document (a string), one object per line"),
 }
 
 
