@@ -269,6 +269,17 @@ def test_training_goes_on_with_the_vectors_of_an_earlier_run(run: Path, tmp_path
         build_experiment(load_recipe(tmp_path / "other.toml")[0], CPU)
 
 
+def test_a_document_may_be_longer_than_the_context(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    keys = ("data.digits.document_tokens=120", "model.max_position_embeddings=64", "compression.max_vectors=1")
+    experiment = build_experiment(load_recipe(tmp_path / "recipe.toml", keys)[0], CPU)
+    with torch.no_grad():
+        output = experiment.method(experiment.training_data.batch([0], 0, 0))
+    assert bool(output.loss.isfinite())
+    with pytest.raises(UsageError, match="do not fit: llama has 64 positions"):
+        build_experiment(load_recipe(tmp_path / "recipe.toml", (*keys, "data.segment_tokens=80"))[0], CPU)
+
+
 def test_rows_of_files_with_documents(tmp_path: Path, run_cli: RunCli) -> None:
     facts = [
         {"document": f"a {i % 10} to b {i // 10}", "question": f"a + b * {i} =", "answer": str(i)} for i in range(40)

@@ -310,14 +310,13 @@ def load_held_out(
         return RowSet(digits, generate(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
     load = reasoning_load.load_held_out if data.source == "catalog" else load_held_out_file
     M, file = recipe.latents.num_latents if recipe.latents else 0, load(data, part, max_rows)
-    count_positions = memory_counter(recipe)
     rows = ReasoningDataset(
         file.examples,
         tokenizer,
         data,
         max_positions=context,
         num_latents=M,
-        count_memory_positions=count_positions,
+        count_memory_positions=memory_counter(recipe),
     )
     notes = rows.counts.describe_left_out(len(file.skipped))
     return RowSet(rows, rows.examples, default_answer_matcher(data), notes)

@@ -279,7 +279,8 @@ def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> Non
         return
     prefix_length = int(compression.bos in ("sink", "first"))
     if recipe.reads_documents:  # the number of segments is known once the rows are
-        lengths, n = (recipe.data.digits.document_tokens or recipe.data.segment_tokens,), 1
+        segment_tokens, document_tokens = recipe.data.segment_tokens, recipe.data.digits.document_tokens
+        lengths, n = (min(segment_tokens, document_tokens or segment_tokens),), 1
     elif recipe.data.source == "recall":
         lengths, n = (task.segment_tokens, 2 * task.num_queries), task.num_segments + 1
     else:
