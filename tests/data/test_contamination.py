@@ -1,5 +1,6 @@
 """Overlap of training, validation and test rows is refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,27 @@ def test_the_same_question_about_another_document_is_another_row() -> None:
     with pytest.raises(InputError, match="again = 0"):
         check_overlap([again], about)
     assert len(merge_deduplicated(["a", "b"], [about, [again]])[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"name": "one", "valid": "two"}, "^1 training questions are also held out"),
+        ({"name": "other", "valid": "one", "test": "two"}, "^1 questions of data.valid are also in data.test"),
+    ],
+)
+def test_load_training_examples_compares_documents_if_they_are_read(
+    tmp_path: Path, keys: dict[str, str], message: str
+) -> None:
+    for name, question in (("one", "How many?"), ("two", "how many"), ("other", "Who?")):
+        row = {"question": question, "answer": "4", "document": f"Text {name}."}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    config = build_config(**{key: str(tmp_path / f"{name}.jsonl") for key, name in keys.items()})
+    assert len(load_training_examples(config, reads_documents=True).examples) == 1
+    with pytest.raises(InputError, match=message):
+        load_training_examples(config)
+
+
+def test_merge_deduplicated_without_documents() -> None:
+    one, two = ([ReasoningExample(name, "How many?", (), "3", {}, f"Text {name}.")] for name in ("a", "b"))
+    assert [len(merge_deduplicated("ab", (one, two), read)[0]) for read in (True, False)] == [2, 1]

@@ -306,6 +306,13 @@ def test_rows_of_files_with_documents(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "without.toml").write_text(without)
     result = run_cli("train", tmp_path / "without.toml", "--out", tmp_path / "third")
     assert "documents of rows are not read" in result.err
+    other_document = rows[3] | {"document": "a 5 to b 9"}
+    (tmp_path / "valid.jsonl").write_text(json.dumps(other_document) + "\n")
+    valid, out = f"data.valid={tmp_path}/valid.jsonl", tmp_path / "fourth"
+    refused = run_cli("train", tmp_path / "without.toml", valid, "--out", out)
+    assert (refused.code, "1 training questions are also held out" in refused.err) == (66, True), refused.err
+    result = run_cli("train", tmp_path / "recipe.toml", valid, "--out", out)
+    assert result.code == 0, result.err
 
 
 @pytest.mark.parametrize(

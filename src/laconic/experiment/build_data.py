@@ -71,7 +71,8 @@ def load_training_rows(
         digits = build_digits(data, tokenizer, recipe.seed, "train")
         check_row_lengths(digits, recipe, context)
         return RowSet(digits, (), DIGIT)
-    file = reasoning_load.load_training_examples(data) if data.source == "catalog" else load_file_rows(data)
+    load = reasoning_load.load_training_examples if data.source == "catalog" else load_file_rows
+    file = load(data, recipe.reads_documents)
     M = recipe.latents.num_latents if recipe.latents else 0
     rows = ReasoningDataset(
         file.examples,
@@ -264,13 +265,14 @@ def max_memory_slots(config: CompressionConfig, num_segments: int) -> int:
     return (config.max_memory_vectors or blocks * config.max_vectors) if blocks else 0
 
 
-def load_file_rows(data: DataConfig) -> ExamplesFile:
-    """Load the rows of data.path and check that none is held out."""
+def load_file_rows(data: DataConfig, reads_documents: bool = False) -> ExamplesFile:
+    """Load the rows of data.path and check that none is held out; see `load_training_examples`."""
     path = str(data.path)
     held_out: dict[SplitName, ExamplesFile] = {
         part: load_held_out_file(data, part) for part in reasoning_load.HELD_OUT_PARTS if getattr(data, part)
     }
-    return reasoning_load.merge_training_files(data, {path: read_examples(path, data, data.max_train_rows)}, held_out)
+    files = {path: read_examples(path, data, data.max_train_rows)}
+    return reasoning_load.merge_training_files(data, files, held_out, reads_documents)
 
 
 def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: str) -> None:

@@ -28,10 +28,15 @@ def normalise_question(question: str) -> str:
     return " ".join(WORD_PATTERN.findall(question.lower()) if LETTER_PATTERN.search(question) else question.split())
 
 
-def identify_question(example: ReasoningExample) -> str:
-    """Return what makes a row the same as another: its normalised question, and the document that it is about."""
+def identify_question(example: ReasoningExample, with_document: bool = True) -> str:
+    """Return what makes a row the same as another: its normalised question, and the document that it is about.
+
+    Without documents, which most recipes do not read, rows with the same question are the same.
+    """
     question = normalise_question(example.question)
-    return question if example.document is None else f"{question}\n{normalise_question(example.document)}"
+    if example.document is None or not with_document:
+        return question
+    return f"{question}\n{normalise_question(example.document)}"
 
 
 def check_dataset_names(config: DataConfig) -> None:
@@ -76,15 +81,18 @@ def check_marks(name: str, examples: Iterable[ReasoningExample], allow_overlap: 
 
 
 def check_overlap(
-    train: Sequence[ReasoningExample], held_out: Sequence[ReasoningExample], allow_overlap: bool = False
+    train: Sequence[ReasoningExample],
+    held_out: Sequence[ReasoningExample],
+    allow_overlap: bool = False,
+    with_documents: bool = True,
 ) -> int:
     """Return how many training rows have a held-out question, as compared by `identify_question`.
 
     Raises:
         InputError: If there are any, unless allowed.
     """
-    ids = {identify_question(example): example.id for example in held_out}
-    pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e)) in ids]
+    ids = {identify_question(example, with_documents): example.id for example in held_out}
+    pairs = [(e.id, ids[question]) for e in train if (question := identify_question(e, with_documents)) in ids]
     if pairs and not allow_overlap:
         examples_text = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
         raise InputError(
@@ -95,9 +103,9 @@ def check_overlap(
 
 
 def merge_deduplicated(
-    names: Sequence[str], sets: Sequence[Sequence[ReasoningExample]]
+    names: Sequence[str], sets: Sequence[Sequence[ReasoningExample]], with_documents: bool = True
 ) -> tuple[list[ReasoningExample], list[str]]:
-    """Concatenate data sets without questions of earlier ones.
+    """Concatenate data sets without questions of earlier ones, as compared by `identify_question`.
 
     Returns:
         The rows, and a note for each set with how many were dropped.
@@ -110,7 +118,7 @@ def merge_deduplicated(
     rows, notes = list[ReasoningExample](), list[str]()
     seen, set_by_id = set[str](), dict[str, str]()
     for name, examples in zip(names, sets, strict=True):
-        questions = [identify_question(example) for example in examples]
+        questions = [identify_question(example, with_documents) for example in examples]
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]
         for example in new:
             if set_by_id.setdefault(example.id, name) != name:

@@ -67,8 +67,10 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     return load_from_file(label, path, info, entry, config, max_rows)
 
 
-def load_training_examples(config: DataConfig) -> ExamplesFile:
+def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
     """Load and merge the training sets of a recipe, each question once.
+
+    If the recipe reads documents, the same question about another document is another question.
 
     Raises:
         InputError: Also if training, validation and test rows overlap.
@@ -82,11 +84,14 @@ def load_training_examples(config: DataConfig) -> ExamplesFile:
     held_out: dict[SplitName, ExamplesFile] = {
         part: load_held_out(config, part) for part in HELD_OUT_PARTS if getattr(config, part)
     }
-    return merge_training_files(config, files, held_out)
+    return merge_training_files(config, files, held_out, reads_documents)
 
 
 def merge_training_files(
-    config: DataConfig, files: Mapping[str, ExamplesFile], held_out: Mapping[SplitName, ExamplesFile]
+    config: DataConfig,
+    files: Mapping[str, ExamplesFile],
+    held_out: Mapping[SplitName, ExamplesFile],
+    reads_documents: bool,
 ) -> ExamplesFile:
     """Merge training files, keyed by the name in the recipe, after checking that none of their rows is held out.
 
@@ -101,9 +106,10 @@ def merge_training_files(
     )
     for name, file in files.items():
         check_marks(name, file.examples, config.allow_contamination)
-    examples, notes = merge_deduplicated(list(files), [file.examples for file in files.values()])
-    check_overlap(examples, [e for file in held_out.values() for e in file.examples], config.allow_contamination)
-    check_held_out_disjoint(held_out)
+    examples, notes = merge_deduplicated(list(files), [file.examples for file in files.values()], reads_documents)
+    held_out_examples = [e for file in held_out.values() for e in file.examples]
+    check_overlap(examples, held_out_examples, config.allow_contamination, reads_documents)
+    check_held_out_disjoint(held_out, reads_documents)
     return combine_files(list(files.values()), examples[: config.max_train_rows], notes)
 
 
@@ -115,12 +121,12 @@ def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = No
     return load_examples(name, part, config, max_rows)
 
 
-def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile]) -> None:
+def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile], reads_documents: bool) -> None:
     """Raise `InputError` if validation contains a test question."""
     if len(held_out) < 2:
         return
-    test = {identify_question(example) for example in held_out["test"].examples}
-    shared = sum(identify_question(example) in test for example in held_out["valid"].examples)
+    test = {identify_question(example, reads_documents) for example in held_out["test"].examples}
+    shared = sum(identify_question(example, reads_documents) in test for example in held_out["valid"].examples)
     if shared:
         message = f"{shared:,} questions of data.valid are also in data.test; test rows must not select a checkpoint"
         raise InputError(message)
