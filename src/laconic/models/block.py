@@ -284,6 +284,6 @@ class Block(nn.Module):
         capture_scores = not capture_names.isdisjoint(EAGER_ACTIVATIONS)
         y1 = capture("norm1", self.submodule("norm1")(x))
         out, k, v = self.self_attention(y1, past, context, capture, capture_scores)
-        r = capture("resid1", x[:, -out.shape[1] :] + drop(out))
+        r = capture("resid1", (x[:, -out.shape[1] :] if context.last_only else x) + drop(out))
         y2 = capture("norm2", self.submodule("norm2")(r))
         return capture("resid2", r + drop(self.mlp_forward(y2, capture))), k, v, activations
