@@ -124,17 +124,6 @@ def test_state_reset_rows_zeroes_only_these_rows() -> None:
     assert cache.valid.any(1).tolist() == [True, False, True]
 
 
-def test_state_reset_rows_of_one_part_leaves_the_others() -> None:
-    before = full_state()
-    after = reset_rows(before, parts=("cms",), levels=[1])
-    first, second = (dict(state.named_tensors(x)) for x in (before, after))
-    changed = {name for name in first if not torch.equal(first[name], second[name])}
-    assert changed == {name for name in first if ".levels.1." in name} | {"open_chunk.num_tokens"}
-    assert not any(second[name].any() for name in changed)
-    assert not reset_rows(before, parts=("cache",)).position.any()
-    assert reset_rows(before, parts=("memory",)).position.tolist() == [9] * 3
-
-
 def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
     saved, path = full_state(), tmp_path / "state.safetensors"
     save_state(saved, path, memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0")
@@ -195,12 +184,10 @@ def test_state_file_refuses_a_structure_that_does_not_fit(tmp_path: Path, shape:
         load_state(tmp_path / "state.safetensors", memory_kind="hope", model_fingerprint="")
 
 
-def test_state_functions_refuse_unknown_rows_parts_and_mixtures() -> None:
+def test_state_functions_refuse_unknown_rows_and_mixtures() -> None:
     whole = full_state()
     with pytest.raises(UsageError, match="row 3"):
         state.select_rows(whole, [3])
-    with pytest.raises(UsageError, match="cmss"):
-        reset_rows(whole, parts=("cmss",))
     with pytest.raises(UsageError, match="LinearMemoryState, MLPMemoryState"):
         state.concat_rows(linear_memory(1), MLPMemoryState(linear_memory(1), linear_memory(1)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="different parts"):
