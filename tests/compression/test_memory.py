@@ -109,17 +109,15 @@ def test_memory_compact_keeps_valid_slots(lengths: Lengths, soft: bool) -> None:
 
 
 @given(lengths=memory_lengths(), data=st.data())
-def test_memory_select_rows_slice_and_truncate(lengths: Lengths, data: st.DataObject) -> None:
+def test_memory_select_rows_and_slice(lengths: Lengths, data: st.DataObject) -> None:
     memory, N = make_memory(lengths, gap=True, with_metadata=True), len(lengths[0])
     before = memory.map_tensors(torch.clone)
     rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=4))
     start = data.draw(st.integers(0, N))
-    stop, n = data.draw(st.integers(start, N)), data.draw(st.integers(0, 3))
+    stop = data.draw(st.integers(start, N))
     parts = vectors_by_segment(memory)
     assert are_equal(vectors_by_segment(memory.select_rows(rows)), [parts[row] for row in rows])
     assert are_equal(vectors_by_segment(memory.slice_segments(start, stop)), [row[start:stop] for row in parts])
-    truncated = [[segment[:n] for segment in row] for row in parts]
-    assert are_equal(vectors_by_segment(memory.truncate_segments(n)), truncated)
     assert memory.slice_segments(0, N).is_equal(memory.compact())
     assert memory.is_equal(before)
 
@@ -252,8 +250,6 @@ def with_method(memory: SummaryMemory, **settings: str) -> SummaryMemory:
         (lambda m: m.select_rows([2]), UsageError, "row 2 is out of range"),
         (lambda m: m.slice_segments(1, 4), UsageError, "segments 1 to 4 are out of range"),
         (lambda m: with_method(m, memory_policy="replace").slice_segments(1, 2), UsageError, "overwrites"),
-        (lambda m: m.truncate_segments(-1), UsageError, "-1 vectors"),
-        (lambda m: with_method(m, summary="pool").truncate_segments(2), UsageError, "--vectors 2"),
         (lambda m: m.keep_top_vectors(-1), UsageError, "-1 vectors"),
         (lambda m: SummaryMemory.concat_segments(), UsageError, "at least one"),
         (lambda m: SummaryMemory.concat_segments(m, m.select_rows([0])), UsageError, "2 and 1 rows"),

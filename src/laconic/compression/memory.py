@@ -179,11 +179,10 @@ class SummaryMemory:
         vectors: Float[Tensor, "B n D"],
         valid: Bool[Tensor, "B n"],
         rows: Bool[Tensor, " B"],
-        log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
         """Eq. VL27: in the marked `rows`, replace all slots by these vectors, as vectors of the last segment."""
         before = replace(self, segment_tokens=self.segment_tokens[:, : self.num_segments - 1])
-        return replace(before.overwrite(vectors, valid, rows.long(), log_s), segment_tokens=self.segment_tokens)
+        return replace(before.overwrite(vectors, valid, rows.long()), segment_tokens=self.segment_tokens)
 
     def mask_slots(self, keep_mask: Bool[Tensor, "B M"]) -> "SummaryMemory":
         """Invalidate the slots that `keep_mask` does not mark."""
@@ -263,23 +262,6 @@ class SummaryMemory:
         known = [memory.metadata for memory in memories if memory.metadata is not None]
         metadata = MemoryMetadata.concat_rows(known) if known else None
         return replace(first, **tensors, metadata=metadata)
-
-    def truncate_segments(self, n: int) -> "SummaryMemory":
-        """Keep the first `n` vectors of every segment.
-
-        Raises:
-            UsageError: If `n` is negative, or if the vectors are pooled or selected, so that the first of them cover
-                only a part of the text.
-        """
-        summary = "parallel" if self.metadata is None else self.metadata.summary
-        if summary in ("pool", "select"):
-            raise UsageError(
-                f'a memory of summary = "{summary}" cannot be truncated: each vector covers a part of the text; '
-                f"compress with --vectors {n}"
-            )
-        if n < 0:
-            raise UsageError(f"cannot keep {n} vectors per segment; give 0 or more")
-        return self.mask_slots(self.ranks_in_segment < n).compact()
 
     def keep_top_vectors(self, budget: int) -> "SummaryMemory":
         """Eq. VL18: keep the `budget` slots with the largest s of each row; ties go to the smaller rank, then earlier.
