@@ -60,7 +60,7 @@ def test_similarity_maps_with_the_chain_and_with_each_heads_selection() -> None:
     live = torch.tensor([True, True, False]).expand(1, G, 3)
     built = left(index, live)
     slots = LatentKeysValues(*(tuple(random_tensor(1, G, 3, E) for _ in range(L)) for _ in range(3)))
-    maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, built, 0, 5)}
+    maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, built, 5)}
     assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "selected")}
     for latents, theirs, what in zip(
         slots, (built.keys, built.keys_before_rope, built.values), kv_similarity.KV_SPACES, strict=True

@@ -50,14 +50,14 @@ def classify_tokens(tokens: Sequence[str], steps: Sequence[int]) -> tuple[str, .
     return tuple(classes)
 
 
-def chain_selections(teacher: TeacherChain, row: int, n: int) -> tuple[ChainSelection, ...]:
-    """Return what each policy selects of the `n` tokens of one row's chain."""
+def chain_selections(teacher: TeacherChain, n: int) -> tuple[ChainSelection, ...]:
+    """Return what each policy selects of the `n` tokens of the first chain."""
     selections: list[ChainSelection] = []
     for policy, choice in teacher.choices.items():
         layers = [choice.tokens[l] for l in teacher.matched_layers]
         mask = np.zeros((len(layers), layers[0].index.shape[1], n), dtype=np.bool_)
         for l, layer in enumerate(layers):
-            for g, (index, valid) in enumerate(zip(layer.index[row], layer.valid[row], strict=True)):
+            for g, (index, valid) in enumerate(zip(layer.index[0], layer.valid[0], strict=True)):
                 mask[l, g, index[valid].cpu().numpy()] = True
         selections.append(ChainSelection(policy, mask))
     return tuple(selections)
@@ -74,8 +74,8 @@ def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[t
     return tuple(best)
 
 
-def decode_chain(batch: ReasoningBatch, row: int, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the tokens of one row's chain as text, and the step index of each."""
-    mask = batch.chain_mask[row]
-    tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[row][mask])
-    return tokens, tuple(batch.chain_step_index[row][mask].tolist())
+def decode_chain(batch: ReasoningBatch, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the tokens of the first chain as text, and the step index of each."""
+    mask = batch.chain_mask[0]
+    tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[0][mask])
+    return tokens, tuple(batch.chain_step_index[0][mask].tolist())

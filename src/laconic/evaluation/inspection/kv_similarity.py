@@ -58,19 +58,19 @@ def look_ahead_share(map: Float[Tensor, "M N"]) -> float:
     return float((map[:n].argmax(1) > torch.arange(n, device=map.device)).float().mean())
 
 
-def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int) -> tuple[SimilarityMap, ...]:
-    """Return all maps of one row of a batch, whose chain has `n` tokens."""
+def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, n: int) -> tuple[SimilarityMap, ...]:
+    """Return all maps of the first row of a batch, whose chain has `n` tokens."""
     tokens = teacher.choices[teacher.policy].tokens
-    indices = [columns.index[row][:, columns.valid[row, 0], None] for columns in tokens]
+    indices = [columns.index[0][:, columns.valid[0, 0], None] for columns in tokens]
     spaces = (teacher.keys, teacher.keys_before_rope, teacher.values)
     maps: list[SimilarityMap] = []
     for baseline in (CHAIN, SELECTED):
         for space, latents, teachers in zip(KV_SPACES, slots, spaces, strict=True):
-            columns = [x[row][:, :n] for x in teachers]
+            columns = [x[0][:, :n] for x in teachers]
             if baseline == SELECTED:
                 pairs = zip(columns, indices, strict=True)
                 columns = [x.gather(1, index.expand(-1, -1, x.shape[2])) for x, index in pairs]
-            layers = cosine_maps([x[row] for x in latents], columns)
+            layers = cosine_maps([x[0] for x in latents], columns)
             mean, rows = layers[list(teacher.matched_layers)].mean(0), tuple(map(to_rows, layers))
             statistics = diagonal_contrast(mean), look_ahead_share(mean)
             maps.append(SimilarityMap(space, baseline, to_rows(mean), rows, *statistics))

@@ -115,15 +115,15 @@ def with_chain(
     n: int,
 ) -> QuestionInspection:
     """Add the comparison with a chain of `n` tokens."""
-    tokens, steps = kv_selection.decode_chain(batch, 0, run.decode_token)
+    tokens, steps = kv_selection.decode_chain(batch, run.decode_token)
     I, R, S = (
         to_rows(torch.cat([scores[l][0, :, :n] for l in teacher.matched_layers]).float())
         for scores in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
     )
     return replace(
         inspection,
-        maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, 0, n),
-        selections=kv_selection.chain_selections(teacher, 0, n),
+        maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
+        selections=kv_selection.chain_selections(teacher, n),
         token_classes=kv_selection.classify_tokens(tokens, steps),
         scores=SelectionScores(I, R, S),
         policy=teacher.policy,
