@@ -136,8 +136,7 @@ _LOCATIONS = {
 def __getattr__(name: str) -> Any:
     if name not in _LOCATIONS:
         raise AttributeError(f"module 'laconic' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    module, _, attribute = _LOCATIONS[name].partition(":")
-    value = getattr(import_module(module), attribute or name)
+    value = getattr(import_module(_LOCATIONS[name]), name)
     globals()[name] = value
     return value
 

@@ -16,7 +16,7 @@ import laconic
 from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.errors import InputError, UnsafeFileError, UsageError
+from laconic.errors import InputError, UnsafeFileError
 from laconic.experiment.compressor import TextCompressor, load_compressor
 from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
 from laconic.generation.config import GenerationConfig
@@ -159,8 +159,6 @@ def test_load_invalid_published_model(folder: Path, tmp_path: Path) -> None:
         rest = {name: tensor for name, tensor in tensors.items() if name != SUMMARY_EMBEDDING}
         save_file(rest if tokens is None else rest | {SUMMARY_EMBEDDING: tokens}, path / "model.safetensors")
 
-    with pytest.raises(UsageError, match="is a checkpoint, which has no steps"):
-        load_compressor(path, step=3)
     edit_config(path, accumulate_summary=None)
     with pytest.raises(InputError, match="has no accumulate_summary"):
         load_compressor(path)

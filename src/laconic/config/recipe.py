@@ -23,7 +23,6 @@ from laconic.config.nested import CMSConfig, InnerLoopConfig, MixerConfig
 from laconic.config.parallel import find_parallel_conflict
 from laconic.config.training import TrainingConfig
 
-MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "lm", "hope"]
 # The tables that each method uses. Other tables may be present, so that a run can change only its method.
 METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
     "cot": (),

@@ -57,26 +57,25 @@ def to_matrix(scores: ArrayLike) -> ScoreMatrix:
 
 
 @lru_cache(maxsize=8)
-def resample_weights(n: int, draws: int, stream: int) -> NDArray[np.float32]:
-    """Return how often each of `n` is drawn minus 1, for `draws` resamples with replacement: [draws, n]."""
-    counts = np.empty((draws, n), dtype=np.float32)
-    for start in range(0, draws, 1000):  # in parts, since an index takes eight bytes
-        rows = np.arange(start, min(start + 1000, draws))
+def resample_weights(n: int, stream: int) -> NDArray[np.float32]:
+    """Return how often each of `n` is drawn minus 1, for every resample with replacement: [NUM_RESAMPLES, n]."""
+    counts = np.empty((NUM_RESAMPLES, n), dtype=np.float32)
+    for start in range(0, NUM_RESAMPLES, 1000):  # in parts, since an index takes eight bytes
+        rows = np.arange(start, start + 1000)
         at = (rng.uniform(RNG_KEY, stream, rows[:, None], np.arange(n)[None]) * n).astype(np.int64)
         flat = np.bincount((at + n * np.arange(len(rows))[:, None]).ravel(), minlength=n * len(rows))
         counts[rows] = flat.reshape(len(rows), n)
     return counts - 1
 
 
-def bootstrap_means(scores: ScoreMatrix, draws: int = NUM_RESAMPLES) -> ScoreMatrix:
+def bootstrap_means(scores: ScoreMatrix) -> ScoreMatrix:
     """Return the mean of each resample of seeds and items, the part of the seeds stretched for their number."""
     R, N = scores.shape
-    deviations = (resample_weights(N, draws, 0) @ scores.T.astype(np.float32)).astype(
-        np.float64
-    )  # sums of scores 0 and 1 are whole numbers in float32
+    sums = resample_weights(N, 0) @ scores.T.astype(np.float32)  # of scores 0 and 1: whole numbers in float32
+    deviations = sums.astype(np.float64)
     means = (scores.sum() + deviations.sum(1)) / (R * N)
     if R > 1:
-        seeds = resample_weights(R, draws, 1)
+        seeds = resample_weights(R, 1)
         stretch = math.sqrt(R / (R - 1)) * T_QUANTILES[min(R - 1, len(T_QUANTILES)) - 1] / NORMAL_QUANTILE
         means += stretch * (seeds @ scores.mean(1) / R) + (seeds * deviations).mean(1) / N
     return np.where(np.abs(means) < ROUNDING_TOLERANCE, 0.0, means)  # else rounding could exclude 0 from an interval

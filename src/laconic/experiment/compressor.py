@@ -263,21 +263,19 @@ class TextCompressor:
 
 
 def load_compressor(
-    path: str | Path, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+    path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest step or another, or a published checkpoint in some dtype.
+    """Load an AutoCompressor: a run at its latest step, or a published checkpoint in some dtype.
 
     Raises:
         InputError: If the folder is neither.
-        UsageError: If the run's method is another, or for `step` of a checkpoint.
+        UsageError: If the run's method is another.
         CorruptArtifactError: If a file is damaged.
         UnsafeFileError: If the weights are pickles.
     """
     target = weights.resolve_device(device)
     if find_run(path) is not None or not is_published(path):
-        return as_compressor(load_run(path, target, step))
-    if step is not None:
-        raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")
+        return as_compressor(load_run(path, target))
     method, tokenizer, segment_tokens = load_published(path, target, dtype)
     reader, writer = method.decoder.fingerprint, compute_writer_fingerprint(method)
     return TextCompressor(method, tokenizer, segment_tokens, reader, writer)

@@ -356,20 +356,17 @@ def is_nested(path: str | Path) -> bool:
 
 
 def load_nested(
-    path: str | Path, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+    path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> NestedTextModel:
-    """Load a run of method hope at its latest step or another, or a folder of `save_pretrained` in some dtype.
+    """Load a run of method hope at its latest step, or a folder of `save_pretrained` in some dtype.
 
     Raises:
         InputError: If the folder is neither.
         CorruptArtifactError: If a file is damaged.
-        UsageError: For `step` of a checkpoint.
     """
     target = weights.resolve_device(device)
     if find_run(path) is not None:
-        return as_nested(load_run(path, target, step))
-    if step is not None:
-        raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")
+        return as_nested(load_run(path, target))
     folder = Path(path)
     config = build_nested.read_saved_config(folder)
     assert config is not None

@@ -68,7 +68,7 @@ class ManifestWriter:
         self.folder = folder
         self.entries: dict[str, FileEntry] = {}
 
-    def add_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    def add_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write a safetensors file of finite tensors.
 
         Raises:
@@ -76,7 +76,7 @@ class ManifestWriter:
         """
         path = self._create_parent(name)
         copies = atomic.unshare_tensors(tensors)
-        atomic.save_tensors(path, copies, SAFETENSORS_METADATA if metadata is None else metadata)
+        atomic.save_tensors(path, copies, SAFETENSORS_METADATA)
         self._add_entry(name, _hash_expected_file(path, copies))
 
     def add_bytes(self, name: str, data: bytes) -> None:

@@ -18,9 +18,9 @@ def to_canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def read_json(path: Path, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file of our own; see `parse_json`."""
-    return parse_json(read_small_file(path), path.name, max_parts)
+    return parse_json(read_small_file(path), path.name)
 
 
 def read_foreign_json(path: Path) -> dict[str, Any]:
@@ -41,13 +41,12 @@ def read_small_file(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS, *, is_strict: bool = True) -> dict[str, Any]:
+def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, Any]:
     """Parse a JSON object from an untrusted source.
 
     Args:
         data: UTF-8 text.
         label: Name of the source, for error messages.
-        max_parts: Limit on the number of commas and brackets.
         is_strict: Whether to refuse repeated keys, NaN, infinity and numbers out of range.
 
     Raises:
@@ -55,8 +54,8 @@ def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS, *, is_s
             something that `is_strict` refuses.
     """
     parts = sum(map(data.count, (b",", b"[", b"{")))
-    if parts > max_parts:
-        raise InputError(f"{label}: {parts:,} values; the limit is {max_parts:,}")
+    if parts > MAX_JSON_PARTS:
+        raise InputError(f"{label}: {parts:,} values; the limit is {MAX_JSON_PARTS:,}")
     strict_options: dict[str, Any] = {
         "object_pairs_hook": _check_duplicate_keys,
         "parse_constant": _reject_constant,

@@ -6,10 +6,9 @@ import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 TrackerName = Literal["trackio", "wandb", "tensorboard"]
-TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 TENSORBOARD_FOLDER = "tensorboard"
 
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from laconic.evaluation.memories.contexts import FULL_TEXT, LAST_TOKENS, NO_CONTEXT
 from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_table
 from laconic.evaluation.report.plots import has_matplotlib, render_plot
-from laconic.evaluation.statistics import NUM_RESAMPLES, percentile_interval, resample_weights
+from laconic.evaluation.statistics import percentile_interval, resample_weights
 from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table
 
@@ -83,7 +83,7 @@ def estimate_share(none: Sequence[float], memory: Sequence[float], full: Sequenc
     share = float(gains.sum() / whole.sum())
     if len(gains) == 1:
         return Share(share, share, share)
-    counts = 1.0 + resample_weights(len(gains), NUM_RESAMPLES, 0)
+    counts = 1.0 + resample_weights(len(gains), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = (counts @ gains) / (counts @ whole)
     return Share(share, *percentile_interval(draws))
