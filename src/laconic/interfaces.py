@@ -108,7 +108,7 @@ class PromptsAnswers(Protocol):
     Without it, a server answers one question at a time.
     """
 
-    def prompt_answers(self, questions: ReasoningBatch, decoding: Any, *, with_cot: bool = False) -> Any:
+    def prompt_answers(self, questions: ReasoningBatch, decoding: Any) -> Any:
         """Return a `latent.answering.AnswerPrompt`."""
         ...
 

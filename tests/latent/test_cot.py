@@ -52,12 +52,11 @@ def test_cot_micro_batches_equal_one_batch(kind: type[Cot] | type[NoCot]) -> Non
         name: sum(method.loss_denominators(part)[name] for part in parts) for name in method.loss_denominators(BATCH)
     }
     steps = [method(ReasoningBatch(**{**vars(part), "loss_denominators": totals})) for part in parts]
-    assert_close(sum(step.loss for step in steps), whole.loss)
+    loss = torch.stack([step.loss for step in steps]).sum()
+    assert_close(loss, whole.loss)
     for name in whole.metrics:
-        assert_close(sum(step.metrics[name] for step in steps), whole.metrics[name])
-    assert_all_close(
-        gradients(method, sum(step.loss for step in steps)).values(), gradients(method, whole.loss).values()
-    )
+        assert_close(torch.stack([step.metrics[name] for step in steps]).sum(), whole.metrics[name])
+    assert_all_close(gradients(method, loss).values(), gradients(method, whole.loss).values())
 
 
 def test_cot_state_precedes_the_question() -> None:
@@ -113,7 +112,7 @@ def test_cot_answers_equal_single_rows(kind: type[Cot] | type[NoCot]) -> None:
 
 
 def test_nocot_refuses_with_cot() -> None:
-    with pytest.raises(UsageError, match="no CoT is not trained"):
+    with pytest.raises(UsageError, match="NoCot is not trained"):
         NoCot(fresh("llama")).answer(BATCH, build_decoding(), with_cot=True)
 
 

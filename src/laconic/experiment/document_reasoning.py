@@ -120,16 +120,10 @@ class DocumentReasoning(nn.Module):
         return self.method(batch, self.read_documents(batch) if state is None else state)
 
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return what the answers follow; `state` is as in `forward`."""
-        state = self.find_state(questions, state)
-        return self.method.prompt_answers(questions, decoding, with_cot=with_cot, state=state)
+        return self.method.prompt_answers(questions, decoding, self.find_state(questions, state))
 
     def answer(
         self,

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
+from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
@@ -112,20 +113,24 @@ class PromptedAnswers(nn.Module, ABC):
 
     @abstractmethod
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return what the generated ids follow: questions, and latents if the method has any.
 
         `state` is the KV cache of what precedes the questions.
+        """
+
+    def prompt_chains(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
+    ) -> AnswerPrompt:
+        """Return what a whole written chain and the answer follow, by default nothing that the method is trained for.
 
         Raises:
-            UsageError: `with_cot` asks for a written chain, and the method is not trained to write one.
+            UsageError: The method is not trained to write a chain.
         """
+        raise UsageError(
+            f"with_cot: {type(self).__name__} is not trained to write a whole chain; use cot, codi, pccot or kava"
+        )
 
     def answer(
         self,
@@ -138,9 +143,9 @@ class PromptedAnswers(nn.Module, ABC):
         """Generate the answers, after a written chain if `with_cot` is set; `state` is as in `prompt_answers`.
 
         Raises:
-            UsageError: As `prompt_answers` does.
+            UsageError: `with_cot` is set, and the method is not trained to write a chain.
         """
-        prompt = self.prompt_answers(questions, decoding, with_cot=with_cot, state=state)
+        prompt = (self.prompt_chains if with_cot else self.prompt_answers)(questions, decoding, state)
         return decode_answers(self.decoder, questions, prompt, decoding)
 
 

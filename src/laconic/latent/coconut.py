@@ -26,7 +26,7 @@ from laconic.latent.answering import (
     find_answer_offset,
     prompt_with_cache,
 )
-from laconic.latent.cot import check_no_teacher, compute_single_loss, drop_chain_prefix
+from laconic.latent.cot import compute_single_loss, drop_chain_prefix
 from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, run_sequential_rollout
 from laconic.latent.stepwise_rollout import run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
@@ -178,19 +178,9 @@ class Coconut(PromptedAnswers):
             return self.run_latents(questions, num_latents, state, intervention, record_passes)
 
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Think about the questions and return what the remaining steps follow.
-
-        Raises:
-            UsageError: If `with_cot` is set.
-        """
-        check_no_teacher(with_cot, "Coconut")
+        """Think about the questions and return what the remaining steps follow."""
         rollout = self.think(questions, state=state)
         prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
         return prompt._replace(num_latents=rollout.count_latents())

@@ -341,17 +341,16 @@ class Codi(PromptedAnswers):
             )
 
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the answers follow: the latents, or questions for a written chain."""
-        if with_cot:
-            return prompt_with_chain(self.decoder, questions, decoding, state)
+        """Return what the answers follow: questions and latents."""
         return prompt_with_latents(self.decoder, self.latent_thoughts, questions, decoding, state)
+
+    def prompt_chains(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
+    ) -> AnswerPrompt:
+        """Return what a written chain and the answer follow: the questions."""
+        return prompt_with_chain(self.decoder, questions, decoding, state)
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
         """Return what the answer to one question follows, with the latents still to be computed."""

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
-from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import (
     AnswerDecoding,
@@ -67,12 +66,6 @@ def compute_single_loss(
     return StepOutput(result.loss, {name: result.loss.detach(), f"{name}_right": result.accuracy})
 
 
-def check_no_teacher(with_cot: bool, method: str) -> None:
-    """Raise `UsageError` if a chain is requested of a method that is not trained to write one."""
-    if with_cot:
-        raise UsageError(f"with_cot: {method} is not trained to write a whole chain; use cot, codi, pccot or kava")
-
-
 class Cot(PromptedAnswers):
     """Explicit chain of thought: chain and answer are written and scored.
 
@@ -105,15 +98,12 @@ class Cot(PromptedAnswers):
         return compute_single_loss("teacher", self.decoder, hidden, build_teacher_targets(batch), batch)
 
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return what chain and answer follow."""
         return prompt_with_chain(self.decoder, questions, decoding, state)
+
+    prompt_chains = prompt_answers
 
 
 class NoCot(PromptedAnswers):
@@ -148,17 +138,7 @@ class NoCot(PromptedAnswers):
         return compute_single_loss("student", self.decoder, hidden, build_student_targets(batch), batch)
 
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the answer follows.
-
-        Raises:
-            UsageError: If `with_cot` is set.
-        """
-        check_no_teacher(with_cot, "no CoT")
+        """Return what the answer follows."""
         return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)

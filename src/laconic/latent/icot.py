@@ -14,7 +14,7 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import ICoTConfig
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers, prompt_with_chain
-from laconic.latent.cot import check_no_teacher, compute_single_loss, drop_chain_prefix, encode_batch
+from laconic.latent.cot import compute_single_loss, drop_chain_prefix, encode_batch
 from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -99,17 +99,7 @@ class Icot(PromptedAnswers):
         return before < self.max_chain_length and self.scheduled_removal(batch.step) > before
 
     def prompt_answers(
-        self,
-        questions: ReasoningBatch,
-        decoding: AnswerDecoding,
-        *,
-        with_cot: bool = False,
-        state: KVCache | None = None,
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the rest of the chain follows.
-
-        Raises:
-            UsageError: If `with_cot` is set.
-        """
-        check_no_teacher(with_cot, "iCoT")
+        """Return what the rest of the chain follows."""
         return prompt_with_chain(self.decoder, questions, decoding, state)
