@@ -1,6 +1,5 @@
 """`laconic audit`: whether the answers of a run use its latent thoughts, as one table and one sentence."""
 
-import json
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -44,10 +43,10 @@ class AuditCommand:
         """Audit the run, store the result and print it."""
         if self.limit < 2 or self.batch_size < 1:
             raise UsageError(f"--limit {self.limit} --batch-size {self.batch_size}: must be at least 2 and 1")
+        from laconic.cli.evaluate import print_report
         from laconic.cli.train import resolve_device
         from laconic.evaluation.audit.suite import AuditSuite
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
-        from laconic.evaluation.tables import Table, print_table
         from laconic.training.signals import handle_signals
 
         suite = AuditSuite()
@@ -64,8 +63,5 @@ class AuditCommand:
                 protocol=self.protocol,
             )
             report = suite.report(request, evaluate_runs(suite, request))
-        if self.format == "json":
-            print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
-        for block in report.blocks if self.format == "human" else ():
-            print_table(block) if isinstance(block, Table) else print(block)
+        print_report(report, self.format)
         return 0

@@ -23,7 +23,7 @@ from laconic.cli.arguments import (
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
-    from laconic.evaluation.suite import MemoryOptions
+    from laconic.evaluation.suite import EvalReport, MemoryOptions
 
 QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
@@ -110,7 +110,6 @@ class EvaluateCommand:
         from laconic.cli.train import resolve_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.evaluation.suites import choose_suite
-        from laconic.evaluation.tables import Table, print_table
         from laconic.training.distributed import init_ranks
         from laconic.training.signals import handle_signals
 
@@ -144,10 +143,7 @@ class EvaluateCommand:
             )
             report = suite.report(request, evaluate_runs(suite, request))
             if ranks.rank == 0:
-                if self.format == "json":
-                    print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
-                for block in report.blocks if self.format == "human" else ():
-                    print_table(block) if isinstance(block, Table) else print(block)
+                print_report(report, self.format)
         return 0
 
     def validate(self) -> None:
@@ -191,6 +187,17 @@ class EvaluateCommand:
         if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
             raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
         return run
+
+
+def print_report(report: "EvalReport", format: OutputFormat) -> None:
+    """Print tables and lines, or one JSON object."""
+    from laconic.evaluation.tables import Table, print_table
+
+    if format == "json":
+        print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
+        return
+    for block in report.blocks:
+        print_table(block) if isinstance(block, Table) else print(block)
 
 
 def parse_shares(text: str | None) -> tuple[float, ...]:
