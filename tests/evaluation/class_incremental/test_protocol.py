@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.evaluation.class_incremental.label_scoring import ScoreArray, has_no_attention, repeat_state, score_labels
+from laconic.evaluation.class_incremental.label_scoring import ScoreArray, repeat_state, score_labels
 from laconic.evaluation.class_incremental.learners import FrozenModel, StatefulLearner
 from laconic.evaluation.class_incremental.protocol import (
     predict_class,
@@ -31,7 +31,7 @@ def reading(model: StatefulLM, state: Any) -> oracle.Logits:
 
     def logits(ids: Sequence[int]) -> list[list[float]]:
         with torch.no_grad():
-            seen = model.read_tokens(torch.tensor([list(ids)]), state, update_weights=has_no_attention(state))
+            seen = model.read_tokens(torch.tensor([list(ids)]), state, update_weights=state.attention_cache is None)
             return model.logits(seen.hidden_states)[0].double().tolist()
 
     return logits

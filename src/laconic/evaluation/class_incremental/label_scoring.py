@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from laconic.data.reasoning.dataset import pad_rows
 from laconic.evaluation.class_incremental.tasks import TokenIds
 from laconic.interfaces import StatefulLM
 from laconic.nested import nan_check
@@ -157,14 +158,9 @@ def read_ids(
 ) -> ReadOutput:
     """Read ids on a state without learning, except for models that can see them only through their fast weights."""
     output = nan_check.read_tokens_checked(
-        model, ids, state, attention_mask=attention_mask, update_weights=has_no_attention(state)
+        model, ids, state, attention_mask=attention_mask, update_weights=state.attention_cache is None
     )
     return ReadOutput(output.hidden_states, cast(FastWeightState, cast(Any, output.cache)))
-
-
-def has_no_attention(state: FastWeightState) -> bool:
-    """Return whether a model sees what it reads only through its fast weights."""
-    return state.layers[0].cache is None
 
 
 def repeat_state(state: FastWeightState, n: int) -> FastWeightState:
@@ -184,12 +180,10 @@ def select_tensor_rows(x: Tensor, rows: Tensor) -> Tensor:
     return repeat_tensor_rows(x[:1], len(rows)) if len(x) == 1 or x.stride(0) == 0 else x[rows]
 
 
-def pad_right(rows: Sequence[TokenIds], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def pad_right(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return ids padded on the right, and the mask of real tokens."""
-    T = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows], device=device)
-    mask = torch.tensor([[t < len(row) for t in range(T)] for row in rows], device=device)
-    return ids, mask
+    ids, mask = pad_rows(rows)
+    return ids.to(device), mask.to(device)
 
 
 def split_into_batches(order: Sequence[T], size: int) -> list[Sequence[T]]:

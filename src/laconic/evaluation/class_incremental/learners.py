@@ -15,7 +15,6 @@ from laconic.evaluation.class_incremental.label_scoring import (
     PROMPT_BATCH,
     ScoreArray,
     get_device,
-    has_no_attention,
     pad_right,
     read_ids,
     repeat_state,
@@ -93,7 +92,7 @@ class StatefulLearner:
     def read_line(self, item: LabelledUtterance) -> FastWeightState:
         """Read a line; with attention, on an empty KV cache, which is emptied again."""
         state, target_mask = self.state, self.build_target_mask(item)
-        if has_no_attention(state):
+        if state.attention_cache is None:
             return self.advance(self.stream.start_ids + self.stream.training_ids(item), state, target_mask=target_mask)
         before, after = self.split_line(item)
         if before:
@@ -147,7 +146,7 @@ class StatefulLearner:
 
 def clear_caches(state: FastWeightState) -> FastWeightState:
     """Return a state with empty KV caches, and positions from 0 on."""
-    if all(layer.cache is None for layer in state.layers):
+    if state.attention_cache is None:
         return state
     chunk = state.open_chunk
     if chunk is not None:

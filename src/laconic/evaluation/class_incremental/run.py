@@ -14,7 +14,6 @@ from laconic.evaluation.class_incremental.finetune_baselines import (
     ReplayReservoir,
 )
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS, build_stream, load_intents
-from laconic.evaluation.class_incremental.label_scoring import has_no_attention
 from laconic.evaluation.class_incremental.learners import (
     FrozenModel,
     InContextLearner,
@@ -127,7 +126,7 @@ def available_methods(model: StatefulLM) -> list[str]:
     if isinstance(model, CacheAsState):
         missing = "learner"
     else:
-        missing = "icl" if has_no_attention(model.initial_state(1)) else ""
+        missing = "icl" if model.initial_state(1).attention_cache is None else ""
     return [method for method in METHODS if method != missing]
 
 

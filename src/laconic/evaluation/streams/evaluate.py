@@ -100,13 +100,12 @@ def score_tokens(
     last_start = batch.segment_slices[-1].start if freeze_last_segment else T
     nll, correct = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
     for a, b in read_spans(last_start, T):
-        has_no_attention = all(layer.cache is None for layer in state.layers)
         output = read_tokens_checked(
             model,
             batch.input_ids[:, a:b],
             state,
             attention_mask=batch.attention_mask[:, a:b],
-            update_weights=update_weights and (a < last_start or has_no_attention),
+            update_weights=update_weights and (a < last_start or state.attention_cache is None),
             row_names=batch.document_ids,
         )
         state = cast(FastWeightState, cast(Any, output.cache))
