@@ -43,7 +43,7 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int:
     if checkpoint_name.isdecimal():
         return int(checkpoint_name)
     latest = latest_step(folder)
-    if checkpoint_name in ("latest", "newest"):
+    if checkpoint_name == "latest":
         return latest.step
     steps = RunDirectory(folder).step_numbers()
     train = load_recipe(folder / RECIPE_FILE)[0].train
