@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic.compression.memory import SummaryMemory
-from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
+from laconic.experiment.compress import CompressionJob, SummaryLength
 from laconic.experiment.cost import compute_cost, format_bytes
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
@@ -67,6 +67,6 @@ def test_positions_spent_equal_decoder_positions(cell: dict[str, Any], monkeypat
         return forward(self, vectors, *rest, **named)
 
     monkeypatch.setattr(Decoder, "forward", count_positions)
-    job = CompressionJob(run.method, resolve_length_rule(run.method, SummaryLength(num_vectors=n)))
+    job = CompressionJob(run.method, SummaryLength(num_vectors=n))
     run.run_to_end(job, [[run.token_stream("a text", [TEXT])]])
     assert job.positions_spent == num_positions

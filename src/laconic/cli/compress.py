@@ -151,7 +151,7 @@ class CompressCommand:
 
             return compress_with_checkpoint(self)
         refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} is not a plain model")
-        from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
+        from laconic.experiment.compress import CompressionJob, SummaryLength
         from laconic.experiment.compressor import load_compressor
         from laconic.experiment.cost import compute_cost
 
@@ -165,7 +165,7 @@ class CompressCommand:
             total_vectors=self.total_vectors,
             seed=self.seed,
         )
-        job = CompressionJob(compressor.method, resolve_length_rule(compressor.method, length))
+        job = CompressionJob(compressor.method, length)
         start = time.perf_counter()
         self.check_text_length(compressor, job)
         if self.resume:

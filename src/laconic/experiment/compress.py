@@ -29,7 +29,7 @@ class SummaryLength:
         threshold: Threshold of the rule "threshold".
         num_vectors: Fixed number of vectors of each segment.
         total_vectors: Number of vectors of each text, shared out over its segments.
-        seed: Seed of the rule "sample".
+        seed: Seed of the rule "sample"; a length also depends on the index of its text and segment.
 
     Raises:
         UsageError: If the number of vectors is given in two ways.
@@ -59,58 +59,40 @@ class SummaryLength:
             raise UsageError(f"total_vectors {self.total_vectors}: give 1 or more")
 
 
-@dataclass(frozen=True)
-class LengthRule:
-    """How many vectors a segment becomes.
-
-    Attributes:
-        stop_rule: Rule of the stop head, or "fixed".
-        quantile: Quantile of the rule "quantile".
-        threshold: Threshold of the rule "threshold".
-        num_vectors: Fixed number of vectors of each segment.
-        total_vectors: Number of vectors of a whole text, shared out over its segments.
-        seed: Seed of the rule "sample"; a length also depends on the index of its text and segment.
-    """
-
-    stop_rule: RuleName
-    quantile: float = 0.5
-    threshold: float = 0.5
-    num_vectors: int | None = None
-    total_vectors: int | None = None
-    seed: int = 0
-
-
-def resolve_length_rule(method: AutoCompressor, length: SummaryLength | None = None) -> LengthRule:
-    """Return the requested length rule, or the run's own.
+def resolve_stop_rule(method: AutoCompressor, length: SummaryLength) -> StopRule:
+    """Return the requested stop rule, or the run's own; one with a total is soft, and cut to it at the end.
 
     A rule that the model was not trained for is refused when it compresses.
     """
-    default, length = default_rule(method.segment_model), length or SummaryLength()
+    default = default_rule(method.segment_model)
     if length.num_vectors is not None:
-        return LengthRule("fixed", num_vectors=length.num_vectors)
+        return StopRule("fixed", num_vectors=length.num_vectors)
     if length.total_vectors is not None:
-        return LengthRule("soft", total_vectors=length.total_vectors)
+        return StopRule("soft")
     quantile, threshold, rule = length.quantile, length.threshold, length.stop_rule or default.name
     if length.stop_rule is None and (quantile is not None or threshold is not None):
         rule = "quantile" if quantile is not None else "threshold"
-    return LengthRule(
+    return StopRule(
         rule,
         default.quantile if quantile is None else quantile,
         default.threshold if threshold is None else threshold,
         default.num_vectors,
-        seed=length.seed,
     )
 
 
 class CompressionJob(ResumableReading[SummaryMemory]):
-    """Job that compresses texts; `positions_spent` counts the positions that went through the decoder."""
+    """Job that compresses texts, by default to the lengths of the run's own rule.
+
+    `positions_spent` counts the positions that went through the decoder.
+    """
 
     kind = "compression-job"
     counters = (*ResumableReading.counters, "positions_spent")
 
-    def __init__(self, method: AutoCompressor, length_rule: LengthRule) -> None:
+    def __init__(self, method: AutoCompressor, length: SummaryLength | None = None) -> None:
         super().__init__(method.decoder.token_embedding.weight.device)
-        self.method, self.length_rule, self.positions_spent = method, length_rule, 0
+        self.method, self.length, self.positions_spent = method, length or SummaryLength(), 0
+        self.stop_rule = resolve_stop_rule(method, self.length)
 
     @property
     def documents(self) -> list[tuple[SourceDocument, ...]]:
@@ -122,7 +104,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         B, method = len(piece.input_ids), self.method
         tokens = piece.attention_mask.sum(1)
         before = method.segment_model.empty_memory(B) if self.current is None else self.current
-        after = method.compress(piece.input_ids, piece.attention_mask, before, self.length_decision(B))
+        after = method.compress(piece.input_ids, piece.attention_mask, before, self.next_rule(B))
         self.tokens += int(tokens.sum())
         self.positions_spent += int((self.extra_positions(before, after) + tokens)[tokens > 0].sum())
         return after
@@ -138,9 +120,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         )
         before_text = lead + before.num_vectors
         behind = (
-            N
-            if loop
-            else none + (self.length_rule.num_vectors or reading.fixed_length) * (reading.summary == "parallel")
+            N if loop else none + (self.stop_rule.num_vectors or reading.fixed_length) * (reading.summary == "parallel")
         )
         trigger = int(loop and reading.trigger_placement == "insert")
         positions = before_text + behind + trigger
@@ -149,19 +129,17 @@ class CompressionJob(ResumableReading[SummaryMemory]):
             positions = positions + condensed * (before_text + reading.fixed_length + trigger)
         return positions
 
-    def length_decision(self, B: int) -> StopRule:
+    def next_rule(self, B: int) -> StopRule:
         """Return the rule of the next segment, with random numbers if it samples."""
-        rule, K, uniforms = self.length_rule, self.method.config.fixed_length, None
-        if rule.stop_rule == "sample":
-            rows = torch.arange(B) + len(self.texts)
-            uniforms = draw_uniforms("length", rule.seed, 0, rows, self.next_piece - 1, K).to(self.device)
-        return StopRule(rule.stop_rule, rule.quantile, rule.threshold, rule.num_vectors, uniforms)
+        if self.stop_rule.name != "sample":
+            return self.stop_rule
+        rows, K = torch.arange(B) + len(self.texts), self.method.config.fixed_length
+        uniforms = draw_uniforms("length", self.length.seed, 0, rows, self.next_piece - 1, K)
+        return self.stop_rule._replace(uniforms=uniforms.to(self.device))
 
     def append_rows(self, before: SummaryMemory | None, done: SummaryMemory) -> SummaryMemory:
         """Return all rows, with hard lengths and at most `total_vectors` each."""
-        fitted = (
-            done if self.length_rule.total_vectors is None else done.keep_top_vectors(self.length_rule.total_vectors)
-        )
+        fitted = done if self.length.total_vectors is None else done.keep_top_vectors(self.length.total_vectors)
         hard = replace(fitted, log_s=None).compact()
         return hard if before is None else SummaryMemory.concat_rows(before, hard)
 

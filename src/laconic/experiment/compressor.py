@@ -20,7 +20,7 @@ from laconic.compression.segment import build_memory_prompt, resolve_position_sc
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.compress import CompressionJob, SummaryLength, resolve_length_rule
+from laconic.experiment.compress import CompressionJob, SummaryLength
 from laconic.experiment.document_reasoning import DocumentReasoning
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
@@ -127,16 +127,14 @@ class TextCompressor:
             UsageError: If the texts or the number of vectors do not fit the model.
             InputError: For an empty text.
         """
-        rule = resolve_length_rule(self.method, length)
         group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
-        return self.run_to_end(CompressionJob(self.method, rule), [group])
+        return self.run_to_end(CompressionJob(self.method, length), [group])
 
     def stream(
         self, chunks: Iterable[str], *, name: str = "stream", segment_tokens: int | None = None
     ) -> SummaryMemory:
         """Compress one text that arrives in chunks, of any total length, into a memory of one row."""
-        job = CompressionJob(self.method, resolve_length_rule(self.method))
-        return self.run_to_end(job, [[self.token_stream(name, chunks, segment_tokens)]])
+        return self.run_to_end(CompressionJob(self.method), [[self.token_stream(name, chunks, segment_tokens)]])
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
         """Return a text as a stream of segments, by default as long as in training."""

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from laconic.compression.kv_compress import KVCompressionConfig
 from laconic.compression.kv_selection import KVMethod
 from laconic.errors import LaconicError, UsageError, translate_os_errors
-from laconic.experiment.compress import CompressionJob, resolve_length_rule
+from laconic.experiment.compress import CompressionJob
 from laconic.experiment.compressor import TextCompressor
 from laconic.experiment.kv_compressor import compress_text
 from laconic.serving.http.api_error import ApiError
@@ -103,10 +103,9 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
         if present:
             field = next(iter(present))
             raise ApiError(400, f"{field}: {served.name} is trained to compress; leave it out", field)
-        rule = resolve_length_rule(model.method)
 
         def write_summaries(path: Path, check: Callable[[], None]) -> None:
-            job = CompressionJob(model.method, rule)
+            job = CompressionJob(model.method)
             for _ in job.run([[model.token_stream(name, [body.text])]]):
                 check()
             model.with_metadata(job).save(path)
