@@ -10,8 +10,9 @@ from laconic.cli.train import TrainCommand
 from laconic.config.data import DataConfig
 from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import CODI
+from laconic.data.reasoning.load import load_training_examples
 from laconic.errors import InputError
-from laconic.experiment.build_data import default_answer_matcher, load_file_rows, load_held_out, load_training_rows
+from laconic.experiment.build_data import default_answer_matcher, load_held_out, load_training_rows
 from laconic.experiment.build_model import load_model_tokenizer
 from laconic.experiment.load_run import recipe_fingerprint
 
@@ -92,13 +93,13 @@ def test_load_rows_of_data_sets(small: Path) -> None:
         ({"valid": "new.jsonl", "test": "old.jsonl"}, r"^1 questions of data\.valid are also in data\.test"),
     ],
 )  # fmt: skip
-def test_load_file_rows_held_out_checks(small: Path, more: dict[str, str], message: str) -> None:
+def test_load_training_examples_of_a_file_held_out_checks(small: Path, more: dict[str, str], message: str) -> None:
     folder, row = small.parent, '{"question": "QUESTION", "answer": "6"}\n'
     for name, question in (("signs", "two and TWO, and two"), ("new", "One?"), ("old", "one...")):
         (folder / f"{name}.jsonl").write_text(row.replace("QUESTION", question))
     paths = {key: folder / ("data" if "/" in name else ".") / name for key, name in more.items()}
     with pytest.raises(InputError, match=message):
-        load_file_rows(
+        load_training_examples(
             DataConfig.model_validate(
                 {"path": f"{folder}/rows.jsonl"} | {key: str(path) for key, path in paths.items()}
             )

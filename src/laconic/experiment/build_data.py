@@ -1,6 +1,6 @@
 """Load the training and held-out rows of a recipe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -16,7 +16,6 @@ from laconic.data.documents.vocabulary_drift import permute_vocabulary
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
-from laconic.data.reasoning.read_examples import ExamplesFile, read_examples
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
 from laconic.data.synthetic.digit_documents import (
     DigitDocumentsDataset,
@@ -37,6 +36,13 @@ SPLIT_NAMES = get_args(SplitName)
 SyntheticData = (
     FactRecallDataset | MQARDataset | SelectiveCopyingDataset | ContinualTranslationDataset | FormalLanguageDataset
 )
+SYNTHETIC_TASKS: Mapping[str, tuple[Callable[..., SyntheticData], Callable[[], Tokenizer], str]] = {
+    "recall": (FactRecallDataset, build_recall_tokenizer, "recall documents"),
+    "mqar": (MQARDataset, build_mqar_tokenizer, "mqar documents"),
+    "copying": (SelectiveCopyingDataset, build_mqar_tokenizer, "documents to copy from"),
+    "continual_translation": (ContinualTranslationDataset, build_mqar_tokenizer, "documents of languages"),
+    "formal_languages": (FormalLanguageDataset, build_languages_tokenizer, "strings"),
+}  # data set, tokenizer, and what its rows are called in messages
 HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every run
 
 
@@ -71,8 +77,7 @@ def load_training_rows(
         digits = build_digits(data, tokenizer, recipe.seed, "train")
         check_row_lengths(digits, recipe, context)
         return RowSet(digits, (), DIGIT)
-    load = reasoning_load.load_training_examples if data.source == "catalog" else load_file_rows
-    file = load(data, recipe.reads_documents)
+    file = reasoning_load.load_training_examples(data, recipe.reads_documents)
     M = recipe.latents.num_latents if recipe.latents else 0
     rows = ReasoningDataset(
         file.examples,
@@ -234,20 +239,9 @@ def build_synthetic(
     Raises:
         CorruptArtifactError: If the tokenizer is not the task's own.
     """
-    if data.source == "mqar":
-        check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "mqar documents")
-        return MQARDataset(seed, data.mqar, part, max_rows)
-    if data.source == "copying":
-        check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents to copy from")
-        return SelectiveCopyingDataset(seed, data.copying, part, max_rows)
-    if data.source == "continual_translation":
-        check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents of languages")
-        return ContinualTranslationDataset(seed, data.continual_translation, part, max_rows)
-    if data.source == "formal_languages":
-        check_synthetic_tokenizer(tokenizer, build_languages_tokenizer(), "strings")
-        return FormalLanguageDataset(seed, data.formal_languages, part, max_rows)
-    check_synthetic_tokenizer(tokenizer, build_recall_tokenizer(), "recall documents")
-    return FactRecallDataset(seed, data.recall, part, max_rows)
+    dataset, build_tokenizer, rows = SYNTHETIC_TASKS[data.source]
+    check_synthetic_tokenizer(tokenizer, build_tokenizer(), rows)
+    return dataset(seed, getattr(data, data.source), part, max_rows)
 
 
 def max_segment_tokens(recipe: Recipe, context: int) -> int:
@@ -263,16 +257,6 @@ def max_memory_slots(config: CompressionConfig, num_segments: int) -> int:
     """Return the largest number of vectors in a memory after `num_segments`."""
     blocks = min(num_segments, 1) if config.memory_policy == "replace" else num_segments
     return (config.max_memory_vectors or blocks * config.max_vectors) if blocks else 0
-
-
-def load_file_rows(data: DataConfig, reads_documents: bool = False) -> ExamplesFile:
-    """Load the rows of data.path and check that none is held out; see `load_training_examples`."""
-    path = str(data.path)
-    held_out: dict[SplitName, ExamplesFile] = {
-        part: load_held_out_file(data, part) for part in reasoning_load.HELD_OUT_PARTS if getattr(data, part)
-    }
-    files = {path: read_examples(path, data, data.max_train_rows)}
-    return reasoning_load.merge_training_files(data, files, held_out, reads_documents)
 
 
 def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: str) -> None:
@@ -310,8 +294,7 @@ def load_held_out(
         num_rows = min(max_rows or len(digits), len(digits))
         generate = generate_digit_examples if data.digits.document_tokens is None else generate_document_examples
         return RowSet(digits, generate(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
-    load = reasoning_load.load_held_out if data.source == "catalog" else load_held_out_file
-    M, file = recipe.latents.num_latents if recipe.latents else 0, load(data, part, max_rows)
+    M, file = recipe.latents.num_latents if recipe.latents else 0, reasoning_load.load_held_out(data, part, max_rows)
     rows = ReasoningDataset(
         file.examples,
         tokenizer,
@@ -376,14 +359,6 @@ def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig
     if data.source != "catalog" or (data.valid is not None and reasoning_load.is_local(data.valid, data, "valid")):
         return load_validation_questions(recipe, tokenizer, config).notes
     return ()
-
-
-def load_held_out_file(data: DataConfig, part: SplitName, max_rows: int | None = None) -> ExamplesFile:
-    """Load the rows of data.valid or data.test."""
-    path = data.valid if part == "valid" else data.test
-    if path is None:
-        raise InputError(f"data.{part}: missing; name a file of held-out rows")
-    return read_examples(path, data, max_rows)
 
 
 def default_answer_matcher(data: DataConfig) -> AnswerProtocol:

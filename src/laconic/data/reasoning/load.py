@@ -68,19 +68,22 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
 
 
 def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
-    """Load and merge the training sets of a recipe, each question once.
+    """Load the file of a recipe, or load and merge its training sets, each question once.
 
     If the recipe reads documents, the same question about another document is another question.
 
     Raises:
         InputError: Also if training, validation and test rows overlap.
     """
-    check_dataset_names(config)
-    names = config.name or ()
-    all_names = [name for name in (*names, config.valid, config.test) if name]
-    if config.chain_field and not any(is_row_file(name) or find_dataset(name) is None for name in all_names):
-        raise InputError(f"data.chain_field {config.chain_field}: catalog entries have their own; remove the key")
-    files = {name: load_examples(name, "train", config, config.max_train_rows) for name in names}
+    if config.source == "file":
+        files = {str(config.path): read_examples(str(config.path), config, config.max_train_rows)}
+    else:
+        check_dataset_names(config)
+        names = config.name or ()
+        all_names = [name for name in (*names, config.valid, config.test) if name]
+        if config.chain_field and not any(is_row_file(name) or find_dataset(name) is None for name in all_names):
+            raise InputError(f"data.chain_field {config.chain_field}: catalog entries have their own; remove the key")
+        files = {name: load_examples(name, "train", config, config.max_train_rows) for name in names}
     held_out: dict[SplitName, ExamplesFile] = {
         part: load_held_out(config, part) for part in HELD_OUT_PARTS if getattr(config, part)
     }
@@ -118,6 +121,8 @@ def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = No
     name = config.valid if part == "valid" else config.test
     if name is None:
         raise InputError(f"data.{part} is not set; name a file or a data set to hold out")
+    if config.source == "file":
+        return read_examples(name, config, max_rows)
     return load_examples(name, part, config, max_rows)
 
 
