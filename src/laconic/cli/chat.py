@@ -135,14 +135,12 @@ def read_memories(compressor: "TextCompressor", paths: Sequence[Path]) -> "ChatP
 def read_kv_memories(model: "LanguageModel", paths: Sequence[Path]) -> "ChatPrefix":
     """Return the joined KV memories of one text as the beginning of a conversation."""
     from laconic.experiment.chat_session import ChatPrefix
-    from laconic.experiment.kv_compressor import MARK, load_kv_memories, split_template
+    from laconic.experiment.kv_compressor import load_kv_memories
 
     memory = load_kv_memories(paths, model.decoder, model.tokenizer)
     if memory.B != 1:
         raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
-    is_chat = memory.metadata is not None and memory.metadata.chat
-    opening = split_template(model.tokenizer, MARK)[0] if is_chat else ""
-    return ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening)
+    return ChatPrefix.from_kv_memory(memory, model.tokenizer)
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:

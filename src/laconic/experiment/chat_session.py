@@ -8,10 +8,11 @@ from typing import cast
 
 import torch
 
+from laconic.compression.kv_memory import KVMemory
 from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.kv_compressor import render_after_opening
+from laconic.experiment.kv_compressor import MARK, is_chat_memory, render_after_opening, split_template
 from laconic.experiment.text_model import find_reply_stop_ids
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
@@ -39,6 +40,12 @@ class ChatPrefix:
     first_position: int | None = None
     opening: str = ""
     reading_mode: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @classmethod
+    def from_kv_memory(cls, memory: KVMemory, tokenizer: Tokenizer) -> "ChatPrefix":
+        """Return the cache of a KV memory of one text."""
+        opening = split_template(tokenizer, MARK)[0] if is_chat_memory(memory) else ""
+        return cls(memory.to_cache(), int(memory.num_tokens[0]), opening)
 
 
 class ChatSession:

@@ -227,7 +227,7 @@ def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: T
     ]
     if len(memories) == 1:
         return memories[0]
-    if any(memory.metadata is not None and memory.metadata.chat for memory in memories):
+    if any(map(is_chat_memory, memories)):
         raise UsageError(
             f"{len(memories)} memories of chats cannot be joined, since each opens a message; compress without --chat"
         )

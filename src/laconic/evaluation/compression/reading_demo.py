@@ -28,6 +28,7 @@ from laconic.experiment.kv_compressor import (
     compress_text,
     encode_document,
     encode_prompt,
+    is_chat_memory,
     load_kv_memories,
 )
 from laconic.generation.config import GenerationConfig
@@ -188,8 +189,8 @@ def check_context(decoder: Decoder, num_tokens: int) -> None:
 
 def encode_question(tokenizer: Tokenizer, memory: KVMemory, question: str) -> list[int]:
     """Return the ids of a question that follows the chapter."""
-    chat = memory.metadata is not None and memory.metadata.chat
-    return encode_prompt(tokenizer, memory, (CHAT_QUESTION if chat else PLAIN_QUESTION).format(question))
+    form = CHAT_QUESTION if is_chat_memory(memory) else PLAIN_QUESTION
+    return encode_prompt(tokenizer, memory, form.format(question))
 
 
 def build_conditions(

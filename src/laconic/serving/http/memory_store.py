@@ -31,7 +31,7 @@ from laconic.errors import (
 )
 from laconic.experiment.chat_session import ChatPrefix
 from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import MARK, split_template
+from laconic.experiment.kv_compressor import is_chat_memory
 from laconic.models.decoder import Decoder
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
@@ -295,12 +295,10 @@ class MemoryStore:
 
     def read_kv(self, memories: Sequence[KVMemory]) -> ChatPrefix:
         """Return the cache of KV memories, one document after the other."""
-        is_chat = [memory.metadata is not None and memory.metadata.chat for memory in memories]
-        if len(memories) > 1 and any(is_chat):
+        if len(memories) > 1 and any(map(is_chat_memory, memories)):
             raise UsageError("a memory of a chat opens a message and cannot be joined with others; name one memory")
         memory = memories[0] if len(memories) == 1 else KVMemory.concat_documents(self.decoder.config, *memories)
-        opening = split_template(self.served.tokenizer, MARK)[0] if is_chat[0] else ""
-        return ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening)
+        return ChatPrefix.from_kv_memory(memory, self.served.tokenizer)
 
     def read_summaries(self, memories: Sequence[SummaryMemory]) -> ChatPrefix:
         """Return the cache of bos and summary vectors."""
@@ -309,14 +307,11 @@ class MemoryStore:
         memory, model = SummaryMemory.concat_segments(*memories), compressor.method.segment_model
         model.check_fits(memory, 1)
         one_token = memory.valid.new_ones(1, 1)
-        prompt = compressor.method.build_prompt(memory)
-        if not prompt.inputs_embeds.shape[1]:
+        cache = model.prefill_memory(memory)
+        if cache is None:
             raise UsageError("the memory has no vectors; compress a longer text")
-        output = self.decoder(
-            prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
-        )
         positions = build_memory_prompt(self.decoder, model.config, memory, model.bos_token_id, one_token).position_ids
-        return ChatPrefix(output.cache, output.cache.S if positions is None else int(positions[0, -1]))
+        return ChatPrefix(cache, cache.S if positions is None else int(positions[0, -1]))
 
 
 def hide_path(error: Exception, path: Path, id: str) -> str:
