@@ -277,6 +277,33 @@ def test_make_graphs(run, tmp_path, root):
     assert (code, 'note: most answers are texts; set data.answer_type = "text" in a recipe' in out) == (0, True)
 
 
+def test_make_digits(run, tmp_path):
+    code, out, _ = run("make", "digits", "--rows", 200, "--results-only-fraction", 0.5, "--out", "d.jsonl")
+    assert (code, out) == (
+        0,
+        "d.jsonl: 200 chains of 4 operations\nd.held_out.jsonl: 10 rows that d.jsonl does not contain\n",
+    )
+    rows, held_out = rows_of(tmp_path / "d.jsonl"), rows_of(tmp_path / "d.held_out.jsonl")
+    assert 60 < sum(row["question"].endswith("=:") for row in rows) < 140
+    assert not any(row["question"].endswith(":") for row in held_out)
+    assert not {row["question"].rstrip(":") for row in rows} & {row["question"] for row in held_out}
+    assert run("check", "d.jsonl")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (("--num-operations", 13), 2, "--num-operations 13: give at most 12"),
+        (("--num-operations", 0), 2, "--num-operations 0"),
+        (("--results-only-fraction", 1.5), 2, "--results-only-fraction 1.5: give a number from 0 to 1"),
+        (("--num-operations", 1, "--rows", 300), 66, "1 operations give only 240 problems; lower the rows"),
+    ],
+)
+def test_make_digits_refuses(run, tmp_path, flags, code, message):
+    info, _, err = run("make", "digits", "--rows", 20, "--out", "d.jsonl", *flags)
+    assert (info, message in err, list(tmp_path.iterdir())) == (code, True, [])
+
+
 @pytest.mark.parametrize(("generator", "message"), [("mult-6", "did you mean mult-"), ("sudoku", "gsm-variants, ")])
 def test_make_unknown_generator(run: RunCli, generator: str, message: str) -> None:
     code, _, err = run("make", generator, "--rows", 9, "--out", "x.jsonl")

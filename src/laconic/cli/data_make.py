@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from laconic.data.generators.gsm_variants import QuestionTemplate
 
 JsonRow = Mapping[str, Any]
-GENERATORS = ("gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
+GENERATORS = ("digits", "gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
+MAX_OPERATIONS = 12  # as DigitsConfig allows
 EXCLUDED_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
 
@@ -41,7 +42,8 @@ class DataMakeCommand:
     """
 
     generator: Annotated[Positional[str], arg(metavar="GENERATOR")]
-    """gsm-variants: GSM8K with other numbers; mult-4, -5, -7, -9: multiplication; prosqa: paths in graphs"""
+    """gsm-variants: GSM8K with other numbers; mult-4, -5, -7, -9: multiplication; prosqa: paths in graphs; digits:
+    chains of operations on digits"""
     rows: int
     """number of rows to write"""
     out: Path
@@ -51,7 +53,8 @@ class DataMakeCommand:
     seed: int = 0
     """random seed; it does not change which templates are held out"""
     held_out_fraction: float = 0.05
-    """gsm-variants: fraction of the templates to hold out; the same fraction of --rows goes to OUT.held_out.jsonl"""
+    """gsm-variants: fraction of the templates to hold out; the same fraction of --rows goes to OUT.held_out.jsonl;
+    digits: number of validation rows in that file, as a fraction of --rows"""
     include_originals: bool = False
     """gsm-variants: begin with the original questions, which count towards --rows"""
     allow_ambiguous: bool = False
@@ -60,13 +63,17 @@ class DataMakeCommand:
     """gsm-variants: leave out questions with more steps in their chain"""
     max_value: OptionalInt = None
     """gsm-variants: leave out questions with a larger result in their chain"""
+    num_operations: int = 4
+    """digits: operations in each question"""
+    results_only_fraction: float = 0.0
+    """digits: mean fraction of the questions that end in : and whose chain has results only"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Generate and write the rows."""
         self.validate()
-        files = self.gsm_variant_files() if self.generator == "gsm-variants" else [self.generator_file()]
+        files = self.list_files()
         steps, total = count(1), sum(file.num_rows for file in files)
         with progress("writing") as show:
             write_all(files, lambda: None if (n := next(steps)) % 100 else show("rows", n, total))
@@ -88,11 +95,42 @@ class DataMakeCommand:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
             raise UsageError(f"unknown generator {self.generator}; {hint}")
-        check_minimum(1, rows=self.rows, max_steps=self.max_steps, max_value=self.max_value)
+        check_minimum(
+            1, rows=self.rows, max_steps=self.max_steps, max_value=self.max_value, num_operations=self.num_operations
+        )
+        if self.num_operations > MAX_OPERATIONS:
+            raise UsageError(f"--num-operations {self.num_operations}: give at most {MAX_OPERATIONS}")
+        if not 0 <= self.results_only_fraction <= 1:
+            raise UsageError(f"--results-only-fraction {self.results_only_fraction:g}: give a number from 0 to 1")
         if not 0 <= self.held_out_fraction < 1:
             raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: must be at least 0 and below 1")
         if not self.out.absolute().parent.is_dir():
             raise InputError(f"--out {self.out}: folder {self.out.parent} does not exist; create it first")
+
+    def list_files(self) -> list[OutputFile]:
+        """Return the files of the generator; those without rows are left out."""
+        files = {"gsm-variants": self.gsm_variant_files, "digits": self.digit_files}.get(self.generator)
+        return [file for file in files() if file.num_rows] if files else [self.generator_file()]
+
+    @property
+    def held_out_path(self) -> Path:
+        """File of the held-out rows."""
+        return self.out.with_suffix(f".held_out{self.out.suffix}")
+
+    def digit_files(self) -> list[OutputFile]:
+        """Return training rows, and validation rows, none of them in training."""
+        from laconic.data.generators.digits import iter_digit_rows
+
+        options: dict[str, Any] = {"num_operations": self.num_operations}
+        num_valid = round(self.rows * self.held_out_fraction)
+        rows = iter_digit_rows(
+            self.rows, self.seed, part="train", results_only_fraction=self.results_only_fraction, **options
+        )
+        valid_rows = iter_digit_rows(num_valid, self.seed, part="valid", **options)
+        return [
+            OutputFile(self.out, f"chains of {self.num_operations} operations", self.rows, rows),
+            OutputFile(self.held_out_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
+        ]
 
     def gsm_variant_files(self) -> list[OutputFile]:
         """Return the variants of the training questions, and those of the held-out templates."""
@@ -112,15 +150,13 @@ class DataMakeCommand:
         ]
         rows = map(example_to_row, chain(originals, interleave_variants(training, self.seed, excluded, self.max_value)))
         held_out_rows = map(example_to_row, interleave_variants(held_out, self.seed, excluded, self.max_value))
-        held_out_path = self.out.with_suffix(f".held_out{self.out.suffix}")
         num_held_out = round(self.rows * self.held_out_fraction)
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
         description = self.describe_rows(len(originals), len(training))
-        files = [
+        return [
             OutputFile(self.out, description, self.rows, islice(rows, self.rows)),
-            OutputFile(held_out_path, held_out_description, num_held_out, islice(held_out_rows, num_held_out)),
+            OutputFile(self.held_out_path, held_out_description, num_held_out, islice(held_out_rows, num_held_out)),
         ]
-        return [file for file in files if file.num_rows]
 
     def describe_rows(self, num_originals: int, num_templates: int) -> str:
         """Describe the rows of the training file."""

@@ -1,0 +1,46 @@
+"""Digit rows as text: chains recomputed from the question, results only where they are asked for."""
+
+import re
+
+from laconic.config.data import SplitName
+from laconic.data.generators.digits import iter_digit_rows
+
+OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
+
+
+def solve(question: str) -> list[int]:
+    """Return the last digit of each result, from left to right."""
+    terms = re.findall(r"[-+*]|\d", question)
+    results = [int(terms[0])]
+    for operator, digit in zip(terms[1::2], terms[2::2], strict=True):
+        results.append(OPERATIONS[operator](results[-1], int(digit)) % 10)
+    return results[1:]
+
+
+def test_chains_follow_the_question():
+    for row in iter_digit_rows(100, 1, num_operations=3, part="train"):
+        assert re.fullmatch(r"\d([-+*]\d){3}=", row["question"])
+        assert row["steps"] == [f"<{result}>" for result in solve(row["question"])]
+        assert row["steps"][-1] == f"<{row['answer']}>"
+
+
+def test_a_colon_asks_for_results_only():
+    plain = list(iter_digit_rows(300, 0, num_operations=4, part="valid"))
+    mixed = list(iter_digit_rows(300, 0, num_operations=4, part="valid", results_only_fraction=0.5))
+    assert 100 < sum(row["question"].endswith(":") for row in mixed) < 200
+    for a, b in zip(plain, mixed, strict=True):
+        is_terse = b["question"].endswith(":")
+        assert b["question"].rstrip(":") == a["question"]
+        assert b["steps"] == [step.strip("<>") for step in a["steps"]] if is_terse else a["steps"]
+
+
+def test_no_question_twice_and_none_in_two_splits():
+    sizes: dict[SplitName, int] = {"train": 240, "valid": 30, "test": 30}
+    rows = [row for part, n in sizes.items() for row in iter_digit_rows(n, 0, num_operations=1, part=part)]
+    assert len({row["question"] for row in rows}) == len(rows) == 300
+
+
+def test_seeds_reorder_a_split():
+    a, b = ([row["question"] for row in iter_digit_rows(240, seed, num_operations=1, part="train")] for seed in (0, 1))
+    assert a != b
+    assert set(a) == set(b)
