@@ -64,6 +64,28 @@ def test_progress_log_estimates_the_time_left(lines: list[str], monkeypatch: pyt
     assert lines[2:] == ["run part: 21 of 24", "run part: 22 of 24, 10 s left"]
 
 
+def test_progress_log_shows_long_times_in_minutes(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    log = console.ProgressLog("run,")
+    log.print_line()
+    log.update("part", 0, 11)
+    now[0] += 600
+    log.print_if_due()
+    log.update("part", 1, 11)
+    now[0] += 5
+    log.update("part", 1, 11)
+    assert lines == ["run …", "run, part: 0 of 11, 10 min", "run, part: 1 of 11, 101 min left"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.4, "0 s"), (119, "119 s"), (150, "2 min"), (7199, "120 min"), (9000, "2.5 h"), (864000, "10 days")],
+)
+def test_format_duration_chooses_the_unit(seconds: float, expected: str) -> None:
+    assert console.format_duration(seconds) == expected
+
+
 def test_progress_log_estimates_a_phase_from_its_own_start(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])

@@ -98,7 +98,7 @@ def progress(text: str) -> Iterator[ProgressFn]:
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(text, total=None)
         yield lambda name, done, total: bar.update(
-            task, description=f"{text} {name}", completed=done, total=total or None
+            task, description=f"{text} {name}".rstrip(" ,"), completed=done, total=total or None
         )
 
 
@@ -154,15 +154,24 @@ class ProgressLog:
     def print_line(self) -> None:
         """Print what was reported last."""
         self.last = time.monotonic()
-        line = f"{self.text} {self.name}".rstrip()
+        line = f"{self.text} {self.name}".rstrip(" ,")
         if self.total:
             line += f": {self.done} of {self.total}"
         if self.total and self.done > self.first:
             seconds = (self.last - self.first_time) / (self.done - self.first)
-            line += f", {seconds * (self.total - self.done):.0f} s left"
+            line += f", {format_duration(seconds * (self.total - self.done))} left"
         elif self.last - self.changed >= LOG_INTERVAL:
-            line += f", {self.last - self.changed:.0f} s"
+            line += f", {format_duration(self.last - self.changed)}"
         log_message(line if self.total else f"{line} …")
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 172800:
+        return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.0f} days"
 
 
 def to_html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -142,7 +142,7 @@ def test_run_resumable_follows_an_order_and_stores_in_order_of_the_units(tmp_pat
 def test_run_resumable_reports_progress() -> None:
     seen: list[tuple[str, int, int]] = []
     run(Squares(), batch_size=10, progress=lambda *now: seen.append(now))
-    assert seen == [("", 10, 23), ("", 20, 23), ("", 23, 23)]
+    assert seen == [("", 0, 23), ("", 10, 23), ("", 20, 23), ("", 23, 23)]
 
 
 class ThreadRank:

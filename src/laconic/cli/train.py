@@ -134,7 +134,10 @@ class TrainCommand:
             run, device = RunDirectory(out), resolve_device(self.device)
         with init_ranks(recipe.train, device) as ranks, ranks.lock_run(run):
             is_main = ranks.rank == 0
-            with stop.preemptible(), progress(out.name) if is_main else contextlib.nullcontext() as show:
+            with (
+                stop.preemptible(),
+                progress(f"preparing {out.name},") if is_main else contextlib.nullcontext() as show,
+            ):
                 environment = describe_environment(str(device), ranks.world_size)
                 notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
                 built = build_experiment(recipe, device, show)
@@ -142,7 +145,7 @@ class TrainCommand:
                 validate = build_validation(recipe, built.parts, built.method, device, ranks)
             for text in (*notes, *built.notes, *(validate.notes if validate else ())) if is_main else ():
                 log_note(text)
-            with progress(out.name) if is_main else contextlib.nullcontext() as show:
+            with progress(f"training {out.name},") if is_main else contextlib.nullcontext() as show:
                 tracker = None
                 if is_main and self.track is not None:
                     settings = recipe.model_dump(mode="json", exclude_none=True)

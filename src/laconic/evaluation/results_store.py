@@ -146,8 +146,8 @@ def run_resumable(
     """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
 
     Without a folder, nothing is stored; `extra_files` are further text files to store, by name. `progress` is called
-    with an empty name, the number of finished units and their total. `before_batch` may raise to interrupt. The first
-    rank writes.
+    before the first batch and after each, with an empty name, the number of finished units and their total.
+    `before_batch` may raise to interrupt. The first rank writes.
 
     Returns:
         The items of all units, in order of the units.
@@ -167,6 +167,8 @@ def run_resumable(
     lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
     digest = reduce(hash_line, lines, "")
     with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
+        if progress:
+            progress("", len(lines), job.num_units)
         while len(lines) < job.num_units:
             if before_batch:
                 before_batch()

@@ -233,8 +233,10 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
             with lock_evaluations(folder, request.ranks):
                 jobs = [job for task in request.tasks for job in suite.build_jobs(request, run, task)]
                 for group, job in {job.metadata.group: job for job in jobs}.items():
-                    label = (seed_run_name(title, path, folder), job.metadata.task, *job.metadata.variant.values())
-                    with progress(" ".join(label)) if request.ranks.rank == 0 else nullcontext() as show:
+                    name, variant = seed_run_name(title, path, folder), " ".join(job.metadata.variant.values())
+                    verb = "auditing" if job.metadata.kind == "audit" else "evaluating"
+                    label = f"{verb} {name} on {job.metadata.task}, {variant}".rstrip(", ")
+                    with progress(label) if request.ranks.rank == 0 else nullcontext() as show:
                         items = evaluate_job(run, job, ranks=request.ranks, stop=request.stop, progress=show)
                     stored = load_stored(folder / EVALUATIONS_FOLDER / job.metadata.folder_name)
                     per_group.setdefault(group, []).append(SeedResult(stored, items, job.notes, job.source))
@@ -253,7 +255,8 @@ def evaluate_job(
 ) -> list[EvalItem]:
     """Evaluate one job of a run at one of its checkpoints and store its results in the run.
 
-    `stop` interrupts at once in a single process, else before a batch; `progress` is called after each batch.
+    `stop` interrupts at once in a single process, else before a batch; `progress` is called before the first batch and
+    after each.
 
     Raises:
         PreemptedError: After a signal; finished items are stored.

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.config.recipe import Recipe
+from laconic.console import format_duration
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build import build_experiment
@@ -354,12 +355,3 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         seconds, peak = plan["measured"]["seconds"], format_bytes(plan["measured"]["bytes"])
         lines.append(f"measured     one update: {seconds:.3g} s, {peak} at the peak of the process")
     return "\n".join([*lines, *plan["notes"]])
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes, hours or days."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 172800:
-        return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:,.0f} days"
