@@ -47,7 +47,7 @@ class Output(NamedTuple):
 def program_run(folder: Path, name: str, code: str = "", base: str | None = None) -> DemoRun:
     """A run whose subprocess executes `code` instead of training."""
     entry = DemoEntry(name, name, "", "recipe")
-    base_name = None if base is None else f"{base}, seed 0"
+    base_name = None if base is None else f"{base} of seed 0"
     return DemoRun(entry, 0, folder / name / "seed-0", base_name, cast(Any, None), (code,))
 
 
@@ -97,8 +97,8 @@ def test_scheduler_skips_runs_of_a_bad_teacher(tmp_path: Path, schedule: Any) ->
         program_run(tmp_path, "student", "raise SystemExit(3)", base="bad teacher"),
         program_run(tmp_path, "other"),
     ])  # fmt: skip
-    assert scheduler.skipped == dict.fromkeys(("bad teacher, seed 0", "student, seed 0"), "not accurate")
-    assert scheduler.finished == {"other, seed 0"}
+    assert scheduler.skipped == dict.fromkeys(("bad teacher of seed 0", "student of seed 0"), "not accurate")
+    assert scheduler.finished == {"other of seed 0"}
 
 
 @pytest.mark.parametrize(

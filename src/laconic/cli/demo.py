@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum
 from laconic.cli.demo_run import TEACHER_ENTRY
 from laconic.cli.files import write_file
-from laconic.console import log_message, progress
+from laconic.console import log_message, progress, status
 from laconic.errors import LaconicError, UsageError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class DemoRun:
     @property
     def name(self) -> str:
         """Name in progress and messages."""
-        return f"{self.entry.name}, seed {self.seed}"
+        return f"{self.entry.name} of seed {self.seed}"
 
     @property
     def log(self) -> Path:
@@ -230,7 +230,7 @@ class DemoScheduler:
                         run = active.pop(future)
                         future.result()
                         self.finish(run)
-                    running = ", ".join(run.name for run in list(active.values())[:NUM_WORKERS])
+                    running = " and ".join(run.name for run in list(active.values())[:NUM_WORKERS])
                     report_progress(running, total - len(active) - len(self.waiting), total)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -316,7 +316,7 @@ def run_demo(
     runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
     scheduler = DemoScheduler(runs)
     log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
-    with sigterm_as_interrupt(), progress("demo") as show:
+    with sigterm_as_interrupt(), progress("training") as show:
         try:
             scheduler.run_all(show)
         except KeyboardInterrupt:
@@ -332,15 +332,16 @@ def run_demo(
 
 
 def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: str) -> None:
-    """Print the table and its footnotes (or JSON), and write report.html."""
+    """Measure the time per answer, write report.html, and print the table and its footnotes (or JSON)."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
     from laconic.evaluation.tables import print_table
 
     rank = {name: index for index, name in enumerate(TABLE_ORDER)}
     table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
-    report = build_demo_report(table_entries, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
-    write_file(out / "report.html", runs_table.render_report(report))
+    with status("measuring the time per answer, and writing the report"):
+        report = build_demo_report(table_entries, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
+        write_file(out / "report.html", runs_table.render_report(report))
     if format == "json":
         print(json.dumps(runs_table.report_to_json(report), ensure_ascii=False, allow_nan=False))
         return

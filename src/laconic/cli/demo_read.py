@@ -9,6 +9,7 @@ from pathlib import Path
 
 from laconic.cli.arguments import OutputFormat, to_utf8
 from laconic.cli.files import write_file
+from laconic.cli.threads import format_threads
 from laconic.console import log_message, progress, status
 
 TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); text of Standard Ebooks, CC0"
@@ -52,7 +53,7 @@ class DemoReadCommand:
             )
         facts = [
             ("model", model),
-            ("device", f"{self.device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"),
+            ("device", f"{self.device}, {format_threads()}, PyTorch {torch.__version__}"),
             ("chapter", f"{comparison.num_tokens:,} tokens: {TITLE}"),
             ("time", f"{time.monotonic() - start:.0f} s"),
             ("command", shlex.join(["laconic", *sys.argv[1:]])),
