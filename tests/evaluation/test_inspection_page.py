@@ -1,6 +1,7 @@
 """What inspection says and shows: figures by hand, pages of real size, of runs without a teacher, of hostile text."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
 from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection, SelectionScores
 from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
+from laconic.evaluation.report import plots
+from tests.conftest import needs
 from tests.evaluation.pages import ParsedPage, check_page
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
@@ -133,9 +136,21 @@ def test_render_inspection_page_text_and_json_agree(result: QuestionSummary | Da
     for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
-    output = ("diagonal contrast +0.125", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct", "step 3")  # fmt: skip
+    output = (
+        "diagonal contrast +0.125", "diagonal contrast: mean", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct",
+        "step 3",
+    )  # fmt: skip
     for words in output if isinstance(result, QuestionSummary) else ("no difference shown", "as trained", "50.0"):
         assert words in text, words
+
+
+def test_plot_heat_maps_has_room_for_a_title_longer_than_the_map() -> None:
+    needs("matplotlib")
+    widths = [
+        int(re.findall(r'width="(\d+)"', plots.plot_heat_maps([(title, [[1.0]])], ["1"], ["1"], "one cell"))[0])
+        for title in ("", "kava/seed-0, not distilled")
+    ]
+    assert widths[1] - widths[0] > 5 * len("kava/seed-0, not distilled")  # pixels of a letter
 
 
 def test_render_inspection_page_of_real_size_stays_within_its_limit() -> None:

@@ -11,6 +11,7 @@ from laconic.evaluation.inspection.logit_lens import TokenGuess
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.inspection.summary import (
     BASELINE_LABELS,
+    SIMILARITY_TERMS,
     DatasetSummary,
     QuestionSummary,
     correctness_suffix,
@@ -77,7 +78,7 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
     return [
         PageSection("Answers", [render_facts(answers), f"The chain, {summary.chain_source}:", chain]),
         PageSection("Logit lens", lens_blocks(summary)),
-        PageSection("Similarity to the teacher's chain", maps),
+        PageSection("Similarity to the teacher's chain", [*maps, SIMILARITY_TERMS] if maps else []),
         PageSection(
             "Tokens selected of the chain",
             [block for run in summary.runs if run.selections for block in selection_blocks(run, summary.chain)],
@@ -157,7 +158,10 @@ def map_blocks(summary: QuestionSummary, space: str, baseline: str) -> list[str]
         value_range=find_value_range([map.mean for _, map in matches]),
         mark_max=True,
     )
-    caption = f"Cosine of each latent (down) with each token (across), mean over the matched layers. {captions}."
+    caption = (
+        "Cosine of each latent (down) with each token (across), mean over the matched layers; a dot marks the most "
+        f"similar token. {captions}."
+    )
     layers = [
         PagePlot(
             run.name,

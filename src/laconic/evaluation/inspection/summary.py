@@ -16,6 +16,10 @@ from laconic.evaluation.statistics import Difference, Estimate
 from laconic.evaluation.tables import figures_to_json, format_percent
 
 BASELINE_LABELS = {CHAIN: "with the chain", SELECTED: "with the selected tokens"}
+SIMILARITY_TERMS = (
+    "diagonal contrast: mean similarity of latent m and token m, minus that of all other pairs; look-ahead: share of "
+    "latents that are most similar to a token after the one with their own number"
+)
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,8 @@ def format_question(summary: QuestionSummary) -> str:
             f"look-ahead {format_percent(map.look_ahead)} %"
             for map in run.maps
         ]
+        if run.maps:
+            lines.append(f"  {SIMILARITY_TERMS}")
         lines += [
             f"  {effect.spec.kind} in {effect.spec.target}: {effect.answer.strip()}"
             + (f" (the donor's answer is {effect.donor_answer.strip()})" if effect.donor_answer else "")

@@ -20,7 +20,7 @@ DARK_CYCLE = ("e6e9ed", "e6a532", "98a2ad", "4cc3b5", "de8fd4", "78a9ff", "ff946
 DARK_TEXT, DARK_LINE = "9aa4b0", "363d46"
 NEUTRAL_TEXT = "#7d8793"  # readable on light and dark
 NUM_COLORS = len(DARK_CYCLE)
-CELL_INCHES = 0.19
+CELL_INCHES, LETTER_INCHES = 0.19, 0.085
 LEGEND_COLUMNS = 2
 MAX_ROW_LABELS = 24
 TITLE_ROWS = 2
@@ -128,7 +128,9 @@ def plot_heat_maps(
     each row.
     """
     columns = [show_whitespace(label) for label in column_labels]
-    left, top = (0.25 + 0.085 * max(map(len, labels), default=0) for labels in (row_labels, columns))
+    longest = (max(map(len, labels), default=0) for labels in (row_labels, columns, [title for title, _ in panels]))
+    left, top, title_width = (LETTER_INCHES * letters for letters in longest)
+    left, top = left + 0.25, top + 0.25
     num_rows, every = len(row_labels) + TITLE_ROWS, 1 + len(row_labels) // MAX_ROW_LABELS
     # All maps are one image, with empty rows for the titles: an axes for each map would take many times as long.
     image = np.full((len(panels) * num_rows, len(columns)), np.nan)
@@ -137,7 +139,7 @@ def plot_heat_maps(
         rows = (np.asarray(values, dtype=float) - low) / max(high - low, 1e-9)
         image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
     map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
-    width, height = left + map_width + 0.1, top + map_height + 0.1
+    width, height = left + max(map_width, title_width) + 0.1, top + map_height + 0.1
 
     def draw(figure: Any) -> None:
         axes = figure.add_axes((left / width, 0.05 / height, map_width / width, map_height / height))
