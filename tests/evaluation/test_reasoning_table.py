@@ -13,6 +13,7 @@ from laconic.batches import PassCounts
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.reasoning.table import (
     COT_CONDITION,
     ReasoningRow,
@@ -21,6 +22,7 @@ from laconic.evaluation.reasoning.table import (
     compare_to_baseline,
 )
 from laconic.evaluation.report.paper_figures import PaperFigure
+from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import to_rich
 from tests.evaluation.answers import result, row
 
@@ -126,6 +128,27 @@ def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
         table.format_footnotes(ReasoningTable([row("a", "x", A), other]))
     with pytest.raises(InputError, match="x and y answered different questions"):
         ReasoningTable([row("a", "x", A), row("a", "y", B[:100])])
+
+
+def test_build_sections_separates_results_on_the_first_questions_of_a_set() -> None:
+    def stored(run: str, num_questions: int, condition: str = "") -> RunResult:
+        answers = result(A[:num_questions])
+        info = {"paper_table": None, "table_row": None}
+        variant = {"protocol": "codi"} | ({"condition": condition} if condition else {})
+        items = [record.to_item("") for record in answers.records]
+        figures = ({"protocol": "codi", "bytes_per_position": answers.bytes_per_position},)
+        return RunResult(run, "test", (0,), (items,), info, variant, None if num_questions == 200 else 50, (), figures)
+
+    results = [stored("x", 200), stored("x", 50, "0 iterations"), stored("y", 200), stored("z", 50)]
+    sections = ReasoningSuite().build_sections({"reasoning": results}, ["x", "y", "z"])
+    assert [section.title for section in sections if "test" in section.title] == [
+        "test: 200 questions (codi)",
+        "test: 50 questions (codi)",
+    ]
+    full, part = (str(section.blocks[0]) for section in sections if "test" in section.title)
+    names = ("x", "x, 0 iterations", "y", "z")
+    assert [name for name in names if f">{name}<" in full] == ["x", "y"]
+    assert [name for name in names if f">{name}<" in part] == ["x, 0 iterations", "z"]
 
 
 def test_table_to_json_holds_what_the_table_does() -> None:

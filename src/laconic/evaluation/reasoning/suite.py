@@ -121,13 +121,20 @@ class ReasoningSuite:
         return EvalReport(blocks, table.table_to_json(outcome))
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return one section per protocol and question set, with all runs and conditions."""
-        by_protocol: dict[str, list[ReasoningRow]] = {}
-        for result in results["reasoning"]:
-            for row in table.build_rows(result):
-                by_protocol.setdefault(row.results[0].protocol, []).append(row)
+        """Return one section per protocol and question set, with all runs and conditions.
+
+        Results on other questions of a set, such as its first 100, have a section of their own.
+        """
+        by_protocol: dict[tuple[str, int], list[ReasoningRow]] = {}
+        selections: dict[tuple[str, str], list[Sequence[tuple[str, str]]]] = {}
+        for row in (row for result in results["reasoning"] for row in table.build_rows(result)):
+            first = row.results[0]
+            questions = tuple((record.question_hash, record.gold) for record in first.records)
+            if questions not in (of_set := selections.setdefault((first.protocol, row.dataset), [])):
+                of_set.append(questions)
+            by_protocol.setdefault((first.protocol, of_set.index(questions)), []).append(row)
         sections: list[PageSection] = []
-        for protocol, rows in by_protocol.items():
+        for (protocol, _), rows in by_protocol.items():
             datasets, runs = [row.dataset for row in rows], [row.run for row in rows]
             rows.sort(key=lambda row: (datasets.index(row.dataset), runs.index(row.run), row.condition))
             outcome = ReasoningTable(rows)
