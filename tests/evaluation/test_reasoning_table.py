@@ -139,7 +139,7 @@ def test_build_sections_separates_results_on_the_first_questions_of_a_set() -> N
         figures = ({"protocol": "codi", "bytes_per_position": answers.bytes_per_position},)
         return RunResult(run, "test", (0,), (items,), info, variant, None if num_questions == 200 else 50, (), figures)
 
-    results = [stored("x", 200), stored("x", 50, "0 iterations"), stored("y", 200), stored("z", 50)]
+    results = [stored("x", 50, "0 iterations"), stored("x", 200), stored("y", 200), stored("z", 50)]
     sections = ReasoningSuite().build_sections({"reasoning": results}, ["x", "y", "z"])
     assert [section.title for section in sections if "test" in section.title] == [
         "test: 200 questions (codi)",

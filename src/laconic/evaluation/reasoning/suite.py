@@ -123,7 +123,8 @@ class ReasoningSuite:
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         """Return one section per protocol and question set, with all runs and conditions.
 
-        Results on other questions of a set, such as its first 100, have a section of their own.
+        Results on other questions of a set, such as its first 100, have a section of their own; the longest comes
+        first.
         """
         by_protocol: dict[tuple[str, int], list[ReasoningRow]] = {}
         selections: dict[tuple[str, str], list[Sequence[tuple[str, str]]]] = {}
@@ -134,7 +135,7 @@ class ReasoningSuite:
                 of_set.append(questions)
             by_protocol.setdefault((first.protocol, of_set.index(questions)), []).append(row)
         sections: list[PageSection] = []
-        for (protocol, _), rows in by_protocol.items():
+        for (protocol, _), rows in sorted(by_protocol.items(), key=lambda item: -count_questions(item[1])):
             datasets, runs = [row.dataset for row in rows], [row.run for row in rows]
             rows.sort(key=lambda row: (datasets.index(row.dataset), runs.index(row.run), row.condition))
             outcome = ReasoningTable(rows)
@@ -149,6 +150,11 @@ class ReasoningSuite:
                 blocks=[*sections[-1].blocks, render_list(table.list_caveats(outcome))]
             )
         return sections
+
+
+def count_questions(rows: Sequence[ReasoningRow]) -> int:
+    """Return the number of questions of the longest row."""
+    return max(len(row.results[0].records) for row in rows)
 
 
 def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.AnswerProtocol:
