@@ -82,8 +82,9 @@ def test_icot_micro_batches_equal_one_batch() -> None:
     totals = {"student": sum(icot.loss_denominators(part)["student"] for part in parts)}
     assert totals == icot.loss_denominators(at(20))
     steps = [icot(replace(part, loss_denominators=totals)) for part in parts]
-    assert_close(sum(step.loss for step in steps), whole.loss)
-    assert_all_close(gradients(icot, sum(step.loss for step in steps)).values(), gradients(icot, whole.loss).values())
+    loss = torch.stack([step.loss for step in steps]).sum()
+    assert_close(loss, whole.loss)
+    assert_all_close(gradients(icot, loss).values(), gradients(icot, whole.loss).values())
 
 
 @pytest.mark.parametrize(("longest", "restarts"), [(None, [10, 20, 30, 40, 50, 60]), (3, [10, 20, 30]), (0, [])])
@@ -105,5 +106,5 @@ def test_icot_answer_ends_with_the_second_eos() -> None:
         num_question, first = int(questions.question_mask[b].sum()), ends[0] + 1 if ends else 12
         assert got.cache_positions[b] == (min(num_question + first, num_question + n - 1), num_question + n - 1)
         assert str(end) not in got.texts[b].split()
-    with pytest.raises(UsageError, match="iCoT is not trained"):
+    with pytest.raises(UsageError, match="Icot is not trained"):
         icot.answer(questions, decoding, with_cot=True)
