@@ -21,7 +21,7 @@ from laconic.models.attention import AttentionBackend
 class PrefixHead(NamedTuple):
     """The prefix of one KV head.
 
-    Args:
+    Attributes:
         keys: Rotated keys.
         values: Values.
         valid: Keys that a row has; None if every row has all of them.
