@@ -23,7 +23,7 @@ def documented(name: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_public_name_has_a_complete_docstring(name: str) -> None:
     doc, _ = documented(name)
-    assert "Example:" in doc
+    assert "Examples:" in doc
     value = getattr(laconic, name)
     if inspect.isfunction(value) and inspect.signature(value).parameters:
         assert "Args:" in doc

@@ -10,7 +10,7 @@ from pathlib import Path
 class LaconicError(Exception):
     """Base class: the message is one line with what was given, what is expected, and what to do.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> try:
         ...     laconic.DecoderConfig.tiny("bert")

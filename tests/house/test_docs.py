@@ -18,7 +18,7 @@ from laconic.cli.main import COMMANDS, parse_command
 from laconic.cli.recipes import list_recipes
 from laconic.config.recipe import Recipe
 from tests.conftest import REPO
-from tests.house.source import blocks
+from tests.house.source import blocks, texts
 from tools.docs_reference import SUBCOMMANDS, help_text, iterate_tables
 from tools.docs_site import LINK, resolve_link, split_lines
 
@@ -87,6 +87,11 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     pages = [path.relative_to(REPO / "docs").as_posix() for path in PAGES if REPO / "docs" in path.parents]
     assert pages
     assert not [page for page in pages if not re.search(rf"[-:] {re.escape(page)}$", navigation, re.MULTILINE)]
+
+
+def test_examples_of_docstrings_are_code_on_the_site() -> None:
+    """Below a heading `Example:` the site runs the lines together as quoted text."""
+    assert not [str(path) for path, text in texts("src") if re.search(r"^ *Example:$", text, re.MULTILINE)]
 
 
 def test_the_checks_see_what_is_wrong() -> None:

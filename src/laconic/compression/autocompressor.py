@@ -56,7 +56,7 @@ class AutoCompressor(nn.Module):
     Raises:
         UsageError: If the settings do not fit each other or the decoder.
 
-    Example:
+    Examples:
         >>> from laconic import Decoder, DecoderConfig
         >>> decoder = Decoder(DecoderConfig.tiny("llama"))
         >>> config = CompressionConfig(max_vectors=2)

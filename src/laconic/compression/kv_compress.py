@@ -48,7 +48,7 @@ class KVCompressionConfig:
     Raises:
         UsageError: If a value is out of range, or several sizes are given.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> laconic.KVCompressionConfig("snapkv", keep=0.25).num_slots(1000)
         250
@@ -119,7 +119,7 @@ def compress_kv(
         UsageError: If there are no ids, or the document cannot be read in windows.
         InputError: If an id is outside the vocabulary.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> memory = laconic.compress_kv(decoder, list(range(64)), laconic.KVCompressionConfig("snapkv", slots=16))

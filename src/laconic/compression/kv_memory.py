@@ -44,7 +44,7 @@ class KVMemory:
         num_tokens: Tokens read [B]; the next token has this position.
         metadata: The model that wrote the memory, the method, and the texts; None for a memory that is not saved.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> cache = decoder(decoder.embed(torch.tensor([[1, 17, 42, 5]]))).cache

@@ -31,7 +31,7 @@ class SummaryMemory:
         segment_tokens: Number of text tokens in each segment, 0 where a document had ended.
         metadata: Which weights wrote the memory and may read it; required to save it.
 
-    Example:
+    Examples:
         >>> memory = SummaryMemory.empty(B=1, D=4)
         >>> memory.append(torch.ones(1, 2, 4), torch.tensor([[True, True]]), torch.tensor([9]))
         SummaryMemory([9] tokens in [2] vectors of width 4)

@@ -55,7 +55,7 @@ def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]
 class TokenBatch(NamedTuple):
     """Ids of several texts, padded on the left; `attention_mask` is True at real tokens.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.data.tokenizer import build_byte_tokenizer
         >>> batch = build_byte_tokenizer()(["hello", "hi"])
@@ -214,7 +214,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
     Raises:
         InputError: If the files are missing or invalid.
 
-    Example:
+    Examples:
         >>> import tempfile, laconic
         >>> from laconic.data.tokenizer import build_byte_tokenizer
         >>> with tempfile.TemporaryDirectory() as folder:

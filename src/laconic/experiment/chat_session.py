@@ -65,7 +65,7 @@ class ChatSession:
         messages: The conversation; assign a list to replace it.
         num_reused: Tokens of the last prompt that were already in the cache.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> model = laconic.load("smollm2")  # doctest: +SKIP
         >>> session = laconic.ChatSession(model.decoder, model.tokenizer, system="Be brief.")  # doctest: +SKIP

@@ -34,7 +34,7 @@ class SummaryLength:
     Raises:
         UsageError: If the number of vectors is given in two ways.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> compressor = laconic.load("runs/autocompressor")
         >>> memory = compressor.compress(["A long text."], length=laconic.SummaryLength(num_vectors=50))

@@ -62,7 +62,7 @@ class TextCompressor:
         writer_fingerprint: Fingerprint of the weights that write one; another if a LoRA adapter only writes.
         recipe: Recipe of the run; None for a published checkpoint.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> compressor = laconic.load("runs/autocompressor")
         >>> memory = compressor.compress(["A long text of several segments, which becomes a few vectors."])

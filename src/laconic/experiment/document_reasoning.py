@@ -63,7 +63,7 @@ class DocumentReasoning(nn.Module):
     Raises:
         UsageError: If the decoder gives summary vectors no consecutive positions.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.compression.autocompressor import AutoCompressor
         >>> from laconic.compression.summary_tokens import SummaryParameters

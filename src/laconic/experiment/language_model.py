@@ -24,7 +24,7 @@ class LanguageModel:
         tokenizer: Its tokenizer.
         recipe: Recipe of the run that trained it; None for a checkpoint.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.data.tokenizer import build_byte_tokenizer
         >>> tokenizer = build_byte_tokenizer()
@@ -64,7 +64,7 @@ class LanguageModel:
             CorruptArtifactError: If a file is damaged, or the memory was written by another model.
             InputError: If there is no such file.
 
-        Example:
+        Examples:
             >>> import laconic
             >>> model = laconic.load("stories260k")
             >>> ids = model.tokenizer.encode("Lily had a red ball. One day")

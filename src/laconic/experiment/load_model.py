@@ -69,7 +69,7 @@ def load(
         UsageError: For a step of a checkpoint, dtype or quantisation of a run, or code that is not allowed.
         CorruptArtifactError: If a file is damaged or belongs to another model.
 
-    Example:
+    Examples:
         >>> import tempfile, laconic
         >>> from laconic.data.tokenizer import build_byte_tokenizer
         >>> tokenizer = build_byte_tokenizer()

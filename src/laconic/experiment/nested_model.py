@@ -54,7 +54,7 @@ class NestedTextModel:
         recipe: Recipe of the run; None for a saved model.
         untrained: The levels that `from_pretrained` put on a plain checkpoint; None for a trained model.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> model = laconic.load("runs/hope")
         >>> state = model.compress(["A long text, which changes the fast weights."])
@@ -99,7 +99,7 @@ class NestedTextModel:
             UsageError: If an option is out of range.
             InputError: If there is no such checkpoint.
 
-        Example:
+        Examples:
             >>> import laconic
             >>> model = laconic.NestedTextModel.from_pretrained("stories260k")
             >>> state = model.compress(["Once upon a time there was a dragon. " * 20])

@@ -92,7 +92,7 @@ class Reasoner:
     Raises:
         UsageError: For a tolerance that is negative, or with a method that has no Jacobi iterations.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> reasoner = laconic.load("runs/kava")
         >>> answers = reasoner.generate(["1+2*3=", "4*5-6="], laconic.GenerationConfig(max_tokens=4))

@@ -52,7 +52,7 @@ class GenerationConfig:
     Raises:
         UsageError: A value is out of range (exit code 2).
 
-    Example:
+    Examples:
         >>> from laconic import GenerationConfig
         >>> GenerationConfig(max_tokens=32, temperature=0.7, top_p=0.95).top_p
         0.95

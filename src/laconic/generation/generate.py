@@ -77,7 +77,7 @@ def generate(
         InputError: An id is outside the vocabulary, or the tokenizer belongs to another model (66).
         NonFiniteError: The model's logits or fast weights are not finite (65).
 
-    Example:
+    Examples:
         >>> import laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> config = laconic.GenerationConfig(max_tokens=5, eos_token_ids=())

@@ -29,7 +29,7 @@ class Generation:
         decoder_calls: Decoder calls of the whole batch.
         num_prompt_tokens: Prompt tokens that were read, including the unread id of a `state`.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> config = laconic.GenerationConfig(max_tokens=3, eos_token_ids=())

@@ -20,7 +20,7 @@ class DecodeState:
         cache: KV cache of all ids but the unread ones.
         unread_ids: Ids that follow those of the cache.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> config = laconic.GenerationConfig(max_tokens=3, eos_token_ids=())

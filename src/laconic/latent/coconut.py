@@ -50,7 +50,7 @@ class Coconut(PromptedAnswers):
     Raises:
         UsageError: If the latents do not fit the stages.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import CoconutConfig

@@ -259,7 +259,7 @@ class Codi(PromptedAnswers):
     Raises:
         UsageError: If the latents have another schedule, or no stop head to train.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import DistillationConfig

@@ -72,7 +72,7 @@ class Cot(PromptedAnswers):
     Args:
         decoder: The model.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
         >>> from laconic.data.synthetic.digits import DigitsDataset
@@ -112,7 +112,7 @@ class NoCot(PromptedAnswers):
     Args:
         decoder: The model.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
         >>> from laconic.data.synthetic.digits import DigitsDataset

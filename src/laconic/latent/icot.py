@@ -41,7 +41,7 @@ class Icot(PromptedAnswers):
         max_chain_length: Length of the longest chain; once all are removed, the optimizer is not reset any more.
         seed: Seed of the further tokens removed.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import ICoTConfig

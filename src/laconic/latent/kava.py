@@ -141,7 +141,7 @@ class Kava(codi.Codi):
     Raises:
         UsageError: If `kv_config` names layers that the decoder does not have.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
         >>> from laconic.batches import ReasoningExample

@@ -30,7 +30,7 @@ def combine_losses(student: Tensor, teacher: Tensor, kd: Tensor, config: Distill
 class Pccot(codi.Codi):
     """PCCoT: latents of the Jacobi schedule, distilled at one token.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.config.data import DigitsConfig
         >>> from laconic.config.methods import DistillationConfig

@@ -55,7 +55,7 @@ class LatentThoughts(nn.Module):
 
     Parameters are at least float32, whatever the decoder's dtype.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> latents = laconic.LatentThoughts(decoder, num_latents=4, num_iterations=2)

@@ -42,7 +42,7 @@ class KVCache:
         valid: True at real slots [B, S].
         prefix: Keys and values before the slots, of which every KV head has its own number.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> cache = decoder(decoder.embed(torch.tensor([[1, 17, 42]]))).cache

@@ -85,7 +85,7 @@ class DecoderConfig:
     Raises:
         InputError: The sizes do not fit one another.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> config = laconic.DecoderConfig.tiny("llama", vocab_size=500)
         >>> config.hidden_size, config.vocab_size

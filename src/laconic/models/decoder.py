@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         attn_implementation: "sdpa", "eager" (the specification) or "flex".
         activation_checkpointing: Recompute every k-th block in the backward pass; 0 turns it off.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> output = decoder(decoder.embed(torch.tensor([[1, 17, 42]])))

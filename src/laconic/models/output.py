@@ -30,7 +30,7 @@ class DecoderOutput(NamedTuple):
     `hidden_states` [B, T, D] after the final norm (pass them to `Decoder.logits`), the new `cache`, and the captured
     `activations` by name.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> output = decoder(decoder.embed(torch.tensor([[1, 17]])), capture=("probs.0",))

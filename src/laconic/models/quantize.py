@@ -32,7 +32,7 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
     Raises:
         UsageError: The decoder has adapters or other replaced modules, or is quantised already (exit code 2).
 
-    Example:
+    Examples:
         >>> import laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> quantized = laconic.quantize_decoder(decoder)

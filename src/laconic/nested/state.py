@@ -137,7 +137,7 @@ class FastWeightState:
         position: Tokens read by each row.
         open_chunk: The open chunk, for levels that learn from the next token's loss.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> model = laconic.Hope(laconic.HopeConfig.attention_free(257, 32, 2, chunk_sizes=(4, 8)))
         >>> state = model.read_tokens(torch.tensor([[1, 2, 3]])).cache

@@ -67,7 +67,7 @@ class Engine:
         prefill_chunk_size: Largest number of prompt positions per step. It is lowered to what the running requests
             can wait for.
 
-    Example:
+    Examples:
         >>> import queue, laconic
         >>> from laconic.data.tokenizer import build_byte_tokenizer
         >>> from laconic.serving.engine import Engine

@@ -221,7 +221,7 @@ class CMS(nn.Module):
         has_bias: Whether the maps have biases.
         eps: epsilon of the norms between levels.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> mlp = laconic.CMS(32, 64, chunk_sizes=(2, 4))
         >>> y, state = mlp(torch.randn(1, 10, 32))

@@ -42,7 +42,7 @@ class HopeConfig:
         memory_chunk_size: Chunk size of a Titans memory.
         gated_mlp: False leaves out the gate of a family whose MLP has one.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> config = laconic.HopeConfig.attention_free(257, 32, 2, chunk_sizes=(4, 8))
         >>> config.chunk_sizes

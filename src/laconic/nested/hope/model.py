@@ -53,7 +53,7 @@ class Hope(Decoder):
         config: Sizes and options.
         seed: Seed of the initial weights; None leaves them uninitialized.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> model = laconic.Hope(laconic.HopeConfig.attention_free(257, 32, 2, chunk_sizes=(4, 8)))
         >>> output = model.read_tokens(torch.tensor([[1, 2, 3]]))
@@ -306,7 +306,7 @@ class Hope(Decoder):
 class HopeAttention(Hope):
     """A decoder whose MLPs are levels that learn while it reads; everything else is the decoder.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
         >>> model = laconic.HopeAttention.from_decoder(decoder, chunk_sizes=(4, 8))

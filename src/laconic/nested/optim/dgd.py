@@ -58,7 +58,7 @@ class DGD(torch.optim.Optimizer):
     Raises:
         UsageError: For a matrix that was not recorded, for invalid settings, and for a group with an unknown option.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> from laconic.nested.optim.input_recording import record_inputs
         >>> model = record_inputs(torch.nn.Linear(3, 2))

@@ -54,7 +54,7 @@ class M3(torch.optim.Optimizer):
         UsageError: For invalid settings, for a group with an unknown option (`foreach` and `maximize` are none), and
             for a parameter of a group with rule "m3" that is not a matrix.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> model = torch.nn.Linear(3, 2)
         >>> optimizer = laconic.M3(laconic.M3.build_param_groups(model), lr=0.01)

@@ -227,7 +227,7 @@ class Titans(nn.Module):
         options: Options of the memory.
         seed: Seed of the initial weights.
 
-    Example:
+    Examples:
         >>> import torch, laconic
         >>> memory = laconic.Titans(32, num_heads=2, chunk_size=4)
         >>> y, state = memory(torch.randn(1, 10, 32))

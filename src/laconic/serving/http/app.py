@@ -80,7 +80,7 @@ def build_app(
         CorruptArtifactError: If a memory file is damaged or belongs to another model.
         UsageError: If a name of a memory file is invalid, or the model reads no memories.
 
-    Example:
+    Examples:
         >>> import laconic
         >>> from laconic.serving.http.api_model import ApiModel
         >>> from laconic.serving.http.app import build_app
