@@ -162,7 +162,7 @@ def test_build_data_from_files(tiny: Path, tmp_path: Path) -> None:
     validate = build_validation(experiment.recipe, experiment.parts, experiment.method, CPU)
     assert validate is not None
     assert set(validate(0)) == {"accuracy", "teacher_accuracy"}
-    with pytest.raises(InputError, match=r"data\.test: missing"):
+    with pytest.raises(InputError, match=r"data\.test is not set; name a file"):
         load_held_out(experiment.recipe, experiment.parts.tokenizer, 256, "test")
     with pytest.raises(InputError, match=r"8 of 8 rows.* 16"):
         build(tmp_path / "f.toml", "train.batch_size=16")

@@ -136,12 +136,17 @@ class DemoRun:
     @property
     def name(self) -> str:
         """Name in progress and messages."""
-        return f"{self.entry.name} of seed {self.seed}"
+        return name_run(self.entry.name, self.seed)
 
     @property
     def log(self) -> Path:
         """File with the output of the subprocess."""
         return self.path.parents[1] / "logs" / f"{self.entry.name}-seed-{self.seed}.log"
+
+
+def name_run(entry: str, seed: int) -> str:
+    """Return the name of an entry's run, by which others find the one they start from."""
+    return f"{entry} of seed {seed}"
 
 
 def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], entries: Sequence[DemoEntry]) -> DemoRun:
@@ -154,7 +159,7 @@ def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], e
     recipe, _ = load_recipe(entry.recipe, changes)
     check_same_recipe(path, recipe)
     return DemoRun(
-        entry, seed, path, f"{base}, seed {seed}" if base else None, recipe, (entry.recipe, str(path), *changes)
+        entry, seed, path, name_run(base, seed) if base else None, recipe, (entry.recipe, str(path), *changes)
     )
 
 
