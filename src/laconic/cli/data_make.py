@@ -121,14 +121,12 @@ class DataMakeCommand:
         """Return training rows, and validation rows, none of them in training."""
         from laconic.data.generators.digits import iter_digit_rows
 
-        options: dict[str, Any] = {"num_operations": self.num_operations}
-        num_valid = round(self.rows * self.held_out_fraction)
-        rows = iter_digit_rows(
-            self.rows, self.seed, part="train", results_only_fraction=self.results_only_fraction, **options
-        )
-        valid_rows = iter_digit_rows(num_valid, self.seed, part="valid", **options)
+        num_valid, k = round(self.rows * self.held_out_fraction), self.num_operations
+        fraction = self.results_only_fraction
+        rows = iter_digit_rows(self.rows, self.seed, num_operations=k, part="train", results_only_fraction=fraction)
+        valid_rows = iter_digit_rows(num_valid, self.seed, num_operations=k, part="valid")
         return [
-            OutputFile(self.out, f"chains of {self.num_operations} operations", self.rows, rows),
+            OutputFile(self.out, f"chains of {k} operations", self.rows, rows),
             OutputFile(self.held_out_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
         ]
 
