@@ -16,7 +16,7 @@ from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorCh
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.latent.answering import AnswerDecoding, answer_from_cache
+from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_after_latents
 from tests.latent.batches import build_kava, reasoning_batch, select_in_all_layers
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
@@ -64,8 +64,11 @@ def subject() -> InspectedRun:
         method.decoder,
         str,
         think,
-        lambda questions, rollout: answer_from_cache(
-            method.decoder, questions, rollout.cache, method.latent_thoughts.end, rollout.passes, writing
+        lambda questions, rollout: decode_answers(
+            method.decoder,
+            questions,
+            prompt_after_latents(method.decoder, rollout, method.latent_thoughts.end, writing.answer_prompt),
+            writing,
         ),
         left,
         2,

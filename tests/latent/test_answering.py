@@ -4,15 +4,17 @@ import pytest
 import torch
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
+from laconic.config.methods import DistillationConfig
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.latent.answering import (
     AnswerDecoding,
-    answer_from_cache,
     decode_answers,
-    prompt_with_latents,
+    prompt_after_latents,
     prompt_with_question,
 )
+from laconic.latent.codi import Codi
+from laconic.latent.pccot import Pccot
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -50,7 +52,8 @@ def build_model(name: str, num_iterations: int | None, **changes: object) -> tup
 def answer_from_latents(
     decoder: Decoder, thoughts: LatentThoughts, batch: ReasoningBatch, decoding: AnswerDecoding
 ) -> AnswerBatch:
-    return decode_answers(decoder, batch, prompt_with_latents(decoder, thoughts, batch, decoding), decoding)
+    method = Codi if thoughts.schedule == "sequential" else Pccot
+    return method(decoder, thoughts, DistillationConfig()).answer(batch, decoding)
 
 
 def answer_question(decoder: Decoder, batch: ReasoningBatch, decoding: AnswerDecoding) -> AnswerBatch:
@@ -205,12 +208,13 @@ def test_answers_with_a_jacobi_tolerance_equal_single_rows() -> None:
         )  # fmt: skip
 
 
-def test_answer_from_cache_adds_passes() -> None:
+def test_prompt_after_latents_adds_passes() -> None:
     decoder, thoughts = build_model("llama", 2)
     batch = questions(3)
     with torch.no_grad():
         state = decoder(decoder.embed(batch.question_ids)).cache
         rolled = thoughts.think(decoder, state)
     counted = tuple(p._replace(prompt=1) for p in rolled.passes)
-    got = answer_from_cache(decoder, batch, rolled.cache, thoughts.end, counted, build_decoding())
+    prompt = prompt_after_latents(decoder, rolled._replace(passes=counted), thoughts.end, ())
+    got = decode_answers(decoder, batch, prompt, build_decoding())
     assert got.passes[0] == PassCounts(1, 1, 2, len(got.token_ids[0]))

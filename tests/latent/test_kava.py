@@ -11,7 +11,6 @@ from laconic.batches import ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
 from laconic.interfaces import Method, ResetsOptimizer
-from laconic.latent import codi
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.codi import Codi
 from laconic.latent.cot import Cot
@@ -68,7 +67,7 @@ def test_codi_skips_the_teacher_pass_if_no_term_needs_it() -> None:
     ):
         bare = DistillationConfig(**(NO_WEIGHTS | rest))
         decoder, thoughts = build_latent_model("llama")
-        outputs = codi.run_teacher_and_student(decoder, thoughts, reasoning_batch(ROWS), bare)
+        outputs = Pccot(decoder, thoughts, bare).run_teacher_and_student(reasoning_batch(ROWS))
         assert (outputs.teacher is not None) == needs_teacher
     crop = build_kava(distillation=NO_WEIGHTS, selection={"policy": "crop"})(
         reasoning_batch(ROWS)
@@ -176,9 +175,8 @@ def test_codi_second_pass_draws_dropout_again() -> None:
         decoder.config = replace(decoder.config, dropout=dropout)
         for block in decoder.layers:
             block.config = decoder.config
-        outputs = codi.run_teacher_and_student(
-            decoder.train(), thoughts, batch, DistillationConfig(teacher_pass=target)
-        )  # type: ignore[arg-type]
+        method = Pccot(decoder, thoughts, DistillationConfig(teacher_pass=target)).train()  # type: ignore[arg-type]
+        outputs = method.run_teacher_and_student(batch)
         output = [outputs.distill_target.activations["hidden.2"], outputs.teacher.hidden_states]
         assert torch.equal(*output) == equal
         assert outputs.distill_target.hidden_states.requires_grad == equal

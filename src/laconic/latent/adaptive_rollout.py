@@ -85,11 +85,7 @@ def run_adaptive_rollout(
         tolerance: Residual below which a row ends; 0 ends none.
         count_latents: Map from the latents' hidden states to the number N of latents that each row keeps. Whether
             N <= n must depend on the first n only. The other slots of the cache are not valid.
-
-    Raises:
-        UsageError: If the tolerance is negative, or there are no iterations to leave out.
     """
-    check_tolerance(tolerance, num_iterations)
     B, Np, D = prefix.embeds.shape
     placeholders = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     output, prefix_cache = read_placeholders(decoder, prefix, placeholders)

@@ -18,6 +18,7 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
+from laconic.latent.rollout import LatentRollout
 from laconic.latent.stepwise_rollout import RolloutReads, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
@@ -95,8 +96,11 @@ def decode_answers(
 ) -> AnswerBatch:
     """Generate what follows a prompt of `prompt_answers`."""
     inputs, mask, cache = prompt.inputs_embeds, prompt.attention_mask, prompt.cache
+    config = build_answer_config(decoder, questions.row_index, decoding, inputs.shape[1], prompt.eos_count)
     with eval_no_grad(decoder):
-        generations = decode_on_cache(decoder, questions, inputs, mask, cache, decoding, prompt.eos_count)
+        generations = generate(
+            decoder, decoding.tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
+        )
     num_positions = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
     if prompt.passes:  # reading eot and the answer prompt counts as the first pass of the answer
         counts = [
@@ -210,49 +214,31 @@ def count_expected_eos(decoding: AnswerDecoding) -> int:
     return 1 + sum(i in decoding.eos_token_ids for i in decoding.answer_prompt)
 
 
-def prompt_with_latents(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    questions: ReasoningBatch,
-    decoding: AnswerDecoding,
-    state: KVCache | None = None,
+@torch.no_grad()
+def prompt_after_latents(
+    decoder: Decoder, rollout: LatentRollout, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
 ) -> AnswerPrompt:
-    """Think about the questions and return the prompt of the answers; `state` is as in `prompt_with_question`."""
-    with eval_no_grad(decoder, latent_thoughts):
-        rollout = latent_thoughts.think(
-            decoder,
-            state,
-            question=decoder.embed(questions.question_ids),
-            attention_mask=questions.question_mask,
-            tolerance=decoding.jacobi_tolerance,
-        )
-        prompt = prompt_with_cache(decoder, rollout.cache, latent_thoughts.end, rollout.passes, decoding.answer_prompt)
-    return prompt._replace(num_latents=rollout.count_latents())
+    """Return the prompt of eot (`end_vector`) and the answer prompt, after the cache of questions and latents."""
+    inputs = embed_suffix(decoder, end_vector, answer_prompt).expand(rollout.cache.B, -1, -1)
+    mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    return AnswerPrompt(inputs, mask, rollout.cache, rollout.passes, rollout.count_latents())
 
 
 @torch.no_grad()
-def prompt_with_latents_stepwise(
-    decoder: Decoder, latent_thoughts: LatentThoughts, question: ReasoningBatch, decoding: AnswerDecoding
-) -> StepwisePrompt:
-    """Return the reads of `prompt_with_latents` for one question."""
-    embeds = decoder.embed(question.question_ids)
-    suffix = embed_suffix(decoder, latent_thoughts.end, decoding.answer_prompt)
-    M = latent_thoughts.num_latents
-    reads = run_stepwise_rollout(latent_thoughts, embeds, M, suffix, decoding.jacobi_tolerance)
-    return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1])
-
-
-def answer_from_cache(
+def prompt_stepwise(
     decoder: Decoder,
-    questions: ReasoningBatch,
-    cache: KVCache,
-    end_vector: Float[Tensor, " D"],
-    passes: tuple[PassCounts, ...],
-    decoding: AnswerDecoding,
-) -> AnswerBatch:
-    """Generate what follows eot (`end_vector`) and the answer prompt; `passes` are the decoder calls of the cache."""
-    prompt = prompt_with_cache(decoder, cache, end_vector, passes, decoding.answer_prompt)
-    return decode_answers(decoder, questions, prompt, decoding)
+    latent_thoughts: LatentThoughts,
+    question: ReasoningBatch,
+    M: int,
+    answer_prompt: Sequence[int],
+    *,
+    tolerance: float = 0.0,
+    eos_count: int = 1,
+) -> StepwisePrompt:
+    """Return the reads of one question, its M latents, eot and the answer prompt."""
+    embeds, suffix = decoder.embed(question.question_ids), embed_suffix(decoder, latent_thoughts.end, answer_prompt)
+    reads = run_stepwise_rollout(latent_thoughts, embeds, M, suffix, tolerance)
+    return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], eos_count)
 
 
 @torch.no_grad()
@@ -262,41 +248,6 @@ def embed_suffix(
     """Return what is read after the latents: eot and the answer prompt."""
     ids = decoder.embed(torch.tensor([list(answer_prompt)], dtype=torch.long, device=end_vector.device))
     return torch.cat([end_vector.to(ids.dtype)[None, None], ids], 1)
-
-
-@torch.no_grad()
-def prompt_with_cache(
-    decoder: Decoder,
-    cache: KVCache,
-    end_vector: Float[Tensor, " D"],
-    passes: tuple[PassCounts, ...],
-    answer_prompt: Sequence[int],
-) -> AnswerPrompt:
-    """Return the prompt of eot and the answer prompt, after the cache of questions and latents."""
-    inputs = embed_suffix(decoder, end_vector, answer_prompt).expand(cache.B, -1, -1)
-    mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    return AnswerPrompt(inputs, mask, cache, passes)
-
-
-def decode_on_cache(
-    decoder: Decoder,
-    questions: ReasoningBatch,
-    inputs_embeds: Float[Tensor, "B T D"],
-    attention_mask: Bool[Tensor, "B T"],
-    cache: KVCache | None,
-    decoding: AnswerDecoding,
-    eos_count: int = 1,
-) -> list[Generation]:
-    """Read vectors in one pass and generate what follows."""
-    config = build_answer_config(decoder, questions.row_index, decoding, inputs_embeds.shape[1], eos_count)
-    return generate(
-        decoder,
-        decoding.tokenizer,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        state=cache,
-        config=config,
-    )
 
 
 def build_answer_config(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
+from laconic.batches import ReasoningBatch
 from laconic.config.methods import CoconutConfig
 from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
@@ -21,14 +21,12 @@ from laconic.latent.answering import (
     PromptedAnswers,
     StepwisePrompt,
     count_expected_eos,
-    decode_answers,
-    embed_suffix,
     find_answer_offset,
-    prompt_with_cache,
+    prompt_after_latents,
+    prompt_stepwise,
 )
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
 from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, run_sequential_rollout
-from laconic.latent.stepwise_rollout import run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
 from laconic.models.cache import KVCache
@@ -181,33 +179,19 @@ class Coconut(PromptedAnswers):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Think about the questions and return what the remaining steps follow."""
-        rollout = self.think(questions, state=state)
-        prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
-        return prompt._replace(num_latents=rollout.count_latents())
+        return self.prompt_after_latents(self.think(questions, state=state), decoding)
 
-    @torch.no_grad()
+    def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
+        """Return what the remaining steps follow after the latents."""
+        prompt = prompt_after_latents(self.decoder, rollout, self.latent_thoughts.end, ())
+        offset = partial(find_answer_offset, decoding.answer_prompt)
+        return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
+
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
         """Return what the remaining steps follow after one question, with the latents still to be computed.
 
         Raises:
             UsageError: If the number of latents depends on the chain, which is not known.
         """
-        latents, M = self.latent_thoughts, self.num_answer_latents
-        embeds = self.decoder.embed(question.question_ids)
-        suffix = embed_suffix(self.decoder, latents.end, ())
-        reads = run_stepwise_rollout(latents, embeds, M, suffix)
-        return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], count_expected_eos(decoding))
-
-    def prompt_after_latents(
-        self, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding
-    ) -> AnswerPrompt:
-        """Return what the remaining steps follow after the cache of the latents, which took `passes`."""
-        prompt = prompt_with_cache(self.decoder, cache, self.latent_thoughts.end, passes, ())
-        offset = partial(find_answer_offset, decoding.answer_prompt)
-        return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
-
-    def answer_after_latents(
-        self, questions: ReasoningBatch, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding
-    ) -> AnswerBatch:
-        """Write what follows the cache of the latents, which took `passes`."""
-        return decode_answers(self.decoder, questions, self.prompt_after_latents(cache, passes, decoding), decoding)
+        M, eos_count = self.num_answer_latents, count_expected_eos(decoding)
+        return prompt_stepwise(self.decoder, self.latent_thoughts, question, M, (), eos_count=eos_count)

@@ -8,7 +8,7 @@ gamma the weight `hidden_weight`. One model is both: after the question, the tea
 bot, latents, eot and answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,9 +26,9 @@ from laconic.latent.answering import (
     AnswerPrompt,
     PromptedAnswers,
     StepwisePrompt,
+    prompt_after_latents,
+    prompt_stepwise,
     prompt_with_chain,
-    prompt_with_latents,
-    prompt_with_latents_stepwise,
 )
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
@@ -134,47 +134,6 @@ def encode_answer(
     return decoder(torch.cat([eot, answer], 1), cache, attention_mask=mask, capture=capture)
 
 
-def run_teacher_and_student(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    batch: ReasoningBatch,
-    config: DistillationConfig,
-    cache: KVCache | None = None,
-    *,
-    capture_teacher: tuple[str, ...] = (),
-    capture_latents: tuple[str, ...] = (),
-    needs_teacher_cache: bool = False,
-) -> TeacherStudentPasses:
-    """Run the passes that the terms of the loss need.
-
-    A pass that only enters terms of weight 0 is skipped; with `needs_teacher_cache` not the teacher's. The KV cache is
-    that of what precedes the questions. `capture_teacher` names further activations to capture in the teacher's pass,
-    `capture_latents` those in every pass over the latents.
-    """
-    hidden_names = distilled_layer_names(decoder, config)
-    question = encode_question(decoder, batch, cache)
-    is_second_pass = config.teacher_pass == "second_pass" and bool(hidden_names)
-    captured = capture_teacher if is_second_pass else (*hidden_names, *capture_teacher)
-    teacher = target = None
-    if config.teacher_ce_weight or captured or needs_teacher_cache:
-        teacher = target = encode_chain(decoder, batch, question.cache, captured)
-    if is_second_pass:
-        with torch.no_grad():
-            target = encode_chain(decoder, batch, question.cache, hidden_names)
-    latent_passes: list[DecoderOutput] = []
-
-    def forward(*args: Any, **kwargs: Any) -> DecoderOutput:
-        latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
-        return latent_passes[-1]
-
-    latent_cache = latent_thoughts.think(decoder, question.cache, forward_fn=forward, uses_stop_head=False).cache
-    if latent_thoughts.length_policy != "fixed":
-        M = latent_thoughts.num_latents
-        latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latent_thoughts.seed), M)
-    student = encode_answer(decoder, latent_thoughts, batch, latent_cache, hidden_names)
-    return TeacherStudentPasses(question, teacher, target, latent_passes, student)
-
-
 def distilled_layer_names(decoder: Decoder, config: DistillationConfig) -> tuple[str, ...]:
     """Return the names of the hidden states that L_CODI compares; none if its weight is 0."""
     L = decoder.config.num_hidden_layers
@@ -196,38 +155,6 @@ def count_denominators(batch: ReasoningBatch) -> dict[str, float]:
         "teacher": count_scored(build_teacher_targets(batch)),
         "codi": float((batch.distill_column >= 0).sum()),
     }
-
-
-def compute_loss_terms(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    batch: ReasoningBatch,
-    outputs: TeacherStudentPasses,
-    config: DistillationConfig,
-) -> LossTerms:
-    """Return the loss terms whose weight is not 0, and the accuracy of student and teacher."""
-    denominators: Mapping[str, float] = batch.loss_denominators or count_denominators(batch)
-    terms: LossTerms = {}
-    if config.student_ce_weight:
-        targets, hidden = build_student_targets(batch), outputs.student.hidden_states
-        result = masked_cross_entropy(decoder.logits, hidden, targets, denominators["student"])
-        terms |= {"student": result.loss, "student_right": result.accuracy}
-    if config.teacher_ce_weight and outputs.teacher:
-        targets = build_teacher_targets(batch)
-        hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
-        result = masked_cross_entropy(decoder.logits, hidden, targets, denominators["teacher"])
-        terms |= {"teacher": result.loss, "teacher_right": result.accuracy}
-    if config.hidden_weight and outputs.distill_target:
-        names, column = distilled_layer_names(decoder, config), batch.distill_column.clamp(min=0)
-        terms["codi"] = hidden_loss(
-            gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column),
-            gather_column(outputs.student, names, 1 + column),
-            batch.distill_column >= 0,
-            distance=config.hidden_loss,
-            scale=config.hidden_scale,
-            denominator=denominators["codi"],
-        )
-    return terms
 
 
 def ordered_terms(terms: LossTerms, *names: str) -> tuple[Tensor, ...]:
@@ -317,10 +244,74 @@ class Codi(PromptedAnswers):
         """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
         if self.trains_stop_head(batch.step):
             return self.train_stop_head(batch, state)
-        outputs = run_teacher_and_student(self.decoder, self.latent_thoughts, batch, self.config, state)
-        terms = compute_loss_terms(self.decoder, self.latent_thoughts, batch, outputs, self.config)
+        terms = self.compute_loss_terms(batch, self.run_teacher_and_student(batch, state))
         student, teacher, hidden = ordered_terms(terms, "student", "teacher", "codi")
         return make_output(combine_losses(student, teacher, hidden, self.config), terms)
+
+    def run_teacher_and_student(
+        self,
+        batch: ReasoningBatch,
+        cache: KVCache | None = None,
+        *,
+        capture_teacher: tuple[str, ...] = (),
+        capture_latents: tuple[str, ...] = (),
+        needs_teacher_cache: bool = False,
+    ) -> TeacherStudentPasses:
+        """Run the passes that the terms of the loss need.
+
+        A pass that only enters terms of weight 0 is skipped; with `needs_teacher_cache` not the teacher's. The KV cache
+        is that of what precedes the questions. `capture_teacher` names further activations to capture in the teacher's
+        pass, `capture_latents` those in every pass over the latents.
+        """
+        decoder, latents, config = self.decoder, self.latent_thoughts, self.config
+        hidden_names = distilled_layer_names(decoder, config)
+        question = encode_question(decoder, batch, cache)
+        is_second_pass = config.teacher_pass == "second_pass" and bool(hidden_names)
+        captured = capture_teacher if is_second_pass else (*hidden_names, *capture_teacher)
+        teacher = target = None
+        if config.teacher_ce_weight or captured or needs_teacher_cache:
+            teacher = target = encode_chain(decoder, batch, question.cache, captured)
+        if is_second_pass:
+            with torch.no_grad():
+                target = encode_chain(decoder, batch, question.cache, hidden_names)
+        latent_passes: list[DecoderOutput] = []
+
+        def forward(*args: Any, **kwargs: Any) -> DecoderOutput:
+            latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
+            return latent_passes[-1]
+
+        latent_cache = latents.think(decoder, question.cache, forward_fn=forward, uses_stop_head=False).cache
+        if latents.length_policy != "fixed":
+            M = latents.num_latents
+            latent_cache = keep_first_latents(latent_cache, draw_lengths(batch, M, latents.seed), M)
+        student = encode_answer(decoder, latents, batch, latent_cache, hidden_names)
+        return TeacherStudentPasses(question, teacher, target, latent_passes, student)
+
+    def compute_loss_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
+        """Return the loss terms whose weight is not 0, and the accuracy of student and teacher."""
+        config, logits = self.config, self.decoder.logits
+        denominators = batch.loss_denominators or count_denominators(batch)
+        terms: LossTerms = {}
+        if config.student_ce_weight:
+            targets, hidden = build_student_targets(batch), outputs.student.hidden_states
+            result = masked_cross_entropy(logits, hidden, targets, denominators["student"])
+            terms |= {"student": result.loss, "student_right": result.accuracy}
+        if config.teacher_ce_weight and outputs.teacher:
+            targets = build_teacher_targets(batch)
+            hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
+            result = masked_cross_entropy(logits, hidden, targets, denominators["teacher"])
+            terms |= {"teacher": result.loss, "teacher_right": result.accuracy}
+        if config.hidden_weight and outputs.distill_target:
+            names, column = distilled_layer_names(self.decoder, config), batch.distill_column.clamp(min=0)
+            terms["codi"] = hidden_loss(
+                gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column),
+                gather_column(outputs.student, names, 1 + column),
+                batch.distill_column >= 0,
+                distance=config.hidden_loss,
+                scale=config.hidden_scale,
+                denominator=denominators["codi"],
+            )
+        return terms
 
     def think(
         self,
@@ -344,7 +335,16 @@ class Codi(PromptedAnswers):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Return what the answers follow: questions and latents."""
-        return prompt_with_latents(self.decoder, self.latent_thoughts, questions, decoding, state)
+        decoder, latents = self.decoder, self.latent_thoughts
+        with eval_no_grad(decoder, latents):
+            rollout = latents.think(
+                decoder,
+                state,
+                question=decoder.embed(questions.question_ids),
+                attention_mask=questions.question_mask,
+                tolerance=decoding.jacobi_tolerance,
+            )
+            return prompt_after_latents(decoder, rollout, latents.end, decoding.answer_prompt)
 
     def prompt_chains(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
@@ -354,4 +354,7 @@ class Codi(PromptedAnswers):
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
         """Return what the answer to one question follows, with the latents still to be computed."""
-        return prompt_with_latents_stepwise(self.decoder, self.latent_thoughts, question, decoding)
+        latents, tolerance = self.latent_thoughts, decoding.jacobi_tolerance
+        return prompt_stepwise(
+            self.decoder, latents, question, latents.num_latents, decoding.answer_prompt, tolerance=tolerance
+        )

@@ -190,17 +190,10 @@ class Kava(codi.Codi):
         keys = tuple(f"k.{l}" for l in self.layers if weight and self.kv_config.key_space == "pre_rope")
         needs_queries = weight and rkv.get_needed_scores(self.selection_config)[0]
         queries = tuple(f"q_rot.{l}" for l in self.layers if needs_queries)
-        outputs = codi.run_teacher_and_student(
-            self.decoder,
-            self.latent_thoughts,
-            batch,
-            self.config,
-            state,
-            capture_teacher=(*queries, *keys),
-            capture_latents=keys,
-            needs_teacher_cache=bool(weight),
+        outputs = self.run_teacher_and_student(
+            batch, state, capture_teacher=(*queries, *keys), capture_latents=keys, needs_teacher_cache=bool(weight)
         )
-        terms = codi.compute_loss_terms(self.decoder, self.latent_thoughts, batch, outputs, self.config)
+        terms = self.compute_loss_terms(batch, outputs)
         if weight and outputs.teacher:
             terms |= self.compute_kv_terms(batch, outputs.teacher, outputs.latents)
         student, teacher, kd, kv = codi.ordered_terms(terms, "student", "teacher", "codi", "kv")

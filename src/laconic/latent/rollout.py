@@ -108,20 +108,6 @@ def run_latent_rollout(
         return run_sequential_rollout(decoder, prefix, M, project, intervention, record_passes)
     if num_iterations < 0:
         raise UsageError(f"num_iterations={num_iterations}: the Jacobi iteration requires 0 or more")
-    return run_jacobi_rollout(decoder, prefix, placeholder, M, num_iterations, project, intervention, record_passes)
-
-
-def run_jacobi_rollout(
-    decoder: ForwardFn,
-    prefix: LatentPrefix,
-    placeholder: Float[Tensor, " D"],
-    M: int,
-    num_iterations: int,
-    project: ProjectFn,
-    intervention: Intervention | None = None,
-    record_passes: bool = False,
-) -> LatentRollout:
-    """Read the placeholders after the prefix, then all latents in every iteration, each time after the prefix only."""
     B, Np, D = prefix.embeds.shape
     z = placeholder.to(prefix.embeds.dtype).expand(B, M, D)
     latents = intervention(z, 0) if intervention is not None and num_iterations == 0 else z

@@ -165,26 +165,16 @@ class LatentThoughts(nn.Module):
         prefix = LatentPrefix(embeds, cache, attention_mask)
         if tolerance:
             check_tolerance(tolerance, self.num_iterations)
-        is_inspected, count_latents = intervention is not None or record_passes, None
-        if self.stop_head is not None and uses_stop_head:
-            count_latents = self.stop_head.count_latents
+        count_latents = self.stop_head.count_latents if self.stop_head is not None and uses_stop_head else None
+        is_inspected = intervention is not None or record_passes
         if tolerance and is_inspected:
             raise UsageError(f"tolerance={tolerance}: not with an intervention or records; leave it out")
         inputs = (forward_fn or decoder, prefix, self.placeholder, self.num_latents)
-        if (tolerance or count_latents) and self.num_iterations and not is_inspected:
-            return run_adaptive_rollout(
-                *inputs,
-                self.num_iterations,
-                project=self.project,
-                tolerance=tolerance,
-                count_latents=count_latents,
-            )
+        T, project = self.num_iterations, self.project
+        if T and not is_inspected and (tolerance or count_latents):
+            return run_adaptive_rollout(*inputs, T, project=project, tolerance=tolerance, count_latents=count_latents)
         rollout = run_latent_rollout(
-            *inputs,
-            self.num_iterations,
-            project=self.project,
-            intervention=intervention,
-            record_passes=record_passes,
+            *inputs, T, project=project, intervention=intervention, record_passes=record_passes
         )
         if count_latents is None:
             return rollout

@@ -21,7 +21,7 @@ from laconic.experiment.document_reasoning import LatentDocumentReasoning
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import require
 from laconic.latent import rkv
-from laconic.latent.answering import AnswerDecoding, answer_from_cache
+from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_after_latents
 from laconic.latent.coconut import Coconut
 from laconic.latent.codi import Codi, encode_chain, encode_question
 from laconic.latent.kava import find_distilled_layers
@@ -164,11 +164,17 @@ def latent_function(run: LoadedRun) -> Callable[..., LatentRollout]:
 
 
 def answer_function(run: LoadedRun, decoding: AnswerDecoding) -> Callable[[ReasoningBatch, LatentRollout], AnswerBatch]:
-    method, decoder = run.method, run.parts.decoder
-    if isinstance(method, Coconut):
-        return lambda batch, latents: method.answer_after_latents(batch, latents.cache, latents.passes, decoding)
-    end = require(run.parts.latents).end
-    return lambda batch, latents: answer_from_cache(decoder, batch, latents.cache, end, latents.passes, decoding)
+    """Return the function that answers after the latents."""
+    method, decoder, end = run.method, run.parts.decoder, require(run.parts.latents).end
+
+    def answer(batch: ReasoningBatch, latents: LatentRollout) -> AnswerBatch:
+        if isinstance(method, Coconut):
+            prompt = method.prompt_after_latents(latents, decoding)
+        else:
+            prompt = prompt_after_latents(decoder, latents, end, decoding.answer_prompt)
+        return decode_answers(decoder, batch, prompt, decoding)
+
+    return answer
 
 
 def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[ReasoningBatch], TeacherChain]:
