@@ -7,17 +7,17 @@ micro-batch and resharded after all gradients are reduced; with `reshard` they a
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,7 +34,6 @@ from laconic.training.single_process import SingleProcess
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-JsonT = TypeVar("JsonT")
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # one rank may validate or save for long
 FSDP_VIEW_WARNING = "FSDP2-wrapped module"  # keys and values are views of one product; nothing changes them in place
 
@@ -61,8 +60,8 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
     except ValueError as error:
         raise UsageError(f"WORLD_SIZE is {world_size}: {error}; start the ranks with torchrun") from None
     session = store.add(f"joined-{rank}", 1)  # a process may join several times
-    channel = RankChannel(PrefixStore(f"laconic-{session}", store), rank, count)
-    with channel.same_error_everywhere():
+    ranks = DistributedRanks(PrefixStore(f"laconic-{session}", store), rank, count, config, device)
+    with ranks.same_error_everywhere():
         if config:
             check_config(config, count)
         if device.type == "cuda":
@@ -70,8 +69,7 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch_store = PrefixStore(f"torch-{session}", store)
         dist.init_process_group(backend, store=torch_store, rank=rank, world_size=count, timeout=COLLECTIVE_TIMEOUT)
-        is_sharded, reshard = (config.parallel == "fsdp", config.reshard) if config else (False, False)
-        yield DistributedRanks(channel, device, is_sharded, reshard)
+        yield ranks
     dist.destroy_process_group()
 
 
@@ -88,12 +86,15 @@ def check_config(config: TrainingConfig, world_size: int) -> None:
         raise UsageError('parallel = "fsdp" does not support precision = "float16"; use "bfloat16"')
 
 
-class DistributedRanks:
+class DistributedRanks(RankChannel):
     """Several ranks under torchrun; implements `Ranks`."""
 
-    def __init__(self, channel: RankChannel, device: torch.device, is_sharded: bool, reshard: bool) -> None:
-        self.channel, self.device, self.is_sharded, self.reshard = channel, device, is_sharded, reshard
-        self.rank, self.world_size = channel.rank, channel.world_size
+    def __init__(
+        self, store: Store, rank: int, world_size: int, config: TrainingConfig | None, device: torch.device
+    ) -> None:
+        super().__init__(store, rank, world_size)
+        self.device = device
+        self.is_sharded, self.reshard = (config.parallel == "fsdp", config.reshard) if config else (False, False)
 
     def wrap(self, method: nn.Module) -> nn.Module:
         """Return the method in DDP, or with FSDP2 applied to it."""
@@ -175,14 +176,6 @@ class DistributedRanks:
         """Return the whole of a sharded tensor; all ranks call it."""
         return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
-    def all_gather(self, value: JsonT) -> list[JsonT]:
-        """Return the value of every rank, in order."""
-        return self.channel.all_gather(value)
-
-    def run_on_rank_zero(self, function: Callable[[], JsonT]) -> JsonT:
-        """Call a function on rank 0 and return its result, or raise its error, on all ranks."""
-        return self.channel.run_on_rank_zero(function)
-
     @contextmanager
     def lock_run(self, run: RunDirectory) -> Iterator[None]:
         """Hold the lock on rank 0; the others wait for it."""
@@ -211,7 +204,7 @@ class DistributedRanks:
             error = raised
         if self.rank == 0 and not is_announced:
             self.all_gather("")  # there is no folder; the error follows
-        self.channel.raise_first_error(error)
+        self.raise_first_error(error)
         return run.step_path(step)
 
     def write_and_merge(self, writer: ManifestWriter, write: WriteFn) -> None:
@@ -222,7 +215,7 @@ class DistributedRanks:
                 write(writer)
         except LaconicError as raised:
             error = raised
-        self.channel.raise_first_error(error)
+        self.raise_first_error(error)
         for entries in self.all_gather({name: (entry.bytes, entry.sha256) for name, entry in writer.entries.items()}):
             writer.entries |= {name: FileEntry(size, sha256) for name, (size, sha256) in entries.items()}
 
@@ -249,10 +242,8 @@ def apply_fsdp(method: nn.Module, device: torch.device, reshard: bool) -> nn.Mod
     from torch.distributed.device_mesh import init_device_mesh  # slow imports
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-    mesh, scalars = (
-        init_device_mesh(device.type, (dist.get_world_size(),)),
-        {p for p in method.parameters() if not p.ndim},
-    )
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    scalars = {p for p in method.parameters() if not p.ndim}
     shard = partial(fully_shard, mesh=mesh, ignored_params=scalars)
     decoders = [module for module in method.modules() if isinstance(module, Decoder) and module.calls_blocks]
     for decoder in decoders:

@@ -222,7 +222,7 @@ class TrainingRun:
         for name in (config.best_metric, config.early_stop.metric if config.early_stop else None):
             if name is not None:
                 get_metric(metrics, name)
-        self.validations.add(self.progress.step, metrics)
+        self.validations.metrics[self.progress.step] = metrics
         if self.ranks.rank == 0:
             self.validations.write()
         self.write_validation()

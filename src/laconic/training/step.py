@@ -117,15 +117,14 @@ class Updater:
                 batches, num_tokens = self.make_micro_batches(data, index)
                 loss, terms, states = self.backward_micro_batches(batches)
                 break
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 self.halve_micro_batch(error)
                 set_random_state(random_state)
         if isinstance(self.method, ResetsOptimizer):
             self.reset_pending |= self.method.resets_optimizer_state(batches[0])
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         norm = self.ranks.gradient_norm([p.grad for p in self.method.parameters() if p.grad is not None])
         metrics = self.collect_metrics(loss, terms, norm, states)
         status = self.classify(metrics)
@@ -134,7 +133,7 @@ class Updater:
             self.states = states
             if isinstance(self.method, AfterUpdateHook):
                 self.method.after_update(metrics)
-        self.update_scaler(status)
+        self.scaler.update(self.scaler.get_scale() if status == "nonfinite" else None)
         self.optimizer.zero_grad()
         return UpdateResult(metrics, num_tokens, status)
 
@@ -226,15 +225,10 @@ class Updater:
             group["lr"] = learning_rate_at(self.config, step, self.num_steps, self.num_warmup)
         try:
             self.optimizer.step()
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise OutOfMemoryError(f"out of memory in the optimizer; {MEMORY_ADVICE}") from error
             raise
-
-    def update_scaler(self, status: str) -> None:
-        """Adapt the loss scale, unless the update was not finite."""
-        if self.scaler.is_enabled():
-            self.scaler.update(self.scaler.get_scale() if status == "nonfinite" else None)
 
     def halve_micro_batch(self, error: BaseException) -> None:
         """Halve the micro-batch after a failed allocation.

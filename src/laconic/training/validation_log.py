@@ -32,10 +32,6 @@ class ValidationLog:
         self.path, self.fingerprint = path, fingerprint
         self.metrics: dict[int, Mapping[str, float]] = {}
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a validation."""
-        self.metrics[step] = metrics
-
     def write(self) -> None:
         """Replace the file, if there is one."""
         if self.path is None:
