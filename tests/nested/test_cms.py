@@ -25,10 +25,9 @@ from laconic.nested.cms.level import (
     scale,
     smaller_form,
     to_dense,
-    where_rows,
 )
 from laconic.nested.cms.placement import chunk_sizes, place_levels
-from laconic.nested.state import LayerState, LowRankChange
+from laconic.nested.state import LayerState, LowRankChange, where_rows
 from laconic.nested.state_file import load_state, save_state
 from laconic.nested.state_reset import reset_rows
 from tests.models.fixtures import noise

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.errors import UsageError
@@ -213,6 +213,32 @@ def detach(tree: Tree) -> Tree:
 def to(tree: Tree, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tree:
     """Move a tree to a device and its floating-point tensors to a type; token counts stay on the CPU."""
     return map_tensors(tree, lambda x: x if is_counter(x) else x.to(device, dtype if x.is_floating_point() else None))
+
+
+def expand_rows(rows: Bool[Tensor, " B"], x: Tensor) -> Tensor:
+    """Give a mask of rows as many dimensions as `x` has, on its device."""
+    return rows.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def where_rows(rows: Bool[Tensor, " B"], new: Tree, old: Tree) -> Tree:
+    """Return `new` in the rows of the mask and `old` in the others, for trees of the same structure."""
+    return new if bool(rows.all()) else _where_node(rows, new, old)
+
+
+def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
+    if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):  # both, with zeros in each other's rows
+        mask = expand_rows(rows, new.left)
+        left = torch.cat([new.left * mask, old.left * ~mask], 1)
+        return LowRankChange(left, torch.cat([new.right * mask, old.right * ~mask], 1))
+    if isinstance(new, LowRankChange | Tensor):
+        x, y = (change.dense if isinstance(change, LowRankChange) else change for change in (new, old))
+        return torch.where(expand_rows(rows, x), x, y)
+    if is_dataclass(new) and not isinstance(new, type):
+        parts = {f.name: _where_node(rows, getattr(new, f.name), getattr(old, f.name)) for f in fields(new)}
+        return replace(new, **parts)
+    if isinstance(new, Mapping):
+        return {name: _where_node(rows, item, old[name]) for name, item in cast(Mapping[str, Any], new).items()}
+    return new
 
 
 def num_rows(tree: object) -> int:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.nested.state import FastWeightState, LayerState, OpenChunk, map_tensors, num_rows, row_index
+from laconic.nested.state import FastWeightState, LayerState, OpenChunk, expand_rows, map_tensors, num_rows, row_index
 
 Tree = TypeVar("Tree")
 
@@ -45,4 +45,4 @@ def _reset_node(tree: Tree, keep: Tensor) -> Tree:
 
 def _zero_rows(tree: Tree, keep: Tensor) -> Tree:
     """Set the rows outside the mask to zero; no gradient flows into them."""
-    return map_tensors(tree, lambda x: x.where(keep.to(x.device).reshape(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x)))
+    return map_tensors(tree, lambda x: x.where(expand_rows(keep, x), torch.zeros_like(x)))

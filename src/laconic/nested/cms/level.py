@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from laconic.config.nested import CMSOptions, OuterGradient
@@ -153,16 +153,6 @@ def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
     else:
         squared = change.square().sum((-2, -1))
     return squared.clamp(min=MIN_SQUARED_NORM).sqrt()
-
-
-def where_rows(rows: Bool[Tensor, " B"], new: WeightChange, old: WeightChange) -> WeightChange:
-    """Return `new` in the rows of the mask and `old` in the others."""
-    mask = rows.to(new.left.device if isinstance(new, LowRankChange) else new.device)[:, None, None]
-    if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):  # both, with zeros in each other's rows
-        return add(
-            LowRankChange(new.left * mask, new.right * mask), LowRankChange(old.left * ~mask, old.right * ~mask)
-        )  # fmt: skip
-    return torch.where(mask, to_dense(new), to_dense(old))
 
 
 def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:

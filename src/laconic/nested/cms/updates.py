@@ -32,12 +32,11 @@ from laconic.nested.cms.level import (
     smaller_form,
     start_weight,
     to_dense,
-    where_rows,
     zero_change,
 )
 from laconic.nested.optim.dgd_equations import dgd_joint
 from laconic.nested.optim.m3_equations import delta_momentum, momentum, newton_schulz
-from laconic.nested.state import CMSLevelState, LowRankChange, detach, map_tensors
+from laconic.nested.state import CMSLevelState, LowRankChange, detach, where_rows
 
 LevelStates = tuple[CMSLevelState, ...]
 
@@ -165,16 +164,9 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode:
         return detach(new)
     if gradient_mode.outer_gradient == "truncated" and gradient_mode.truncate_after is not None:
         rows = level.num_updates % gradient_mode.truncate_after == gradient_mode.truncate_after - 1
-        if bool(rows.all()):
-            return detach(new)
         if bool(rows.any()):
-            return map_tensors(new, lambda x: torch.where(expand_rows(rows, x), x.detach(), x))
+            return where_rows(rows, detach(new), new)
     return new
-
-
-def expand_rows(rows: Bool[Tensor, " B"], x: Tensor) -> Tensor:
-    """Give a mask of rows as many dimensions as `x` has, on its device."""
-    return rows.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
@@ -278,25 +270,10 @@ def update_full_levels(params: CMSParams, levels: LevelStates, gradient_mode: Gr
     """Update the levels whose chunk is complete, and restart nested levels whose next slower one was."""
     ended = [level.num_tokens == C for level, C in zip(levels, params.shape.chunk_sizes, strict=True)]
     new = [
-        select_level_rows(rows, apply_update(params, l, level, gradient_mode), level) if bool(rows.any()) else level
+        where_rows(rows, apply_update(params, l, level, gradient_mode), level) if bool(rows.any()) else level
         for l, (rows, level) in enumerate(zip(ended, levels, strict=True))
     ]
     for l, level in enumerate(new[:-1]):
         if level.start_change and bool(ended[l + 1].any()):
-            new[l] = select_level_rows(ended[l + 1], reset_to_start(params, l, level, gradient_mode), level)
+            new[l] = where_rows(ended[l + 1], reset_to_start(params, l, level, gradient_mode), level)
     return tuple(new)
-
-
-def select_level_rows(rows: Bool[Tensor, " B"], new: CMSLevelState, old: CMSLevelState) -> CMSLevelState:
-    """Return `new` in the rows of the mask and `old` in the others."""
-    if bool(rows.all()):
-        return new
-    return CMSLevelState(
-        {name: where_rows(rows, new.change[name], old.change[name]) for name in old.change},
-        {name: where_rows(rows, new.accumulated[name], old.accumulated[name]) for name in old.accumulated},
-        {name: torch.where(expand_rows(rows, m), new.moments[name], m) for name, m in old.moments.items()},
-        {name: where_rows(rows, new.start_change[name], old.start_change[name]) for name in old.start_change},
-        torch.where(rows, new.num_tokens, old.num_tokens),
-        torch.where(rows, new.num_updates, old.num_updates),
-        {name: where_rows(rows, new.meta_accumulated[name], x) for name, x in old.meta_accumulated.items()},
-    )

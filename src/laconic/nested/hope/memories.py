@@ -39,6 +39,7 @@ from laconic.nested.recurrence.memory_cells import (
     apply_start,
     change_for_writes,
     clip_at_boundary,
+    clip_memory_at_boundary,
     l2_normalize,
     materialize,
     mlp_forward,
@@ -339,11 +340,8 @@ class SelfModifyingMemories:
             is_read = self.state_groups[name] == self.shape.group_of("memory")
             max_norm = self.shape.options.max_memory_norm or None if is_read else None
             if isinstance(state, MLPMemoryState):
-                W1, W2 = self.w[f"{name}.W1"], self.w[f"{name}.W2"]
-                ended[name] = MLPMemoryState(
-                    clip_at_boundary(W1, state.W1, max_norm, self.rule),
-                    clip_at_boundary(W2, state.W2, max_norm, self.rule),
-                )
+                start = MLPStart(self.w[f"{name}.W1"], self.w[f"{name}.W2"])
+                ended[name] = clip_memory_at_boundary(start, state, max_norm, self.rule)
             elif max_norm is None:
                 ended[name] = replace(state, boundary_change=state.change)
             elif not self.shape.adaptive:

@@ -5,7 +5,6 @@ gives the result it gives alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
@@ -22,10 +21,12 @@ from laconic.nested.state import (
     MLPMemoryState,
     detach,
     group_rows,
+    is_counter,
     join_groups,
     map_tensors,
     num_rows,
     select_rows,
+    where_rows,
 )
 
 MAX_SCAN_TOKENS = 1024  # tokens per segment of a long text, whose vectors then fit into a processor's cache
@@ -249,12 +250,14 @@ def _scan_aligned(
         outputs.append(y)
         ending = [name for name, chunk_size in memory.chunk_sizes.items() if (offset + b) % chunk_size == 0]
         if ending:
-            reached = None if lengths is None else torch.tensor([n >= b for n in lengths])
             ended = {
                 name: _reset_or_detach(state, num_tokens + b, name, memory.chunk_sizes[name], options)
                 for name, state in memory.end_chunks(states, ending).items()
             }
-            states = {**states, **{name: _where_rows(reached, new, states[name]) for name, new in ended.items()}}
+            if lengths is not None:
+                reached = torch.tensor([n >= b for n in lengths])
+                ended = {name: where_rows(reached, new, states[name]) for name, new in ended.items()}
+            states = {**states, **ended}
     total = num_tokens + T if lengths is None else num_tokens + torch.tensor(lengths)
     states = {name: with_num_tokens(state, total) for name, state in states.items()}
     if T_valid < T:
@@ -284,36 +287,12 @@ def _reset_or_detach(
 ) -> MemoryState:
     """Reset or detach the rows of a memory whose token count calls for it, at a boundary."""
     if name in options.reset_periods:
-        state = _where_rows(num_tokens % options.reset_periods[name] != 0, state, map_tensors(state, torch.zeros_like))
+        state = where_rows(num_tokens % options.reset_periods[name] != 0, state, map_tensors(state, torch.zeros_like))
     if options.outer_gradient == "truncated" and options.truncate_after is not None:
-        state = _where_rows(num_tokens // chunk_size % options.truncate_after == 0, detach(state), state)
+        state = where_rows(num_tokens // chunk_size % options.truncate_after == 0, detach(state), state)
     return state
-
-
-def _where_rows(rows: Tensor | None, new: MemoryState, old: MemoryState) -> MemoryState:
-    """Return `new` in the rows of the mask (all if None) and `old` in the others."""
-    if rows is None or bool(rows.all()):
-        return new
-    if isinstance(new, MLPMemoryState) and isinstance(old, MLPMemoryState):
-        return MLPMemoryState(_where_linear(rows, new.W1, old.W1), _where_linear(rows, new.W2, old.W2))
-    return _where_linear(rows, cast(LinearMemoryState, new), cast(LinearMemoryState, old))
-
-
-def _where_linear(rows: Tensor, new: LinearMemoryState, old: LinearMemoryState) -> LinearMemoryState:
-    mask = rows.to(new.change.device)[:, None, None, None]
-    momentum = None
-    if new.momentum is not None and old.momentum is not None:
-        momentum = torch.where(mask, new.momentum, old.momentum)
-    return LinearMemoryState(
-        torch.where(mask, new.change, old.change),
-        torch.where(mask, new.boundary_change, old.boundary_change),
-        momentum,
-        new.num_tokens,
-    )
 
 
 def with_num_tokens(state: MemoryState, num_tokens: Tensor) -> MemoryState:
     """Return the state with other token counts."""
-    if isinstance(state, LinearMemoryState):
-        return replace(state, num_tokens=num_tokens)
-    return MLPMemoryState(replace(state.W1, num_tokens=num_tokens), replace(state.W2, num_tokens=num_tokens))
+    return map_tensors(state, lambda x: num_tokens if is_counter(x) else x)

@@ -189,6 +189,16 @@ def clip_at_boundary(start: Start, m: LinearMemoryState, max_norm: float | None,
     return scale_state(start, m, norm_clip_factor(max_norm, state), rule)
 
 
+def clip_memory_at_boundary(
+    start: Start | MLPStart, m: LinearMemoryState | MLPMemoryState, max_norm: float | None, rule: UpdateRule
+) -> LinearMemoryState | MLPMemoryState:
+    """End a chunk of a memory of one matrix or two."""
+    if isinstance(m, MLPMemoryState):
+        W1, W2 = cast(MLPStart, start)
+        return MLPMemoryState(clip_at_boundary(W1, m.W1, max_norm, rule), clip_at_boundary(W2, m.W2, max_norm, rule))
+    return clip_at_boundary(cast(Start, start), m, max_norm, rule)
+
+
 def scale_state(
     start: Start, m: LinearMemoryState, factor: Float[Tensor, "B H 1 1"], rule: UpdateRule
 ) -> LinearMemoryState:

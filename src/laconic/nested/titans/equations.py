@@ -8,7 +8,7 @@ of its writes. The paper's 1 - alpha is `decay`, theta `step_size`, eta `momentu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from laconic.nested.recurrence.memory_cells import (
     UpdateRule,
     Vectors,
     change_for_writes,
-    clip_at_boundary,
+    clip_memory_at_boundary,
     l2_normalize,
     materialize,
     mlp_forward,
@@ -75,11 +75,9 @@ def read_memory(
     start: Start | MLPStart, state: LinearMemoryState | MLPMemoryState, q: Vectors, rule: UpdateRule
 ) -> Vectors:
     """Eq. 15: y = M(q), without writing."""
-    if isinstance(start, MLPStart) and isinstance(state, MLPMemoryState):
-        return read_mlp(start, state, q, rule)
-    assert not isinstance(start, MLPStart)
-    assert isinstance(state, LinearMemoryState)
-    return read_linear(start, state, q, rule)
+    if isinstance(state, MLPMemoryState):
+        return read_mlp(cast(MLPStart, start), state, q, rule)
+    return read_linear(cast(Start, start), state, q, rule)
 
 
 def chunk_update(
@@ -96,15 +94,15 @@ def chunk_update(
 
     `factor` is 1 for half the squared error as the inner loss, 2 for all of it.
     """
-    if isinstance(start, MLPStart) and isinstance(state, MLPMemoryState):
-        inner = mlp_forward(start, state, k, rule)
+    if isinstance(state, MLPMemoryState):
+        layers = cast(MLPStart, start)
+        inner = mlp_forward(layers, state, k, rule)
         error = loss_gradient(inner.y, v, factor)
-        y, new_state = write_mlp(start, state, k, error, inner, q, MLPGates(gates, gates), rule)
+        y, new_state = write_mlp(layers, state, k, error, inner, q, MLPGates(gates, gates), rule)
     else:
-        assert not isinstance(start, MLPStart)
-        assert isinstance(state, LinearMemoryState)
-        error = loss_gradient(k @ materialize(start, change_for_writes(state, rule)).mT, v, factor)
-        y, new_state = write_linear(start, state, k, -error, q, gates, rule)
+        matrix = cast(Start, start)
+        error = loss_gradient(k @ materialize(matrix, change_for_writes(state, rule)).mT, v, factor)
+        y, new_state = write_linear(matrix, state, k, -error, q, gates, rule)
     assert y is not None
     return y, new_state
 
@@ -136,13 +134,4 @@ class TitansMemory:
 
     def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
         """End the memory's chunk: clip its norm, and compute the next writes from it."""
-        state = states[self.name]
-        if isinstance(self.start, MLPStart) and isinstance(state, MLPMemoryState):
-            W1, W2 = self.start
-            state = MLPMemoryState(
-                clip_at_boundary(W1, state.W1, self.max_norm, self.rule),
-                clip_at_boundary(W2, state.W2, self.max_norm, self.rule),
-            )
-        elif not isinstance(self.start, MLPStart) and isinstance(state, LinearMemoryState):
-            state = clip_at_boundary(self.start, state, self.max_norm, self.rule)
-        return {self.name: state}
+        return {self.name: clip_memory_at_boundary(self.start, states[self.name], self.max_norm, self.rule)}
