@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
+from torch.func import functional_call
 
 from laconic.config.nested import CMSOptions
 from laconic.models.block import rms_norm
-from laconic.nested.cms.layer import aggregate, chain, forward_with_state, initial_state, require_levels
+from laconic.nested.cms.layer import CMS, aggregate, chain, require_levels
 from laconic.nested.cms.level import CMSParams, CMSShape, level_mlp, to_dense
 from laconic.nested.cms.placement import chunk_sizes, place_levels
 from laconic.nested.hope.forward import hope_block
@@ -50,8 +51,9 @@ def read_stream(
         "max_update_ratio": 0.0,
         "meta_gradient": meta,
     }
-    params = CMSParams(CMSShape(D, F, chunks, CMSOptions(**options), projections=MAPS), weights_by_name(*w))
-    y, state = forward_with_state(params, initial_state(params, len(x)), x)
+    cms = CMS(D, F, chunks, CMSOptions(**options), projections=MAPS)
+    weights, given = dict(cms.named_parameters()), weights_by_name(*w)
+    y, state = functional_call(cms, {name: given[name] for name in weights}, (x,))
     moved = [to_dense(level.change[name]) for level in require_levels(state) for name in MAPS]
     return y, *(change + W[l] for (l, W), change in zip([(l, W) for l in range(K) for W in w[:2]], moved, strict=True))
 

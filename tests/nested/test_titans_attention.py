@@ -36,7 +36,7 @@ def check(equation: str, form: Any) -> None:
     layer, w = build(), weights()
 
     def run(learn: Any, read: Any, w: Any, x: Tensor, heads: int, window: int) -> Tensor:
-        return form(layer.params, w, initial_state(layer.params, len(x)), x, window)[0]
+        return form(layer, w, initial_state(layer.params, len(x)), x, window)[0]
 
     learn = lambda x, state=None: layer(x, state)  # noqa: E731
     read = lambda x, state=None: layer(x, state, update_weights=False)[0]  # noqa: E731
@@ -78,14 +78,14 @@ def test_mal_and_mag_pieces_equal_the_whole(form: Any) -> None:
     layer, w, x = build(), weights(), noise(9, 2, 8, D)
     start = initial_state(layer.params, 2)
     mask = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 0, 1]]).bool()
-    whole, _ = form(layer.params, w, start, x, W, attention_mask=mask)
+    whole, _ = form(layer, w, start, x, W, attention_mask=mask)
     for cut in range(1, 8):
-        first, state = form(layer.params, w, start, x[:, :cut], W, attention_mask=mask[:, :cut])
-        second, state = form(layer.params, w, state, x[:, cut:], W, attention_mask=mask[:, cut:])
+        first, state = form(layer, w, start, x[:, :cut], W, attention_mask=mask[:, :cut])
+        second, state = form(layer, w, state, x[:, cut:], W, attention_mask=mask[:, cut:])
         assert_close([torch.cat([first, second], 1)], [whole])
         assert state.cache is not None
         assert state.cache.S <= W - 1
-    alone, _ = form(layer.params, w, initial_state(layer.params, 1), x[1:, mask[1]], W)
+    alone, _ = form(layer, w, initial_state(layer.params, 1), x[1:, mask[1]], W)
     assert_close([whole[1:, mask[1]]], [alone])
 
 
@@ -94,4 +94,4 @@ def test_mac_is_causal_within_a_segment() -> None:
     layer, w, x = build(), weights(), noise(10, 1, 5, D)
     other = torch.cat([x[:, :3], noise(11, 1, 2, D)], 1)
     start = initial_state(layer.params, 1)
-    assert_close([mac(layer.params, w, start, x)[0][:, :3]], [mac(layer.params, w, start, other)[0][:, :3]])
+    assert_close([mac(layer, w, start, x)[0][:, :3]], [mac(layer, w, start, other)[0][:, :3]])

@@ -19,8 +19,7 @@ from laconic.models.attention_backends import attention_probabilities, attention
 from laconic.models.cache import KVCache
 from laconic.nested.recurrence.memory_cells import NORM_EPS
 from laconic.nested.state import LayerState
-from laconic.nested.titans.config import TitansParams
-from laconic.nested.titans.layer import forward_with_state
+from laconic.nested.titans.layer import Titans
 
 Weights = Mapping[str, Tensor]
 QKV = ("q", "k", "v")
@@ -72,7 +71,7 @@ def gate_output(y: Float[Tensor, "B T D"], m: Float[Tensor, "B T D"], w: Weights
 
 
 def mal(
-    params: TitansParams,
+    layer: Titans,
     w: Weights,
     state: LayerState,
     x: Float[Tensor, "B T D"],
@@ -82,13 +81,13 @@ def mal(
     update_weights: bool = True,
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """Eq. 29-31: memory as a layer, window attention over M([p, x])."""
-    y, state = forward_with_state(params, state, x, attention_mask=attention_mask, update_weights=update_weights)
-    o, cache = sliding_window_attention(w, y, state.cache, params.shape.num_heads, window, attention_mask)
+    y, state = layer(x, state, attention_mask=attention_mask, update_weights=update_weights)
+    o, cache = sliding_window_attention(w, y, state.cache, layer.shape.num_heads, window, attention_mask)
     return o, replace(state, cache=cache)
 
 
 def mag(
-    params: TitansParams,
+    layer: Titans,
     w: Weights,
     state: LayerState,
     x: Float[Tensor, "B T D"],
@@ -98,22 +97,22 @@ def mag(
     update_weights: bool = True,
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """Eq. 26-28: memory as a gate, attention(x) ⊗ M([p, x])."""
-    y, cache = sliding_window_attention(w, x, state.cache, params.shape.num_heads, window, attention_mask)
-    m, state = forward_with_state(params, state, x, attention_mask=attention_mask, update_weights=update_weights)
+    y, cache = sliding_window_attention(w, x, state.cache, layer.shape.num_heads, window, attention_mask)
+    m, state = layer(x, state, attention_mask=attention_mask, update_weights=update_weights)
     return gate_output(y, m, w), replace(state, cache=cache)
 
 
 def mac(
-    params: TitansParams, w: Weights, state: LayerState, segment: Float[Tensor, "B T D"]
+    layer: Titans, w: Weights, state: LayerState, segment: Float[Tensor, "B T D"]
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """Eq. 21-25: memory as context, y = attention([p, h, x]) with h = M(x) from before; then y ⊗ M(y), y is written."""
     B, T, _ = segment.shape
-    h, _ = forward_with_state(params, state, segment, update_weights=False)
+    h, _ = layer(segment, state, update_weights=False)
     p = w["persistent"].to(segment.dtype).expand(B, -1, -1)
-    q, k, v = split_qkv(w, torch.cat([p, h, segment], 1), params.shape.num_heads)
+    q, k, v = split_qkv(w, torch.cat([p, h, segment], 1), layer.shape.num_heads)
     causal = torch.ones(T, T, dtype=torch.bool, device=segment.device).tril()
     always = causal.new_ones(T, p.shape[1])
     visible = torch.cat([always, causal, causal], 1).expand(B, -1, -1)
     y = attend(w, q[:, :, p.shape[1] + T :], k, v, visible)
-    m, state = forward_with_state(params, state, y)
+    m, state = layer(y, state)
     return gate_output(y, m, w), state

@@ -1,7 +1,7 @@
 """A continuum memory system in place of an MLP: vectors in, vectors out, with an immutable state.
 
 Nested Learning arXiv:2512.24695, section 7. The functions are pure; `CMS` holds the trained weights. On its own, a
-layer learns by its associative objective, in `forward_with_state`. For the next token's loss, `forward_levels` records
+layer learns by its associative objective. For the next token's loss, `forward_levels` records
 the linear maps, `level.linear_errors` turns a loss into their errors, and `accumulate_tokens` learns from these.
 """
 
@@ -99,51 +99,6 @@ def forward_levels(
         norms = [partial(rms_norm, weight=w[name], eps=shape.eps) if name in w else None for name in names]
         y = chain(x, functions, norms, shape.options.residual)
     return y, [inputs[l] for l in range(len(levels))]
-
-
-def forward_with_state(
-    params: CMSParams,
-    state: LayerState,
-    x: Vectors,
-    *,
-    attention_mask: Bool[Tensor, "B T"] | None = None,
-    update_weights: bool = True,
-    outer_gradient: OuterGradient = "full",
-    truncate_after: int | None = None,
-) -> tuple[Vectors, LayerState]:
-    """Read vectors through the levels, which learn by their associative objective.
-
-    Args:
-        params: Shape and weights of the levels.
-        state: State before the vectors.
-        x: Input vectors.
-        attention_mask: True for real tokens; the others give zeros and change nothing.
-        update_weights: If False, the levels and their token counts stay as they are. They also do for the objective
-            "task", which needs a loss, and for a learning rate of 0.
-        outer_gradient: Part of the outer gradient that flows through updates; values do not change.
-        truncate_after: Chunks after which states are detached, for "truncated".
-
-    Returns:
-        The outputs without the residual, and the new state.
-
-    Raises:
-        UsageError: If the arguments do not fit the layer.
-    """
-    check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
-    levels = require_levels(state)
-    if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
-        return forward_levels(params, levels, x)[0], state
-    tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
-    groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
-    if len(groups) == 1:
-        y, levels = _scan_aligned(params, levels, tokens.x, tokens.lengths, gradient_mode)
-        return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
-    results: list[tuple[Vectors, LevelStates]] = []
-    for rows in groups:
-        lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
-        results.append(_scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, gradient_mode))
-    y, levels = join_groups(groups, results)
-    return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
 
 
 def tokens_to_boundary(params: CMSParams, levels: LevelStates, row: int | None = None) -> int:
@@ -315,14 +270,37 @@ class CMS(nn.Module):
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> tuple[Vectors, LayerState]:
-        """Call `forward_with_state`, by default on the state of levels that have read nothing."""
+        """Read vectors through the levels, which learn by their associative objective.
+
+        Args:
+            x: Input vectors.
+            state: State before the vectors, by default that of levels that have read nothing.
+            attention_mask: True for real tokens; the others give zeros and change nothing.
+            update_weights: If False, the levels and their token counts stay as they are. They also do for the objective
+                "task", which needs a loss, and for a learning rate of 0.
+            outer_gradient: Part of the outer gradient that flows through updates; values do not change.
+            truncate_after: Chunks after which states are detached, for "truncated".
+
+        Returns:
+            The outputs without the residual, and the new state.
+
+        Raises:
+            UsageError: If the arguments do not fit the layer.
+        """
         params = self.params
-        return forward_with_state(
-            params,
-            initial_state(params, len(x)) if state is None else state,
-            x,
-            attention_mask=attention_mask,
-            update_weights=update_weights,
-            outer_gradient=outer_gradient,
-            truncate_after=truncate_after,
-        )
+        state = initial_state(params, len(x)) if state is None else state
+        check_inputs("cms", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+        levels = require_levels(state)
+        if not update_weights or params.shape.is_frozen or params.shape.options.inner_objective == "task":
+            return forward_levels(params, levels, x)[0], state
+        tokens, gradient_mode = pack_left(x, attention_mask), GradientMode(outer_gradient, truncate_after)
+        groups = group_rows(zip(*(to_ints(level.num_tokens) for level in levels), strict=True))
+        if len(groups) == 1:
+            y, levels = _scan_aligned(params, levels, tokens.x, tokens.lengths, gradient_mode)
+            return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))
+        results: list[tuple[Vectors, LevelStates]] = []
+        for rows in groups:
+            lengths = None if tokens.lengths is None else tuple(tokens.lengths[row] for row in rows)
+            results.append(_scan_aligned(params, select_rows(levels, rows), tokens.x[rows], lengths, gradient_mode))
+        y, levels = join_groups(groups, results)
+        return unpack(y, tokens.order, attention_mask), replace(state, cms=CMSState(levels))

@@ -18,7 +18,7 @@ from laconic.errors import UsageError
 from laconic.models.block import Block, ForwardContext, build_context
 from laconic.models.cache import KVCache, default_position_ids
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.layer import CMS, forward_levels, forward_with_state, require_levels
+from laconic.nested.cms.layer import CMS, forward_levels, require_levels
 from laconic.nested.cms.level import GradientMode, LinearRecords
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.state import LayerState
@@ -127,19 +127,17 @@ def apply_feed_forward(
     levels = block.get_submodule("mlp")
     assert isinstance(levels, CMS)
     y = block.submodule("norm2")(r)
-    params = levels.params
-    is_associative = params.shape.options.inner_objective == "associative"
-    if options.update_weights and is_associative and not params.shape.is_frozen:
-        y, layer = forward_with_state(
-            params,
-            layer,
+    is_associative = levels.shape.options.inner_objective == "associative"
+    if options.update_weights and is_associative and not levels.shape.is_frozen:
+        y, layer = levels(
             y,
+            layer,
             attention_mask=options.attention_mask,
             outer_gradient=options.gradient_mode.outer_gradient,
             truncate_after=options.gradient_mode.truncate_after,
         )
     else:
-        y, inputs = forward_levels(params, require_levels(layer), y, records)
+        y, inputs = forward_levels(levels.params, require_levels(layer), y, records)
         level_inputs.append(inputs)
     return apply_dropout(block, y), layer
 

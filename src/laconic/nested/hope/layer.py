@@ -1,7 +1,7 @@
 """A self-modifying Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
-Nested Learning arXiv:2512.24695, section 8. `initial_state` and `forward_with_state` are pure functions; the module
-`SelfTitans` holds the trained weights and calls them.
+Nested Learning arXiv:2512.24695, section 8. The functions are pure; the module `SelfTitans` holds the trained weights
+and calls them.
 """
 
 from collections.abc import Mapping
@@ -54,41 +54,6 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     return LayerState(conv_tails=conv_tails, memory=memory)
 
 
-def forward_with_state(
-    params: SelfTitansParams,
-    state: LayerState,
-    x: Float[Tensor, "B T D"],
-    *,
-    attention_mask: Bool[Tensor, "B T"] | None = None,
-    update_weights: bool = True,
-    outer_gradient: OuterGradient = "full",
-    truncate_after: int | None = None,
-) -> tuple[Float[Tensor, "B T D"], LayerState]:
-    """Read vectors through the memories, which learn from them.
-
-    Arguments, results and errors are those of `cms.layer.forward_with_state`. If `update_weights` is False, nothing
-    is written and nothing decays; only the convolution moves on.
-    """
-    check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
-    if x.shape[1] > MAX_SCAN_TOKENS:
-        scan = partial(
-            forward_with_state, params, update_weights=update_weights, outer_gradient=outer_gradient,
-            truncate_after=truncate_after,
-        )  # fmt: skip
-        return scan_in_segments(scan, state, x, attention_mask)
-    tokens = pack_left(x, attention_mask)
-    heads, q, conv_tails = mix_inputs(params, state, tokens.x, tokens.lengths)
-    memories = build_memories(params, outer_gradient)
-    with torch.autocast(x.device.type, enabled=False):
-        if update_weights:
-            options = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
-            y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, options)
-        else:
-            y, memory = memories.read(state.memory, heads, q), state.memory
-    y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)
-    return y, replace(state, conv_tails=conv_tails, memory=memory)
-
-
 def mix_inputs(
     params: SelfTitansParams, state: LayerState, x: Float[Tensor, "B T D"], lengths: tuple[int, ...] | None
 ) -> tuple[Vectors, Vectors, dict[str, Tensor]]:
@@ -132,7 +97,7 @@ class SelfTitans(nn.Module):
 
     @property
     def params(self) -> SelfTitansParams:
-        """Shape and weights by name, for `initial_state` and `forward_with_state`."""
+        """Shape and weights by name, for the functions of this module."""
         return SelfTitansParams(self.shape, dict(self.named_parameters()))
 
     def forward(
@@ -145,17 +110,33 @@ class SelfTitans(nn.Module):
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
-        """Call `forward_with_state`, by default on the state of a layer that has read nothing."""
+        """Read vectors through the memories, which learn from them.
+
+        Arguments, results and errors are those of `CMS.forward`. If `update_weights` is False, nothing is written and
+        nothing decays; only the convolution moves on.
+        """
         params = self.params
-        return forward_with_state(
-            params,
-            initial_state(params, len(x)) if state is None else state,
-            x,
-            attention_mask=attention_mask,
-            update_weights=update_weights,
-            outer_gradient=outer_gradient,
-            truncate_after=truncate_after,
-        )
+        state = initial_state(params, len(x)) if state is None else state
+        check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+        if x.shape[1] > MAX_SCAN_TOKENS:
+            scan = partial(
+                self.forward,
+                update_weights=update_weights,
+                outer_gradient=outer_gradient,
+                truncate_after=truncate_after,
+            )
+            return scan_in_segments(scan, state, x, attention_mask)
+        tokens = pack_left(x, attention_mask)
+        heads, q, conv_tails = mix_inputs(params, state, tokens.x, tokens.lengths)
+        memories = build_memories(params, outer_gradient)
+        with torch.autocast(x.device.type, enabled=False):
+            if update_weights:
+                options = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
+                y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, options)
+            else:
+                y, memory = memories.read(state.memory, heads, q), state.memory
+        y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)
+        return y, replace(state, conv_tails=conv_tails, memory=memory)
 
 
 def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str, Tensor]:

@@ -191,7 +191,7 @@ def scan_in_segments(
     for start in range(0, x.shape[1], MAX_SCAN_TOKENS):
         part = slice(start, start + MAX_SCAN_TOKENS)
         mask = None if attention_mask is None else attention_mask[:, part]
-        y, state = scan_function(state, x[:, part], attention_mask=mask)
+        y, state = scan_function(x[:, part], state, attention_mask=mask)
         outputs.append(y)
     return torch.cat(outputs, 1), state
 

@@ -1,7 +1,7 @@
 """A Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
 Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
-`initial_state` and `forward_with_state` are pure functions; the module `Titans` holds the weights and calls them.
+The functions are pure; the module `Titans` holds the weights and calls them.
 """
 
 from collections.abc import Mapping
@@ -73,51 +73,6 @@ def zero_memory_state(
         return MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), momentum, like) for x in start))
     assert start is not None
     return zero_state(batch_size, tuple(start.shape), momentum, like)
-
-
-def forward_with_state(
-    params: TitansParams,
-    state: LayerState,
-    x: Float[Tensor, "B T D"],
-    *,
-    attention_mask: Bool[Tensor, "B T"] | None = None,
-    update_weights: bool = True,
-    outer_gradient: OuterGradient = "full",
-    truncate_after: int | None = None,
-) -> tuple[Float[Tensor, "B T D"], LayerState]:
-    """Read vectors through the memory, which learns from them.
-
-    Arguments, results and errors are those of `cms.layer.forward_with_state`. If `update_weights` is False, nothing
-    is written and nothing decays; only the convolutions move on.
-    """
-    shape, w = params
-    check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
-    T = x.shape[1]
-    if T > MAX_SCAN_TOKENS and shape.options.reset_every is None:
-        scan = partial(
-            forward_with_state, params, update_weights=update_weights, outer_gradient=outer_gradient,
-            truncate_after=truncate_after,
-        )  # fmt: skip
-        return scan_in_segments(scan, state, x, attention_mask)
-    has_persistent = update_weights and shape.options.num_persistent_tokens > 0
-    x, attention_mask = prepend_persistent(w, state, x, attention_mask, has_persistent)
-    tokens = pack_left(x, attention_mask)
-    qkv = project_qkv(tokens.x, w, state.conv_tails, shape.num_heads, tokens.lengths)
-    conv_tails = {**state.conv_tails, **qkv.conv_tails}
-    with torch.autocast(x.device.type, enabled=False):
-        if update_weights:
-            gates = compute_gates(params, tokens)
-            options = ScanOptions(
-                outer_gradient, truncate_after, reset_periods(shape), shape.options.activation_checkpointing
-            )
-            y, memory = scan_all_memories(params, state.memory, (*qkv[:3], *gates), tokens.lengths, options)
-        else:
-            memory = state.memory
-            rule = UpdateRule("zero", shape.options.read_at, outer_gradient)
-            names = shape.memory_chunk_sizes
-            y = sum_outputs([read_memory(memory_start(w, name), memory[name], qkv.q, rule) for name in names])
-    y = unpack(gate_and_project(y, tokens.x, w), tokens.order, attention_mask)
-    return y[:, y.shape[1] - T :], replace(state, conv_tails=conv_tails, memory=memory)
 
 
 def prepend_persistent(
@@ -249,7 +204,7 @@ class Titans(nn.Module):
 
     @property
     def params(self) -> TitansParams:
-        """Shape and weights by name, for `initial_state` and `forward_with_state`."""
+        """Shape and weights by name, for the functions of this module."""
         return TitansParams(self.shape, dict(self.named_parameters()))
 
     def forward(
@@ -262,17 +217,43 @@ class Titans(nn.Module):
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
-        """Call `forward_with_state`, by default on the state of a layer that has read nothing."""
+        """Read vectors through the memory, which learns from them.
+
+        Arguments, results and errors are those of `CMS.forward`. If `update_weights` is False, nothing is written and
+        nothing decays; only the convolutions move on.
+        """
         params = self.params
-        return forward_with_state(
-            params,
-            initial_state(params, len(x)) if state is None else state,
-            x,
-            attention_mask=attention_mask,
-            update_weights=update_weights,
-            outer_gradient=outer_gradient,
-            truncate_after=truncate_after,
-        )
+        shape, w = params
+        state = initial_state(params, len(x)) if state is None else state
+        check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+        T = x.shape[1]
+        if T > MAX_SCAN_TOKENS and shape.options.reset_every is None:
+            scan = partial(
+                self.forward,
+                update_weights=update_weights,
+                outer_gradient=outer_gradient,
+                truncate_after=truncate_after,
+            )
+            return scan_in_segments(scan, state, x, attention_mask)
+        has_persistent = update_weights and shape.options.num_persistent_tokens > 0
+        x, attention_mask = prepend_persistent(w, state, x, attention_mask, has_persistent)
+        tokens = pack_left(x, attention_mask)
+        qkv = project_qkv(tokens.x, w, state.conv_tails, shape.num_heads, tokens.lengths)
+        conv_tails = {**state.conv_tails, **qkv.conv_tails}
+        with torch.autocast(x.device.type, enabled=False):
+            if update_weights:
+                gates = compute_gates(params, tokens)
+                options = ScanOptions(
+                    outer_gradient, truncate_after, reset_periods(shape), shape.options.activation_checkpointing
+                )
+                y, memory = scan_all_memories(params, state.memory, (*qkv[:3], *gates), tokens.lengths, options)
+            else:
+                memory = state.memory
+                rule = UpdateRule("zero", shape.options.read_at, outer_gradient)
+                names = shape.memory_chunk_sizes
+                y = sum_outputs([read_memory(memory_start(w, name), memory[name], qkv.q, rule) for name in names])
+        y = unpack(gate_and_project(y, tokens.x, w), tokens.order, attention_mask)
+        return y[:, y.shape[1] - T :], replace(state, conv_tails=conv_tails, memory=memory)
 
 
 def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Tensor]:
