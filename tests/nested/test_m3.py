@@ -227,34 +227,6 @@ def test_m3_and_dgd_refuse_unknown_options_of_groups(option: str) -> None:
         M3([{"params": [build_model()[0].weight], "weight_decay": 0.1}], mode="literal")
 
 
-@pytest.mark.parametrize("settings", [{"weight_decay": 0.1}, {"mode": "literal"}], ids=str)
-@pytest.mark.parametrize("n", [4, 6])
-def test_m3_loads_states_of_earlier_versions(settings: dict[str, Any], n: int) -> None:
-    """They kept the gradients since the last slow update in A, and added them to M2 at its end."""
-    weight, gradients = nn.Parameter(noise(3, 4, 5)), [noise(10 + k, 4, 5) for k in range(12)]
-    optimizer = M3([weight], slow_every=3, **settings)
-    for g in gradients[:n]:
-        weight.grad = g
-        optimizer.step()
-    earlier, b3 = copy.deepcopy(optimizer.state_dict()), optimizer.param_groups[0]["betas"][2]
-    is_literal, period = "mode" in settings, gradients[n - n % 3 : n]
-    state, sums = earlier["state"][0], sum(period, torch.zeros(4, 5).double())
-    part = (b3 if is_literal else (1 - b3) / 3) * sums
-    state["M2"] = (state["M2"] - part) / (b3 if period and not is_literal else 1)
-    state["A"] = sums
-    group = earlier["param_groups"][0]
-    group["decay"], group["adam_decay"] = group.pop("weight_decay"), 0.0
-    other = nn.Parameter(weight.detach().clone())
-    resumed = M3([other], slow_every=3, **settings)
-    resumed.load_state_dict(earlier)
-    for g in gradients[n:]:
-        for p, o in ((weight, optimizer), (other, resumed)):
-            p.grad = g
-            o.step()
-    assert largest(other, weight) <= ORACLE
-    assert resumed.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
-
-
 def test_m3_float32_state_has_ten_bytes_per_number() -> None:
     weight = nn.Parameter(torch.randn(8, 4))
     optimizer = M3([weight])

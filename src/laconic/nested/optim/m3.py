@@ -135,19 +135,11 @@ class M3(torch.optim.Optimizer):
                 raise UsageError(f"M3: {describe_parameter(p)} is not a matrix; set rule='adamw' for its group")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict, also one with the sums `A` of earlier versions."""
+        """Load a state dict, and undo torch's conversion of O2 to the type of its parameter."""
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            earlier = {"adamw": group.pop("adam_decay", 0.0), "m3": group.pop("decay", 0.0)}
-            group.setdefault("weight_decay", earlier[group["rule"]])
-            for p in cast("list[Tensor]", group["params"]) if group["rule"] == "m3" else ():
-                state = self.state.get(p, {})
-                if "A" in state:
-                    b3, f, is_open = group["betas"][2], group["slow_every"], int(state["step"]) % group["slow_every"]
-                    factor, weight = (1.0, b3) if self.mode == "literal" else (b3 if is_open else 1.0, (1 - b3) / f)
-                    state["M2"] = factor * state["M2"] + weight * state.pop("A")
-                if "O2" in state:
-                    state["O2"] = state["O2"].to(newton_schulz_dtype(p))
+        for p, state in self.state.items():
+            if "O2" in state:
+                state["O2"] = state["O2"].to(newton_schulz_dtype(p))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
