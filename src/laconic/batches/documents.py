@@ -53,7 +53,6 @@ class DocumentBatch:
 
     @property
     def B(self) -> int:
-        """Number of rows."""
         return self.input_ids.shape[0]
 
     @property
@@ -70,7 +69,6 @@ class DocumentBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of real tokens."""
         return int(self.attention_mask.sum())
 
     @property
@@ -107,7 +105,6 @@ class DocumentBatch:
         )
 
     def to(self, device: torch.device | str) -> "DocumentBatch":
-        """Move every tensor to a device."""
         return self.map_tensors(lambda t: t.to(device))
 
     def select_rows(self, rows: Sequence[int]) -> "DocumentBatch":
@@ -117,7 +114,6 @@ class DocumentBatch:
         return replace(self.map_tensors(lambda t: t.index_select(0, index)), document_ids=names)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "DocumentBatch":
-        """Apply `function` to every tensor."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(t) for name, t in values.items() if isinstance(t, Tensor)})
 

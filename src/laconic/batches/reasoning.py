@@ -57,7 +57,6 @@ class ReasoningBatch:
 
     @property
     def B(self) -> int:
-        """Number of rows."""
         return self.question_ids.shape[0]
 
     @property
@@ -72,7 +71,6 @@ class ReasoningBatch:
         return (self,)
 
     def to(self, device: torch.device | str) -> "ReasoningBatch":
-        """Move every tensor to a device."""
         return self.map_tensors(lambda t: t.to(device))
 
     def select_rows(self, rows: Sequence[int]) -> "ReasoningBatch":
@@ -82,6 +80,5 @@ class ReasoningBatch:
         return replace(self.map_tensors(lambda t: t.index_select(0, index)), ids=ids)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "ReasoningBatch":
-        """Apply `function` to every tensor."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(t) for name, t in values.items() if isinstance(t, Tensor)})

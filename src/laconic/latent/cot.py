@@ -89,7 +89,6 @@ class Cot(PromptedAnswers):
         self.decoder = decoder
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the number of scored tokens."""
         return {"teacher": count_scored(build_teacher_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
@@ -129,7 +128,6 @@ class NoCot(PromptedAnswers):
         self.decoder = decoder
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the number of scored tokens."""
         return {"student": count_scored(build_student_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:

@@ -12,7 +12,6 @@ INITIAL_MOMENTUM = 0.5  # momentum coefficient of memories at initialisation
 
 
 def sample_normal(generator: torch.Generator, *shape: int, std: float) -> Tensor:
-    """Sample a normal tensor."""
     return torch.randn(*shape, generator=generator) * std
 
 

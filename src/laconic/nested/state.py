@@ -60,7 +60,6 @@ class LowRankChange:
 
     @property
     def dense(self) -> Float[Tensor, "B O I"]:
-        """The sum as a matrix."""
         return self.left.mT @ self.right
 
 
@@ -242,7 +241,6 @@ def _where_node(rows: Tensor, new: Any, old: Any) -> Any:
 
 
 def num_rows(tree: object) -> int:
-    """Return the batch size of a tree."""
     first = next(named_tensors(tree), None)
     if first is None:
         raise UsageError("state: it has no tensors, so no rows; create one with initial_state(params, batch_size)")

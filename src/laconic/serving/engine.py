@@ -104,7 +104,6 @@ class Engine:
         self.thread = threading.Thread(target=self.run, name="laconic-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the engine's thread."""
         self.thread.start()
 
     def submit(self, request: EngineRequest, on_event: OnEvent) -> int:

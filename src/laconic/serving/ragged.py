@@ -55,7 +55,6 @@ class CacheRow:
         return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.num_bytes)
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` new positions."""
         required, capacity = self.num_filled + num_tokens, self.buffer.shape[2]
         if required > capacity:
             num_slots = max(required, 2 * capacity, capacity + MIN_FREE_SLOTS)

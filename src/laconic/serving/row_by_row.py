@@ -32,7 +32,6 @@ class StateRow:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the state's tensors."""
         return 0 if self.state is None else sum(x.nbytes for x in self.state.tensors().values())
 
     def drop_last(self, num_slots: int) -> None:
@@ -67,7 +66,6 @@ class RowByRowModel:
         return results
 
     def read(self, row: StateRow, inputs: Tensor) -> Float[Tensor, "n D"]:
-        """Read one segment."""
         model: Any = self.decoder
         if isinstance(model, StatefulLM):
             state = model.initial_state(1) if row.state is None else row.state

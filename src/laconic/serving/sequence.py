@@ -96,11 +96,9 @@ class RunningSequence:
 
     @property
     def num_unread_prompt(self) -> int:
-        """Prompt positions still to be read."""
         return 0 if self.prompt is None else len(self.prompt) - self.num_read
 
     def take_prompt(self, num_tokens: int) -> Tensor:
-        """Return the next chunk of the prompt."""
         assert self.prompt is not None
         chunk = self.prompt[self.num_read : self.num_read + num_tokens]
         self.num_read += len(chunk)

@@ -53,7 +53,6 @@ class ServedModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the model's embeddings."""
         return self.decoder.token_embedding.weight.device
 
     @torch.inference_mode()
@@ -121,7 +120,6 @@ class ServedModel:
             )
 
     def start(self, sequences: Sequence[RunningSequence]) -> None:
-        """Create the rows of sequences."""
         for sequence in sequences:
             with sequence.fail_on_error():
                 if isinstance(self.model, Reasoner):

@@ -73,7 +73,6 @@ class ServedThoughts(nn.Module):
         return self.projection(hidden_states.float()).to(hidden_states.dtype)
 
     def find_rows(self, input_ids: Int[Tensor, " N"], position_ids: Int[Tensor, " N"]) -> Int[Tensor, " rows"]:
-        """Return the rows of latents in a packed batch."""
         return find_latent_rows(input_ids, position_ids, self.config.begin_token_id, self.config.latent_token_id)
 
     def run(

@@ -235,5 +235,4 @@ def build_tokenizer(backend: TokenizerBackend, special_tokens: Mapping[str, str]
 
 
 def to_json(value: Mapping[str, object] | Sequence[object]) -> bytes:
-    """Return a value as the contents of a JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -42,7 +42,6 @@ class StateDictIO:
         self.method = method
 
     def save(self, writer: ManifestWriter) -> None:
-        """Write the tensors."""
         writer.add_tensors("model.safetensors", self.method.state_dict())
 
     def save_config_files(self, writer: ManifestWriter) -> None:

@@ -156,13 +156,11 @@ class DistributedRanks(RankChannel):
                 part.reshard()
 
     def all_reduce_sum(self, numbers: Tensor) -> Tensor:
-        """Return the sum over ranks as a new tensor."""
         total = numbers.detach().clone()
         dist.all_reduce(total)
         return total
 
     def any_rank(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
         return bool(self.all_reduce_sum(torch.tensor(float(flag))).item())
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
@@ -275,6 +273,5 @@ def fsdp_modules(module: nn.Module) -> "list[FSDPModule]":
 
 
 def reshard_all(module: nn.Module) -> None:
-    """Free all gathered parameters."""
     for part in fsdp_modules(module):
         part.reshard()

@@ -64,7 +64,6 @@ class MetricsWriter:
             return self.file.tell()
 
     def close(self) -> None:
-        """Close the file and the tracker."""
         self.file.close()
         if self.tracker:
             self.tracker.finish()

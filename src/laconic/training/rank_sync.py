@@ -101,7 +101,6 @@ class RankChannel:
 
 
 def error_to_json(error: LaconicError | None) -> dict[str, object] | None:
-    """Return exit code and message of an error."""
     return error and {"code": error.exit_code, "message": str(error)}
 
 

@@ -228,7 +228,6 @@ class TrainingRun:
         self.write_validation()
 
     def write_validation(self) -> None:
-        """Write the line of this step's validation."""
         if self.metrics_writer:
             step = self.progress.step
             self.metrics_writer.write({"step": step, "validation": self.validations.metrics[step]})
@@ -295,7 +294,6 @@ class TrainingRun:
         self.run_directory.prune_steps(best | multiples)
 
     def write_step(self, writer: ManifestWriter) -> None:
-        """Write all files of the current step."""
         updater = self.updater
         checkpoint.save_model(writer, self.model_io, self.method, self.ranks)
         checkpoint.save_training_state(
@@ -312,13 +310,11 @@ class TrainingRun:
         raise PreemptedError(text)
 
     def close(self) -> None:
-        """Close metrics.jsonl."""
         if self.metrics_writer:
             self.metrics_writer.close()
 
     @property
     def result(self) -> TrainingResult:
-        """The result so far."""
         progress = self.progress
         best = next(iter(self.validations.list_best(self.config)), None)
         validation = self.validations.metrics.get(progress.step, {})

@@ -46,7 +46,6 @@ def write_shards(writer: ManifestWriter, name: str, tensors: Mapping[str, Tensor
 
 
 def first_failure(error: "CheckpointException") -> BaseException:
-    """Return the exception of the first rank that failed."""
     return next((raised for raised, _ in error.failures.values()), error)
 
 

@@ -187,7 +187,6 @@ class Updater:
         return self.states if len(self.states) == n else [None] * n
 
     def autocast(self) -> torch.autocast:
-        """Return the context of mixed precision."""
         dtype = PRECISION_DTYPES[self.config.precision]
         return torch.autocast(self.device.type, dtype, self.config.precision != "float32")
 

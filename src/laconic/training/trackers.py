@@ -31,12 +31,10 @@ class TensorBoardTracker:
         self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write scalars."""
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
 
     def finish(self) -> None:
-        """Write what is buffered and close the file."""
         self.writer.close()
 
 
@@ -49,11 +47,9 @@ class ClientTracker:
             package.init(**options)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Send metrics."""
         self.package.log(dict(metrics), step=step)
 
     def finish(self) -> None:
-        """Send what is left."""
         with contextlib.redirect_stdout(sys.stderr):
             self.package.finish()
 

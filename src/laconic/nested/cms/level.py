@@ -98,12 +98,10 @@ class GradientMode(NamedTuple):
 
 
 def zero_change(B: int, o: int, i: int, like: Tensor) -> LowRankChange:
-    """Return a change of rank 0."""
     return LowRankChange(like.new_zeros(B, 0, o), like.new_zeros(B, 0, i))
 
 
 def to_dense(change: WeightChange) -> Float[Tensor, "B o i"]:
-    """Return the change as a matrix per row."""
     return change.dense if isinstance(change, LowRankChange) else change
 
 
@@ -133,7 +131,6 @@ def add(one: WeightChange, other: WeightChange) -> WeightChange:
 
 
 def scale(change: WeightChange, factor: Float[Tensor, " B"] | float) -> WeightChange:
-    """Multiply the change of each row by its factor."""
     by = factor[:, None, None] if isinstance(factor, Tensor) else factor
     return LowRankChange(change.left * by, change.right) if isinstance(change, LowRankChange) else change * by
 

@@ -170,7 +170,6 @@ def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode:
 
 
 def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
-    """Return empty terms for every map."""
     cleared: dict[str, WeightChange] = {}
     for name, change in terms.items():
         like = change.left if isinstance(change, LowRankChange) else change
@@ -234,7 +233,6 @@ def meta_gradient(
 
 
 def identity(x: Tensor) -> Tensor:
-    """Return the tensor with its graph."""
     return x
 
 

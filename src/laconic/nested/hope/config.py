@@ -123,7 +123,6 @@ class HopeConfig:
 
     @property
     def mixer(self) -> MixerKind:
-        """Kind of the sequence mixer."""
         return next(mixer for mixer, kind in MIXER_OPTIONS.items() if isinstance(self.memory, kind))
 
     @property
@@ -135,7 +134,6 @@ class HopeConfig:
         return tuple(str(name).rpartition(".")[2] for name in roles)
 
     def cms_shape(self, layer: int) -> CMSShape:
-        """Return the shape of a layer's levels."""
         d = self.decoder
         return CMSShape(
             d.hidden_size,

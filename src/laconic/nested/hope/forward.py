@@ -72,7 +72,6 @@ def hope_block(x: Vectors, layer: LayerState, mix: Sublayer, feed_forward: Subla
 def run_layers(
     blocks: list[Block], x: Vectors, layers: tuple[LayerState, ...], options: ForwardOptions
 ) -> LayerOutputs:
-    """Run every layer in order."""
     new_layers: list[LayerState] = []
     level_inputs: list[list[Tensor]] = []
     hidden_states: list[Tensor] = []
@@ -143,7 +142,6 @@ def apply_feed_forward(
 
 
 def apply_dropout(block: Block, y: Vectors) -> Vectors:
-    """Apply residual dropout in training."""
     rate = block.config.dropout.residual if block.training else 0.0
     return F.dropout(y, rate) if rate else y
 

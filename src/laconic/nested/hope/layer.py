@@ -179,6 +179,5 @@ def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[
 
 
 def gate_biases(o: SelfModifyingOptions, step_size: float) -> dict[str, float]:
-    """Return the initial biases of the gates of a group."""
     biases = {"keep": half_life_bias(o.decay_half_life), "step": logit(step_size / o.max_lr, "lr_init")}
     return biases | ({"momentum": logit(INITIAL_MOMENTUM, "momentum")} if o.momentum else {})

@@ -83,7 +83,6 @@ class SelfTitansShape:
         return {"memory": o.memory_chunk_size} | ({"projections": o.projection_chunk_size} if self.adaptive else {})
 
     def group_of(self, name: str) -> str:
-        """Return the group of a memory."""
         if self.options.gate_groups == 1:
             return "shared"
         return "memory" if name == "memory" else "projections"
@@ -163,7 +162,6 @@ class SelfModifyingMemories:
         return k, v, {group: self.compute_gates(states, x, group) for group in self.shape.group_chunk_sizes}
 
     def read(self, states: MemoryStates, x: Vectors, q: Vectors) -> Vectors:
-        """Read the queries without writing."""
         is_mlp = self.shape.options.memory_kind == "mlp"
         state, w = states["memory" if is_mlp else self.shape.group_of("memory")], self.w
         if self.shape.options.adaptive_query:

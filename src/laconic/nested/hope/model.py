@@ -83,7 +83,6 @@ class Hope(Decoder):
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers as a list of blocks."""
         return [block for block in self.layers if isinstance(block, Block)]
 
     @classmethod
@@ -138,7 +137,6 @@ class Hope(Decoder):
         return FastWeightState(tuple(layers), torch.zeros(batch_size, dtype=torch.long), open_chunk)
 
     def empty_cache(self, batch_size: int, like: Tensor) -> KVCache:
-        """Return the empty KV cache of one layer."""
         keys = like.detach().new_zeros(batch_size, self.config.num_key_value_heads, 0, self.config.head_dim)
         positions = torch.empty(batch_size, 0, dtype=torch.long, device=like.device)
         return KVCache((keys,), (keys,), positions, positions.bool())

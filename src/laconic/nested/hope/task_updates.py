@@ -44,7 +44,6 @@ LayerStates = tuple[LayerState, ...]
 
 
 def cms_params_of(model: Decoder) -> list[CMSParams]:
-    """Return the parameters of every layer's levels."""
     modules = [block.get_submodule("mlp") for block in model.layers if isinstance(block, Block)]
     return [cms.params for cms in modules if isinstance(cms, CMS)]
 

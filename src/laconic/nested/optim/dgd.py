@@ -154,7 +154,6 @@ class DGD(torch.optim.Optimizer):
         return loss
 
     def mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
-        """Return the gradient of the mean over positions."""
         if self.loss == "mean" or statistics.num_positions is None:
             return G
         return G / statistics.num_positions.clamp(min=1)

@@ -48,7 +48,6 @@ class InputStatistics:
         """Return None: copies of a model are not recorded."""
 
     def clear(self) -> None:
-        """Forget everything recorded."""
         self.gram: Tensor | None = None
         self.num_positions: Tensor | None = None
         self.inputs: list[Tensor] = []
@@ -77,7 +76,6 @@ class InputStatistics:
             self.compute_gram()
 
     def add_positions(self, valid: Tensor) -> None:
-        """Add to the number of positions."""
         self.num_positions = valid.sum() + (0 if self.num_positions is None else self.num_positions)
 
     def count_ids(self, ids: Tensor, valid: Tensor) -> None:

@@ -64,7 +64,6 @@ def unpack(
 
 
 def to_ints(x: Int[Tensor, " N"]) -> tuple[int, ...]:
-    """Convert an integer tensor to a tuple of Python integers."""
     return tuple(cast(list[int], x.tolist()))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -294,5 +293,4 @@ def _reset_or_detach(
 
 
 def with_num_tokens(state: MemoryState, num_tokens: Tensor) -> MemoryState:
-    """Return the state with other token counts."""
     return map_tensors(state, lambda x: num_tokens if is_counter(x) else x)

@@ -46,7 +46,6 @@ class Gates(NamedTuple):
     valid: Bool[Tensor, "B T"] | None = None
 
     def detach(self) -> "Gates":
-        """Return the gates without their gradients."""
         return Gates(*(None if x is None else x.detach() for x in self))  # pyright: ignore[reportArgumentType]
 
 

@@ -55,7 +55,6 @@ def materialize(start: Start, change: Tensor) -> Float[Tensor, "B H O I"]:
 
 
 def start_matrix(start: Start, like: Tensor) -> Float[Tensor, "*H O I"]:
-    """Return the start as a matrix."""
     return torch.eye(like.shape[-1], device=like.device, dtype=like.dtype) if start is None else start
 
 
@@ -149,7 +148,6 @@ def mlp_forward(starts: MLPStart, m: MLPMemoryState, x: Vectors, rule: UpdateRul
 
 
 def silu_derivative(a: Tensor) -> Tensor:
-    """Return σ'(a) of σ = SiLU."""
     s = a.sigmoid()
     return s * (1 + a * (1 - s))
 

@@ -28,7 +28,6 @@ class TitansShape:
 
     @property
     def head_dim(self) -> int:
-        """E, the width of a head."""
         return self.width // self.num_heads
 
     @property

@@ -120,7 +120,6 @@ class TitansMemory:
 
     @property
     def chunk_sizes(self) -> dict[str, int]:
-        """Chunk size by the name of the memory."""
         return {self.name: self.chunk_size}
 
     def step_chunk(

@@ -68,7 +68,6 @@ def memory_start(w: Mapping[str, Tensor], name: str) -> Start | MLPStart:
 def zero_memory_state(
     start: Start | MLPStart, batch_size: int, momentum: bool, like: Tensor
 ) -> LinearMemoryState | MLPMemoryState:
-    """Return the state of a memory that has read nothing."""
     if isinstance(start, MLPStart):
         return MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), momentum, like) for x in start))
     assert start is not None
@@ -103,7 +102,6 @@ def compute_gates(params: TitansParams, tokens: PackedTokens) -> tuple[Tensor, .
 
 
 def reset_periods(shape: TitansShape) -> dict[str, int]:
-    """Return the reset period of the local memory, if it has one."""
     period = shape.options.reset_every
     return {} if period is None else {"memory": period}
 
@@ -168,7 +166,6 @@ def scan_reset_spans(
 
 
 def sum_outputs(outputs: list[Vectors]) -> Vectors:
-    """Sum the outputs of all memories."""
     return outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
 
 

@@ -63,7 +63,6 @@ class ApiModel:
 
     @property
     def context_size(self) -> int:
-        """Largest number of positions."""
         return self.decoder.config.max_position_embeddings
 
     @property

@@ -43,7 +43,6 @@ def read_metrics(services: ServicesDependency) -> Response:
 
 @router.get("/v1/models")
 async def list_models(services: ServicesDependency) -> dict[str, Any]:
-    """List the served model."""
     return {"object": "list", "data": [describe_model(services)]}
 
 
@@ -55,7 +54,6 @@ async def read_model(name: str, services: ServicesDependency) -> ModelCard:
 
 
 def describe_model(services: Services) -> ModelCard:
-    """Return the served model as the API describes it."""
     return ModelCard(id=services.served.name, created=services.created, max_model_len=services.served.context_size)
 
 

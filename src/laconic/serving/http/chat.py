@@ -34,7 +34,6 @@ router = APIRouter(route_class=StrictRoute)
 async def create_chat_completion(
     body: ChatRequest, request: Request, services: ServicesDependency, group: GroupDependency
 ) -> Any:
-    """Reply to messages."""
     answer = ChatAnswer(services, body)
     group.submit(await answer.prepare())
     if body.stream:
@@ -79,14 +78,12 @@ class ChatAnswer:
         return build_engine_requests(served, body, prompt, config, num_top_logprobs=self.num_top)
 
     async def collect(self, group: SequenceGroup) -> Completion:
-        """Wait for the whole answer."""
         results = await group.collect(self.n)
         choices = [self.build_choice(index, result) for index, result in enumerate(results)]
         finishes = [result.finish for result in results if result.finish is not None]
         return self.build("chat.completion", choices, usage=count_usage(finishes, self.n))
 
     def build_choice(self, index: int, result: SequenceResult) -> ChatChoice:
-        """Return a whole reply."""
         assert result.finish is not None
         return ChatChoice(
             index=index,

@@ -34,7 +34,6 @@ DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 async def create_completion(
     body: CompletionRequest, request: Request, services: ServicesDependency, group: GroupDependency
 ) -> Any:
-    """Continue prompts."""
     answer = CompletionAnswer(services, body)
     group.submit(await answer.prepare())
     if body.stream:
@@ -96,7 +95,6 @@ class CompletionAnswer:
         return requests
 
     async def collect(self, group: SequenceGroup) -> Completion:
-        """Wait for the whole answer."""
         results = await group.collect(len(self.echoes) * self.n)
         choices = [self.build_choice(index, result) for index, result in enumerate(results)]
         finishes = [result.finish for result in results if result.finish is not None]
@@ -109,7 +107,6 @@ class CompletionAnswer:
         return count_usage(finishes, self.n)
 
     def build_choice(self, index: int, result: SequenceResult) -> CompletionChoice:
-        """Return a whole continuation."""
         assert result.finish is not None
         tokens = () if self.is_score_only else result.logprobs
         logprobs = self.logprobs_builder(index).build(tokens, result.prompt_logprobs) if self.has_logprobs else None
@@ -117,7 +114,6 @@ class CompletionAnswer:
         return self.choice(index, text, logprobs, to_finish_reason(result.finish))
 
     def logprobs_builder(self, index: int) -> CompletionLogprobsBuilder:
-        """Return the builder of a choice's log probabilities."""
         echo = self.echoes[index // self.n]
         return CompletionLogprobsBuilder(self.services.served.token_texts, self.body.logprobs or 0, echo)
 

@@ -67,13 +67,11 @@ async def upload_memory(id: str, request: Request, services: ServicesDependency)
 
 @router.get("")
 async def list_memories(services: ServicesDependency) -> dict[str, Any]:
-    """List the metadata of all memories."""
     return {"object": "list", "data": services.memories.list()}
 
 
 @router.get("/{id}")
 async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
-    """Return the metadata of a memory."""
     return services.memories.get(id).card
 
 
@@ -86,7 +84,6 @@ async def read_content(id: str, services: ServicesDependency) -> StreamingRespon
 
 @router.delete("/{id}")
 async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]:
-    """Delete a memory."""
     services.memories.delete(id)
     return {"id": id, "object": "memory", "deleted": True}
 

@@ -46,5 +46,4 @@ class ServerMetrics:
             Gauge(name, text, registry=registry).set_function(lambda read=read: read(stats()))
 
     def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

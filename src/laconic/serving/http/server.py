@@ -152,6 +152,5 @@ def bind_socket(host: str, port: int, api_key: str | None) -> socket.socket:
 
 
 def format_address(listener: socket.socket) -> str:
-    """Return the URL of the API."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

@@ -63,7 +63,6 @@ class Services:
 
 
 def get_services(request: Request) -> Services:
-    """Return the services of the server that a request came to."""
     return cast(Services, request.app.state.services)
 
 
@@ -71,7 +70,6 @@ ServicesDependency = Annotated[Services, Depends(get_services)]
 
 
 def get_deadline(request: Request) -> Deadline:
-    """Return when a request ends."""
     return cast(Deadline, request.state.deadline)
 
 

@@ -23,13 +23,11 @@ async def create_session(services: ServicesDependency, body: EmptyRequest | None
 
 @router.get("")
 async def list_sessions(services: ServicesDependency) -> dict[str, Any]:
-    """List all sessions."""
     return {"object": "list", "data": [session.to_card() for session in services.sessions.sessions.values()]}
 
 
 @router.get("/{id}")
 async def read_session(id: str, services: ServicesDependency) -> SessionCard:
-    """Return what is known of a session."""
     return services.sessions.get(id).to_card()
 
 
@@ -77,6 +75,5 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
 
 @router.delete("/{id}")
 async def delete_session(id: str, services: ServicesDependency) -> dict[str, Any]:
-    """Delete a session."""
     services.sessions.delete(id)
     return {"id": id, "object": "session", "deleted": True}

@@ -11,7 +11,6 @@ from laconic.storage.strict_json import to_canonical_json
 
 
 def json_response(completion: Completion) -> Response:
-    """Return a whole answer."""
     return Response(completion.model_dump_json(exclude_unset=True), media_type="application/json")
 
 

@@ -71,7 +71,6 @@ class TokenTexts:
         return ChatLogprobs(content=[self.to_chat_token(token, num_top) for token in logprobs], refusal=None)
 
     def to_chat_token(self, token: TokenLogprob, num_top: int) -> ChatTokenLogprob:
-        """Return the log probability of one token."""
         text = self[token.token_id]
         return ChatTokenLogprob(
             token=text.text,
