@@ -22,8 +22,7 @@ from laconic.evaluation.suite import RunResult
 from laconic.interfaces import StatefulLM
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState
-from laconic.nested.state_reset import reset_rows
+from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState, reset_rows
 from tests.evaluation.streamed import evaluate_stream, sums
 
 V = 16

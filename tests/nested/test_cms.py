@@ -27,9 +27,8 @@ from laconic.nested.cms.level import (
     to_dense,
 )
 from laconic.nested.cms.placement import chunk_sizes, place_levels
-from laconic.nested.state import LayerState, LowRankChange, where_rows
+from laconic.nested.state import LayerState, LowRankChange, reset_rows, where_rows
 from laconic.nested.state_file import load_state, save_state
-from laconic.nested.state_reset import reset_rows
 from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, gradients, perturb
 

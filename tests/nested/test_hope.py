@@ -13,8 +13,7 @@ from laconic.errors import UsageError
 from laconic.nested import state as states
 from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state, mix_inputs
 from laconic.nested.recurrence.memory_cells import UpdateRule, gate_and_project
-from laconic.nested.state import LinearMemoryState
-from laconic.nested.state_reset import reset_rows
+from laconic.nested.state import LinearMemoryState, reset_rows
 from laconic.nested.titans.equations import TitansMemory
 from tests.models.fixtures import noise
 from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb

@@ -21,8 +21,7 @@ from laconic.nested.cms.layer import require_levels
 from laconic.nested.cms.level import to_dense
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
-from laconic.nested.state import FastWeightState
-from laconic.nested.state_reset import reset_rows
+from laconic.nested.state import FastWeightState, reset_rows
 from tests.models.fixtures import fresh
 from tests.nested.helpers import assert_close
 

@@ -20,9 +20,9 @@ from laconic.nested.state import (
     LowRankChange,
     MLPMemoryState,
     OpenChunk,
+    reset_rows,
 )
 from laconic.nested.state_file import ARTIFACT_KIND, SCHEMA_VERSION, load_state, save_state
-from laconic.nested.state_reset import reset_rows
 from laconic.storage import atomic
 from tests.models.fixtures import fresh
 

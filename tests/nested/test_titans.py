@@ -14,8 +14,7 @@ from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.recurrence import chunked_scan
 from laconic.nested.recurrence.chunked_scan import pack_left
-from laconic.nested.state import LayerState, MLPMemoryState
-from laconic.nested.state_reset import reset_rows
+from laconic.nested.state import LayerState, MLPMemoryState, reset_rows
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.equations import project_qkv
 from laconic.nested.titans.layer import Titans, initial_state

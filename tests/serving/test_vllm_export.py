@@ -17,7 +17,6 @@ from laconic.experiment.export import export_run
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import set_stage
 from laconic.experiment.reasoner import Reasoner
-from laconic.latent.packed_rollout import find_latent_rows
 from laconic.serving.served_thoughts import ServedThoughts
 from laconic.serving.vllm_export import CONTROL_TOKENS, export_for_vllm
 from laconic.serving.vllm_plugin import check_engine
@@ -260,10 +259,12 @@ def test_served_thoughts_need_a_table() -> None:
         ServedThoughts(None, 64, 27)
 
 
-def test_find_latent_rows_reads_no_other_request() -> None:
+def test_served_thoughts_find_rows_of_no_other_request() -> None:
     ids = torch.tensor([5, 1, 2, 2, 3, 2, 2, 1, 2, 2])  # begin 1, latent 2; the second request begins with a latent
     positions = torch.tensor([0, 1, 2, 3, 4, 0, 1, 0, 1, 5])
-    assert find_latent_rows(ids, positions, 1, 2).tolist() == [2, 3, 6, 8]
+    table = {"method": "kava", "step": 1, "num_latents": 2, "schedule": "sequential", "projection": "none"}
+    table |= {"projection_width": 4, "begin_token_id": 1, "latent_token_id": 2, "end_token_id": 3}
+    assert ServedThoughts(table, 4, 6).find_rows(ids, positions).tolist() == [2, 3, 6, 8]
 
 
 def test_export_of_a_memory_gives_the_text_of_generate(run_cli: RunCli, tmp_path: Path) -> None:

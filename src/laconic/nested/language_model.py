@@ -27,9 +27,8 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.hope.task_updates import cms_params_of
 from laconic.nested.memory_metrics import memory_metrics
 from laconic.nested.nan_check import find_nonfinite
-from laconic.nested.state import CMSLevelState, FastWeightState, LowRankChange, num_bytes
+from laconic.nested.state import CMSLevelState, FastWeightState, LowRankChange, num_bytes, reset_rows
 from laconic.nested.state_file import NODE_TYPES
-from laconic.nested.state_reset import reset_rows
 
 MEMORY_METRICS_EVERY = 10  # steps; metrics of memories take a fifth of a small step
 Metrics = dict[str, Tensor]

@@ -1,6 +1,14 @@
-"""The part of a served model that thinks: projection, token ids and the mask on logits. It needs no vLLM."""
+"""The part of a served model that thinks: latent rollout, projection, and the mask on logits. It needs no vLLM.
 
-from collections.abc import Mapping
+Engines such as vLLM read the rows of all requests one after the other in one flat batch, and keep the KV cache
+themselves: a call writes the keys and values of its rows into fixed slots. Calling the model again on the same rows
+overwrites them, so T calls with updated latents are T Jacobi iterations (PCCoT arXiv:2506.18582, Eqs. 1 and 2), and
+M of them give the sequential rollout of M latents (CODI arXiv:2502.21074).
+
+Symbols: N rows of all requests, D width, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.errors import InputError
-from laconic.latent.packed_rollout import ModelFn, find_latent_rows, run_packed_rollout
 from laconic.latent.thoughts import Projection
 from laconic.serving.thoughts_config import ThoughtsConfig, parse_thoughts_config
 
+ModelFn = Callable[[Tensor], Tensor]  # embeddings [N, D] -> hidden states after the final norm
 CONTROL_VECTORS = "vectors"  # in thoughts.safetensors; not loaded, since the embedding table has them too
 
 
@@ -43,11 +51,6 @@ class ServedThoughts(nn.Module):
             self.projection = Projection(hidden_size, width, 0.0, torch.Generator()).float()
         self.eval().requires_grad_(False)
 
-    @property
-    def num_updates(self) -> int:
-        """Jacobi iterations, T."""
-        return self.config.num_updates
-
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the tensors of thoughts.safetensors.
 
@@ -73,13 +76,37 @@ class ServedThoughts(nn.Module):
         return self.projection(hidden_states.float()).to(hidden_states.dtype)
 
     def find_rows(self, input_ids: Int[Tensor, " N"], position_ids: Int[Tensor, " N"]) -> Int[Tensor, " rows"]:
-        return find_latent_rows(input_ids, position_ids, self.config.begin_token_id, self.config.latent_token_id)
+        """Return the rows of latents in a packed batch, each of which follows bot or another latent of its request.
+
+        Another row with the latent's id, which a client may have put anywhere, is an ordinary token: it must not read
+        the hidden state of a neighbour in the batch that belongs to another request.
+        """
+        latent_id = self.config.latent_token_id
+        is_control = (input_ids == self.config.begin_token_id) | (input_ids == latent_id)
+        continues = position_ids[1:] == position_ids[:-1] + 1
+        return ((input_ids[1:] == latent_id) & is_control[:-1] & continues).nonzero()[:, 0] + 1
 
     def run(
         self, run_model: ModelFn, inputs_embeds: Float[Tensor, "N D"], latent_rows: Int[Tensor, " rows"]
     ) -> Float[Tensor, "N D"]:
-        """Return the hidden states of a packed batch after its latents have been computed."""
-        return run_packed_rollout(run_model, inputs_embeds, latent_rows, self.project, self.num_updates)
+        """Read the placeholders, update all latents from the hidden states to their left, and repeat.
+
+        The result of rows without latents does not depend on the number of updates, since every call reads them alike.
+
+        Args:
+            run_model: Runs the model on all rows, and overwrites their keys and values.
+            inputs_embeds: Embeddings, with placeholders in the rows of latents.
+            latent_rows: What `find_rows` returned.
+
+        Returns:
+            The hidden states of the last call.
+        """
+        hidden_states = run_model(inputs_embeds)
+        for _ in range(self.config.num_updates):
+            latents = self.project(hidden_states[latent_rows - 1])
+            inputs_embeds = inputs_embeds.index_copy(0, latent_rows, latents)
+            hidden_states = run_model(inputs_embeds)
+        return hidden_states
 
     def mask_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         """Give the suppressed tokens a probability of 0."""

@@ -19,9 +19,15 @@ from laconic.serving.http.schemas import (
     Usage,
 )
 from laconic.serving.http.sequences import SequenceGroup, SequenceResult, TextTokens, count_usage, to_finish_reason
-from laconic.serving.http.services import GroupDependency, Services, ServicesDependency, run_while_connected
-from laconic.serving.http.streaming import json_response, stream_chunks
-from laconic.serving.http.strict_body import StrictRoute
+from laconic.serving.http.services import (
+    GroupDependency,
+    Services,
+    ServicesDependency,
+    StrictRoute,
+    json_response,
+    run_while_connected,
+    stream_chunks,
+)
 from laconic.serving.http.token_text import CompletionLogprobsBuilder
 from laconic.serving.requests import EngineRequest, FinishEvent, PromptEvent, TokenEvent
 from laconic.serving.threads import run_in_thread

@@ -18,8 +18,7 @@ from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
 from laconic.serving.http.schemas import MemoryCard, MemoryRequest
-from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
-from laconic.serving.http.strict_body import StrictRoute
+from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected
 from laconic.serving.threads import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)

@@ -1,15 +1,18 @@
-"""What the routes share: model, engine, stores, limits; and helpers that wait for clients."""
+"""What the routes share: model, engine, stores, limits; strict bodies; waiting for clients and answering them."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from laconic.errors import InputError
 from laconic.serving.engine import Engine
-from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_error import ApiError, build_error_body, to_http_error
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.deadline import Deadline
 from laconic.serving.http.guard import CLIENT_CLOSED_REQUEST
@@ -17,11 +20,12 @@ from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.prompts import PromptPrefix
-from laconic.serving.http.schemas import GenerationRequest
+from laconic.serving.http.schemas import Completion, GenerationRequest
 from laconic.serving.http.sequences import SequenceGroup
 from laconic.serving.http.session_store import SessionStore
 from laconic.serving.http.worker import Worker
 from laconic.serving.threads import run_in_thread
+from laconic.storage.strict_json import parse_json, to_canonical_json
 
 T = TypeVar("T")
 
@@ -105,3 +109,46 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) ->
     finally:
         watcher.cancel()
         task.cancel()
+
+
+def json_response(completion: Completion) -> Response:
+    return Response(completion.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def stream_chunks(chunks: AsyncIterator[Completion], request: Request) -> EventSourceResponse:
+    """Return an answer that is sent in chunks, with a final `[DONE]`; an error is the last event."""
+
+    async def write_events() -> AsyncIterator[ServerSentEvent]:
+        try:
+            async for chunk in chunks:
+                yield ServerSentEvent(chunk.model_dump_json(exclude_unset=True), sep="\n")
+        except Exception as error:  # the status has been sent, so that the error can only be an event
+            body = build_error_body(to_http_error(error, request.state.id))
+            yield ServerSentEvent(to_canonical_json(body), sep="\n")
+            return
+        yield ServerSentEvent("[DONE]", sep="\n")
+
+    return EventSourceResponse(write_events(), sep="\n")
+
+
+class StrictRequest(Request):
+    """A request from an untrusted source: no NaN, repeated keys, unpaired surrogates or deep nesting in its body."""
+
+    async def json(self) -> dict[str, Any]:
+        """Return the body. Raises ApiError (400) if it is not a JSON object."""
+        try:
+            return parse_json(await self.body(), "body")
+        except InputError as error:
+            raise ApiError(400, str(error)) from None
+
+
+class StrictRoute(APIRoute):
+    """A route that parses bodies as `StrictRequest` does; FastAPI asks for a class per route."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return handle_strictly

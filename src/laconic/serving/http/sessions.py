@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request, Response
 from laconic.experiment.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import EmptyRequest, LearnRequest, SessionCard
-from laconic.serving.http.services import ServicesDependency, get_deadline, run_while_connected
-from laconic.serving.http.strict_body import StrictRoute
+from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected
 from laconic.serving.threads import run_in_thread
 
 router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
