@@ -67,7 +67,9 @@ def test_nonfinite_skip(tmp_path: Path) -> None:
 
 def test_nonfinite_skip_counts_recent_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_run, "SKIP_WINDOW", 6)
-    run_training(tmp_path / "run", toy_config(on_nonfinite="skip"), method=NonFiniteMethod("input", (0, 1, 2, 8)))
+    method = NonFiniteMethod("input", (0, 1, 2, 8))
+    result, _ = run_training(tmp_path / "run", toy_config(on_nonfinite="skip"), method=method)
+    assert result.num_skipped == 4, "all skipped updates are reported"
 
 
 def test_nonfinite_skips_are_counted_over_a_resume(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Progress:
         epoch: Epoch of the next update.
         row_offset: Rows of that epoch already used.
         micro_batch_size: Micro-batch in use.
-        skipped_steps: Recent updates skipped because they were not finite.
+        skipped_steps: Updates skipped because they were not finite.
         num_overflows: Updates skipped because the loss scale was too high.
         reset_pending: The optimizer state must be cleared before the next applied update.
         metrics_bytes: Length of metrics.jsonl that belongs to the step.

@@ -174,7 +174,7 @@ class TrainingRun:
         step, progress = self.progress.step, self.progress
         recent = [n for n in progress.skipped_steps if n > step - SKIP_WINDOW]
         if self.config.on_nonfinite == "skip" and len(recent) < MAX_SKIPS:
-            progress.skipped_steps = [*recent, step]
+            progress.skipped_steps = [*progress.skipped_steps, step]
             return
         set_random_state(random_state)
         with suppress(NonFiniteError):  # the parameters themselves may be bad; then the step before is the last
