@@ -17,8 +17,8 @@ from laconic.experiment.meta_model import with_num_layers
 from laconic.experiment.methods import build_method
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.models.config import DecoderConfig
+from laconic.training.ranks import Ranks
 from laconic.training.row_order import UpdateIndex
-from laconic.training.single_process import SingleProcess
 from laconic.training.step import Updater
 
 
@@ -43,7 +43,7 @@ def run_updates(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> 
     rows = find_row_lengths(recipe, tokenizer, context)
     decoder = build_model.build_random_decoder(config, torch.device("cpu")).to(getattr(torch, recipe.model.dtype))
     method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).train()
-    updater = Updater(method, train, 3, SingleProcess(), torch.device("cpu"))
+    updater = Updater(method, train, 3, Ranks(), torch.device("cpu"))
     widest = make_micro_batches(rows.lengths, train.micro_batch_size or train.batch_size)[-1]
     data = OneBatch(make_blank_batch(recipe, rows, widest, context, 0, 0))
     for step in range(3):

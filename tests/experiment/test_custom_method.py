@@ -19,8 +19,8 @@ from laconic.errors import UsageError
 from laconic.experiment.custom_method import describe_method_source, import_method_class
 from laconic.experiment.reasoner import Reasoner
 from laconic.interfaces import StepOutput
+from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
-from laconic.training.single_process import SingleProcess
 from laconic.training.step import Updater
 from tests.conftest import REPO, RunCli
 from tests.house.source import blocks
@@ -166,7 +166,7 @@ def test_updater_averages_a_method_without_denominators_over_rows() -> None:
     data, results = ReasoningData(), []
     for size in (4, 3, 1):
         config = TrainingConfig(steps=1, batch_size=4, micro_batch_size=size)
-        updater = Updater(RowMean(), config, 1, SingleProcess(), torch.device("cpu"))
+        updater = Updater(RowMean(), config, 1, Ranks(), torch.device("cpu"))
         results.append(updater.update(data, compute_update_index(config, 0, 0, len(data))).metrics)
     for metrics in results:
         assert metrics["ids"] == metrics["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)

@@ -9,8 +9,8 @@ import torch
 from laconic.batches import DocumentBatch, ReasoningBatch
 from laconic.config.training import TrainingConfig
 from laconic.nested.language_model import NestedLanguageModel
+from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
-from laconic.training.single_process import SingleProcess
 from laconic.training.step import Updater
 from tests.compression.compressors import reader
 from tests.house.walk import count_lines, trace_files
@@ -42,7 +42,7 @@ class ReasoningData:
 def test_walk_kava_update() -> None:
     """One update of KaVa: forward, backward and optimizer."""
     config, data = TrainingConfig(steps=2, batch_size=4, micro_batch_size=2), ReasoningData()
-    updater = Updater(build_kava().float(), config, 2, SingleProcess(), torch.device("cpu"))
+    updater = Updater(build_kava().float(), config, 2, Ranks(), torch.device("cpu"))
     index = compute_update_index(config, 0, 0, len(data))
     files = trace_files(lambda: updater.update(data, index))
     assert {"latent/kava.py", "latent/rkv.py", "models/decoder.py", "training/step.py"} <= files.keys()

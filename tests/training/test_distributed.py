@@ -32,9 +32,8 @@ from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
 from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
-from laconic.training.ranks import map_over_ranks
+from laconic.training.ranks import Ranks
 from laconic.training.setup import TrainingSetup
-from laconic.training.single_process import SingleProcess
 from tests.compression.documents import compressor, distilled_compressor, short_books
 from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error
@@ -446,7 +445,7 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
                     return [float(sum(method(ToyData().batch([i], 0, 0)).loss for _ in range(i + 1))) for i in mine]
 
             def validate(epoch: int) -> dict[str, float]:
-                results = map_over_ranks(ranks, 5, answers)
+                results = ranks.map_indices(5, answers)
                 assert results == sorted(results, key=results.index)
                 return {f"{i}": loss for i, loss in enumerate(results)}
 
@@ -459,8 +458,8 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
     method = ToyMethod(0.0)
     train(TrainingSetup(method, ToyData(), toy_config(steps=4), seed=5))
     with torch.no_grad():
-        alone = map_over_ranks(
-            SingleProcess(), 5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
+        alone = Ranks().map_indices(
+            5, lambda mine: [float(method.eval()(ToyData().batch([i], 0, 0)).loss) for i in mine]
         )
     assert [one[f"{i}"] / (i + 1) for i in range(5)] == pytest.approx(alone, rel=RECOMPUTE)
 

@@ -29,7 +29,7 @@ from laconic.nested.state import FastWeightState, LayerState, LinearMemoryState,
 from laconic.nested.state_file import NODE_TYPES
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
-from laconic.training.single_process import SingleProcess
+from laconic.training.ranks import Ranks
 from tests.latent import batches
 from tests.models.fixtures import fresh
 from tests.training.toy import ToyBatch, ToyMethod
@@ -208,7 +208,7 @@ class CarriesFastWeights(ToyMethod):
 
 def test_resume_with_carried_fast_weights(tmp_path: Path) -> None:
     resume_from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), CarriesFastWeights)
-    states = checkpoint.load_carried_states(RunDirectory(tmp_path / "run").step_path(5), NODE_TYPES, SingleProcess())
+    states = checkpoint.load_carried_states(RunDirectory(tmp_path / "run").step_path(5), NODE_TYPES, Ranks())
     assert {type(state) for state in states} == {FastWeightState}, "one per micro-batch"
     assert {name.partition(".")[2] for name in states[0].tensors()} >= {"0.memory.mixer.change", "0.conv_tails.x"}
     memory = cast(Any, states[0]).layers[0].memory["mixer"]

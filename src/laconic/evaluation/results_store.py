@@ -21,7 +21,6 @@ from laconic.storage.atomic import check_not_link, write_file_atomically, write_
 from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.strict_json import read_json, to_canonical_json
 from laconic.training.ranks import Ranks
-from laconic.training.single_process import SingleProcess
 
 EVALUATIONS_FOLDER = "evaluations"
 RECORDS_FILE, RESULT_FILE, UNITS_FILE, METADATA_FILE = "records.jsonl", "result.json", "units.jsonl", "metadata.json"
@@ -156,7 +155,7 @@ def run_resumable(
         BusyError: The folder or its partial results belong to other metadata.
         CorruptArtifactError: A stored file was changed.
     """
-    ranks = ranks or SingleProcess()
+    ranks = ranks or Ranks()
     target = None if folder is None else folder / job.metadata.folder_name
     if target is not None:
         stored = ranks.run_on_rank_zero(lambda: _read_committed(target, job.metadata))

@@ -48,7 +48,6 @@ from laconic.storage import lock
 from laconic.storage.atomic import check_not_link, remove_temporary
 from laconic.training.ranks import Ranks
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.single_process import SingleProcess
 
 RESUME_HINT = "finished items are stored; run the same command again to resume"
 
@@ -82,7 +81,7 @@ class EvalRequest:
     tasks: Sequence[str]
     device: torch.device
     stop: StopSignal
-    ranks: Ranks = field(default_factory=SingleProcess)
+    ranks: Ranks = field(default_factory=Ranks)
     limit: int | None = None
     checkpoint: str = "latest"
     batch_size: int = 64

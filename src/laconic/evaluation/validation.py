@@ -15,8 +15,7 @@ from laconic.experiment.build_data import load_validation_questions
 from laconic.experiment.build_model import ModelParts
 from laconic.experiment.methods import answer_decoding, answer_questions, set_stage
 from laconic.interfaces import AnswersQuestions
-from laconic.training.ranks import Ranks, map_over_ranks
-from laconic.training.single_process import SingleProcess
+from laconic.training.ranks import Ranks
 
 
 class Validation(NamedTuple):
@@ -45,7 +44,7 @@ def build_validation(
     if config is None:
         return None
     if recipe.data.source in DOCUMENT_SOURCES:
-        return Validation(build_document_validation(recipe, parts, method, device, ranks or SingleProcess()))
+        return Validation(build_document_validation(recipe, parts, method, device, ranks or Ranks()))
     if not isinstance(method, AnswersQuestions):
         raise UsageError(
             f"validation: {type(method).__name__} does not answer questions; give it a method `answer`, or remove "
@@ -69,7 +68,7 @@ def build_validation(
 
     def compute_accuracy(with_cot: bool) -> float:
         indices = len(rows.examples)
-        correct = map_over_ranks(ranks or SingleProcess(), indices, lambda chosen: answer_rows(chosen, with_cot))
+        correct = (ranks or Ranks()).map_indices(indices, lambda chosen: answer_rows(chosen, with_cot))
         return sum(correct) / len(correct)
 
     def validate(epoch: int) -> Mapping[str, float]:

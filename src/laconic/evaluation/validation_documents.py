@@ -20,7 +20,7 @@ from laconic.halting.estimators import penalty_ramp
 from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import MethodState, NormalizesLoss, StepOutput
 from laconic.models.modes import eval_no_grad
-from laconic.training.ranks import Ranks, map_over_ranks
+from laconic.training.ranks import Ranks
 
 COLLAPSED_SPREAD = 0.05  # standard deviation of lengths, in vectors, below which they count as equal
 NEVER_STOPS_FRACTION = 0.99  # mean length as a fraction of the largest, above which nothing ever stops
@@ -67,7 +67,7 @@ def build_document_validation(
         if isinstance(source, StatefulBatches):  # each batch needs the state after the one before
             scores = ranks.run_on_rank_zero(lambda: score_lanes(method, source, device))
         else:
-            scores = map_over_ranks(ranks, len(source), score_rows)
+            scores = ranks.map_indices(len(source), score_rows)
         n = sum(score.num_scored for score in scores) or 1.0
         metrics = {"nats": sum(s.nll for s in scores) / n, "accuracy": sum(s.num_correct for s in scores) / n}
         if not isinstance(method, AutoCompressor):

@@ -20,7 +20,6 @@ from laconic.experiment.optimizers import build_optimizer
 from laconic.interfaces import Batch, TrainingData
 from laconic.training.ranks import Ranks
 from laconic.training.setup import TrainingSetup
-from laconic.training.single_process import SingleProcess
 
 NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
 
@@ -56,7 +55,7 @@ class Experiment:
             seed=self.recipe.seed,
             model_io=self.checkpoint,
             fingerprints=self.fingerprints,
-            ranks=ranks or SingleProcess(),
+            ranks=ranks or Ranks(),
             device=device,
             build_optimizer=build_optimizer,
         )

@@ -38,8 +38,8 @@ from laconic.experiment.optimizers import build_optimizer
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
+from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index
-from laconic.training.single_process import SingleProcess
 from laconic.training.step import PRECISION_DTYPES, Updater, check_output, get_loss_denominators
 
 GIB = 2**30
@@ -255,7 +255,7 @@ def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Return the plan, with time and peak memory of one real update. The weights are read; nothing is written."""
     plan = plan_run(recipe, device)
     experiment = build_experiment(recipe, device)
-    updater = Updater(experiment.method, recipe.train, plan["steps"], SingleProcess(), device, build_optimizer)
+    updater = Updater(experiment.method, recipe.train, plan["steps"], Ranks(), device, build_optimizer)
     rows = len(cast(Any, experiment.training_data))
     start = time.perf_counter()
     updater.update(experiment.training_data, compute_update_index(recipe.train, recipe.seed, 0, rows))

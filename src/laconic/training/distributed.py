@@ -29,7 +29,6 @@ from laconic.storage.manifest import FileEntry, ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.rank_sync import RankChannel
 from laconic.training.ranks import Ranks, WriteFn
-from laconic.training.single_process import SingleProcess
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -53,7 +52,7 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
     """
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size == "1":
-        yield SingleProcess()
+        yield Ranks()
         return
     try:
         store, rank, count = next(rendezvous("env://"))
@@ -86,8 +85,8 @@ def check_config(config: TrainingConfig, world_size: int) -> None:
         raise UsageError('parallel = "fsdp" does not support precision = "float16"; use "bfloat16"')
 
 
-class DistributedRanks(RankChannel):
-    """Several ranks under torchrun; implements `Ranks`."""
+class DistributedRanks(RankChannel, Ranks):
+    """Several ranks under torchrun."""
 
     def __init__(
         self, store: Store, rank: int, world_size: int, config: TrainingConfig | None, device: torch.device

@@ -11,7 +11,6 @@ from laconic.interfaces import TrainingData
 from laconic.training.checkpoint import ModelIO
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
-from laconic.training.single_process import SingleProcess
 from laconic.training.step import OptimizerBuilder
 
 
@@ -38,6 +37,6 @@ class TrainingSetup:
     seed: int = 0
     model_io: ModelIO | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict[str, str])
-    ranks: Ranks = field(default_factory=SingleProcess)
+    ranks: Ranks = field(default_factory=Ranks)
     device: torch.device | str = "cpu"
     build_optimizer: OptimizerBuilder = build_adamw
