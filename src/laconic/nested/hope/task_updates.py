@@ -41,6 +41,7 @@ from laconic.nested.state import (
 
 Ids = Int[Tensor, "B T"]
 LayerStates = tuple[LayerState, ...]
+LinearErrors = dict[str, LowRankChange]  # delta and x by `0 levels.1.up_proj`, the number of the layer first
 
 
 def cms_params_of(model: Decoder) -> list[CMSParams]:
@@ -153,15 +154,14 @@ def finish_chunk(
 ) -> AlignedRows:
     """Read the open chunk again from its start and learn from its loss; `next_ids` are the last targets."""
     create_graph = gradient_mode.is_differentiable
-    with torch.inference_mode(False), torch.enable_grad():
-        start = rows.layers_at_start if create_graph else map_tensors(rows.layers_at_start, detach_for_grad)
-        records: tuple[LinearRecords, ...] = tuple({} for _ in start)
-        embeds = model.embed(restore_ids(detach_for_grad(rows.chunk_ids)))
-        hidden, outputs = forward_pass(
-            model, embeds, start, ForwardOptions(records=records, double_backward=create_graph)
-        )
-        targets = chunk_targets(rows.chunk_ids, next_ids)
-        errors = backward_errors(model, hidden, targets, records, create_graph=create_graph, retain_graph=False)
+    _, outputs, errors = read_with_errors(
+        model,
+        rows.layers_at_start,
+        rows.chunk_ids,
+        next_ids,
+        ForwardOptions(double_backward=create_graph),
+        keeps_start_graph=create_graph,
+    )
     layers = apply_errors(model, rows.layers, errors, outputs, gradient_mode)
     return AlignedRows(layers, rows.chunk_ids[:, :0], layers)
 
@@ -170,49 +170,45 @@ def read_whole_chunk(
     model: Decoder, layers: LayerStates, ids: Ids, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode
 ) -> tuple[Vectors, LayerStates]:
     """Read a complete chunk whose targets are known: one forward pass serves for reading and for learning."""
-    is_training, create_graph = torch.is_grad_enabled(), gradient_mode.is_differentiable
-    with torch.inference_mode(False), torch.enable_grad():
-        start = layers if is_training else map_tensors(layers, detach_for_grad)
-        records: tuple[LinearRecords, ...] = tuple({} for _ in layers)
-        options = ForwardOptions(gradient_mode=gradient_mode, records=records, double_backward=create_graph)
-        hidden, outputs = forward_pass(model, model.embed(restore_ids(detach_for_grad(ids))), start, options)
-        targets = chunk_targets(ids, next_ids)
-        errors = backward_errors(model, hidden, targets, records, create_graph=create_graph, retain_graph=is_training)
+    is_training = torch.is_grad_enabled()
+    options = ForwardOptions(gradient_mode=gradient_mode, double_backward=gradient_mode.is_differentiable)
+    hidden, outputs, errors = read_with_errors(
+        model, layers, ids, next_ids, options, keeps_start_graph=is_training, retain_graph=is_training
+    )
     if not is_training:
         hidden, outputs = hidden.detach(), outputs._replace(layers=detach(outputs.layers))
     return hidden, apply_errors(model, outputs.layers, errors, outputs, gradient_mode)
 
 
-def chunk_targets(ids: Ids, next_ids: Int[Tensor, " B"]) -> Ids:
-    """Return the target of each token; IGNORE_INDEX if the next id is not a target."""
-    targets = torch.cat([detach_for_grad(ids)[:, 1:], detach_for_grad(next_ids)[:, None]], 1)
-    return targets.masked_fill(targets < 0, IGNORE_INDEX)
-
-
-def backward_errors(
+def read_with_errors(
     model: Decoder,
-    hidden_states: Vectors,
-    targets: Ids,
-    records: tuple[LinearRecords, ...],
+    layers: LayerStates,
+    ids: Ids,
+    next_ids: Int[Tensor, " B"],
+    options: ForwardOptions,
     *,
-    create_graph: bool,
-    retain_graph: bool,
-) -> list[dict[str, LowRankChange]]:
-    """Return delta and x of every linear map of every layer, for the summed cross-entropy of a chunk."""
-    logits = model.logits(hidden_states)
-    logits = logits.flatten(0, 1).to(accumulation_dtype(logits.dtype))
-    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-    named_records = {f"{n} {name}": record for n, layer in enumerate(records) for name, record in layer.items()}
-    errors = linear_errors(loss, named_records, create_graph=create_graph, retain_graph=retain_graph)
-    return [{name: errors[f"{n} {name}"] for name in layer} for n, layer in enumerate(records)]
+    keeps_start_graph: bool,
+    retain_graph: bool = False,
+) -> tuple[Vectors, LayerOutputs, LinearErrors]:
+    """Read a chunk from its start; return also the errors of its linear maps, for its summed cross-entropy."""
+    with torch.inference_mode(False), torch.enable_grad():
+        start = layers if keeps_start_graph else map_tensors(layers, detach_for_grad)
+        ids, next_ids = detach_for_grad(ids), detach_for_grad(next_ids)
+        records: tuple[LinearRecords, ...] = tuple({} for _ in layers)
+        options = replace(options, records=records)
+        hidden_states, outputs = forward_pass(model, model.embed(restore_ids(ids)), start, options)
+        targets = torch.cat([ids[:, 1:], next_ids[:, None]], 1)
+        targets = targets.masked_fill(targets < 0, IGNORE_INDEX)  # the next id is not a target
+        logits = model.logits(hidden_states).flatten(0, 1)
+        logits = logits.to(accumulation_dtype(logits.dtype))
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        named_records = {f"{n} {name}": record for n, layer in enumerate(records) for name, record in layer.items()}
+        errors = linear_errors(loss, named_records, create_graph=options.double_backward, retain_graph=retain_graph)
+    return hidden_states, outputs, errors
 
 
 def apply_errors(
-    model: Decoder,
-    layers: LayerStates,
-    errors: list[dict[str, LowRankChange]],
-    outputs: LayerOutputs,
-    gradient_mode: GradientMode,
+    model: Decoder, layers: LayerStates, errors: LinearErrors, outputs: LayerOutputs, gradient_mode: GradientMode
 ) -> LayerStates:
     """Add the terms of a chunk to the levels of every layer."""
     new_layers: list[LayerState] = []
@@ -221,7 +217,7 @@ def apply_errors(
         inputs = [z if keep_graph else detach_for_grad(z) for z in outputs.level_inputs[n]]
         level_errors = [
             {
-                name: clip_error(errors[n][f"levels.{l}.{name}"], shape.options.max_error_norm)
+                name: clip_error(errors[f"{n} levels.{l}.{name}"], shape.options.max_error_norm)
                 for name in shape.projections
             }
             for l in range(len(inputs))
