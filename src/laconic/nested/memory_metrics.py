@@ -17,11 +17,12 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.hope.task_updates import empty_open_chunk
 from laconic.nested.recurrence.chunked_scan import ChunkedMemory, pack_left
 from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, max_step_within_norm
-from laconic.nested.recurrence.memory_cells import MLPStart, Start, materialize
+from laconic.nested.recurrence.memory_cells import MemoryStart, MLPStart, materialize
 from laconic.nested.state import (
     FastWeightState,
     LayerState,
     LinearMemoryState,
+    MemoryState,
     MLPMemoryState,
     select_rows,
 )
@@ -33,7 +34,6 @@ LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9  # over these tokens and the heads
 GUARD_TOLERANCE = 1e-3  # relative distance to its bound within which a norm counts as clipped
 Metrics = dict[str, Tensor]
 Memory = SelfTitans | Titans
-MemoryState = LinearMemoryState | MLPMemoryState
 
 
 def memory_metrics(model: Hope, state: FastWeightState, input_ids: Int[Tensor, "B T"]) -> Metrics:
@@ -164,7 +164,7 @@ def memory_norms(memory: Memory, layer: LayerState) -> Metrics:
     return {name: memory_norm(state_start(memory, name), state).mean() for name, state in layer.memory.items()}
 
 
-def state_start(memory: Memory, name: str) -> Start | MLPStart:
+def state_start(memory: Memory, name: str) -> MemoryStart:
     """Return the matrix that a state is relative to: trained weights, the identity for P (None), or 0 for Q."""
     w = memory.params.weights
     if isinstance(memory, Titans) or f"{name}.W1" in w:
@@ -174,7 +174,7 @@ def state_start(memory: Memory, name: str) -> Start | MLPStart:
     return torch.zeros_like(w["memory.M"]) if name.endswith("_own") else None
 
 
-def memory_norm(start: Start | MLPStart, state: MemoryState) -> Float[Tensor, "B H"]:
+def memory_norm(start: MemoryStart, state: MemoryState) -> Float[Tensor, "B H"]:
     """Return the Frobenius norm divided by the root of the width."""
     if isinstance(state, MLPMemoryState):
         assert isinstance(start, MLPStart)

@@ -51,6 +51,9 @@ class MLPMemoryState:
     W2: LinearMemoryState
 
 
+MemoryState = LinearMemoryState | MLPMemoryState
+
+
 @dataclass(frozen=True)
 class LowRankChange:
     """A change of a weight as the sum of R outer products, Σ_r left_r right_rᵀ. Zero rows add nothing."""
@@ -105,9 +108,7 @@ class LayerState:
     """
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
-    memory: Mapping[str, LinearMemoryState | MLPMemoryState] = field(
-        default_factory=dict[str, "LinearMemoryState | MLPMemoryState"]
-    )
+    memory: Mapping[str, MemoryState] = field(default_factory=dict[str, MemoryState])
     cms: CMSState | None = None
     cache: KVCache | None = None
 

@@ -29,7 +29,7 @@ from laconic.nested.recurrence.chunked_scan import (
     unpack,
 )
 from laconic.nested.recurrence.memory_cells import Vectors, gate_and_project, l2_normalize, zero_state
-from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
+from laconic.nested.state import LayerState, MemoryState, MLPMemoryState
 
 
 def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "full") -> SelfModifyingMemories:
@@ -44,7 +44,7 @@ def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     like = w["o_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
     conv_tails = {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)}
-    memory: dict[str, LinearMemoryState | MLPMemoryState] = {}
+    memory: dict[str, MemoryState] = {}
     for name in build_memories(params).state_groups:
         if f"{name}.W1" in w:
             shapes = [tuple(w[f"{name}.{W}"].shape) for W in ("W1", "W2")]

@@ -49,9 +49,8 @@ from laconic.nested.recurrence.memory_cells import (
     silu_derivative,
     write_mlp,
 )
-from laconic.nested.state import LinearMemoryState, MLPMemoryState
+from laconic.nested.state import LinearMemoryState, MemoryState, MLPMemoryState
 
-MemoryState = LinearMemoryState | MLPMemoryState
 READ_POSITIONS: dict[str, ReadPosition] = {"token": "before", "boundary": "boundary", "after": "after"}
 
 

@@ -18,7 +18,7 @@ from laconic.nested.recurrence.memory_cells import MemoryStates
 from laconic.nested.state import (
     LayerState,
     LinearMemoryState,
-    MLPMemoryState,
+    MemoryState,
     detach,
     group_rows,
     is_counter,
@@ -30,7 +30,6 @@ from laconic.nested.state import (
 )
 
 MAX_SCAN_TOKENS = 1024  # tokens per segment of a long text, whose vectors then fit into a processor's cache
-MemoryState = LinearMemoryState | MLPMemoryState
 
 
 class PackedTokens(NamedTuple):

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from laconic.config.nested import OuterGradient, ReadPosition
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule, norm_clip_factor
-from laconic.nested.state import LinearMemoryState, MLPMemoryState, detach
+from laconic.nested.state import LinearMemoryState, MemoryState, MLPMemoryState, detach
 
-MemoryStates = Mapping[str, LinearMemoryState | MLPMemoryState]
+MemoryStates = Mapping[str, MemoryState]
 Start = Float[Tensor, "H O I"] | None  # None is the identity
 NORM_EPS = 1e-6
 Vectors = Float[Tensor, "B H T E"]
@@ -121,6 +121,9 @@ class MLPStart(NamedTuple):
     W2: Float[Tensor, "H F E"]
 
 
+MemoryStart = Start | MLPStart
+
+
 class MLPGates(NamedTuple):
     """Gates of the two layers of a memory."""
 
@@ -188,8 +191,8 @@ def clip_at_boundary(start: Start, m: LinearMemoryState, max_norm: float | None,
 
 
 def clip_memory_at_boundary(
-    start: Start | MLPStart, m: LinearMemoryState | MLPMemoryState, max_norm: float | None, rule: UpdateRule
-) -> LinearMemoryState | MLPMemoryState:
+    start: MemoryStart, m: MemoryState, max_norm: float | None, rule: UpdateRule
+) -> MemoryState:
     """End a chunk of a memory of one matrix or two."""
     if isinstance(m, MLPMemoryState):
         W1, W2 = cast(MLPStart, start)

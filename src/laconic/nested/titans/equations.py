@@ -18,6 +18,7 @@ from laconic.models.attention import accumulation_dtype, split_heads
 from laconic.nested.recurrence.chunked_scan import causal_conv
 from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import (
+    MemoryStart,
     MemoryStates,
     MLPGates,
     MLPStart,
@@ -34,7 +35,7 @@ from laconic.nested.recurrence.memory_cells import (
     write_linear,
     write_mlp,
 )
-from laconic.nested.state import LinearMemoryState, MLPMemoryState
+from laconic.nested.state import MemoryState, MLPMemoryState
 
 PROJECTION_NAMES = ("q", "k", "v")
 
@@ -71,9 +72,7 @@ def loss_gradient(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:
     return factor * (y - v)
 
 
-def read_memory(
-    start: Start | MLPStart, state: LinearMemoryState | MLPMemoryState, q: Vectors, rule: UpdateRule
-) -> Vectors:
+def read_memory(start: MemoryStart, state: MemoryState, q: Vectors, rule: UpdateRule) -> Vectors:
     """Eq. 15: y = M(q), without writing."""
     if isinstance(state, MLPMemoryState):
         return read_mlp(cast(MLPStart, start), state, q, rule)
@@ -81,15 +80,15 @@ def read_memory(
 
 
 def chunk_update(
-    start: Start | MLPStart,
-    state: LinearMemoryState | MLPMemoryState,
+    start: MemoryStart,
+    state: MemoryState,
     k: Vectors,
     v: Vectors,
     q: Vectors,
     gates: Gates,
     rule: UpdateRule,
     factor: int = 1,
-) -> tuple[Vectors, LinearMemoryState | MLPMemoryState]:
+) -> tuple[Vectors, MemoryState]:
     """Eq. 16-18: M_t(q_t) of a chunk, and M and S at its end, with every gradient taken at M_c.
 
     `factor` is 1 for half the squared error as the inner loss, 2 for all of it.
@@ -113,7 +112,7 @@ class TitansMemory:
 
     name: str
     chunk_size: int
-    start: Start | MLPStart
+    start: MemoryStart
     rule: UpdateRule
     factor: int
     max_norm: float | None

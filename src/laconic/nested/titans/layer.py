@@ -31,15 +31,15 @@ from laconic.nested.recurrence.chunked_scan import (
 )
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
 from laconic.nested.recurrence.memory_cells import (
+    MemoryStart,
     MemoryStates,
     MLPStart,
-    Start,
     UpdateRule,
     Vectors,
     gate_and_project,
     zero_state,
 )
-from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState, repeat_rows, select_rows
+from laconic.nested.state import LayerState, MemoryState, MLPMemoryState, repeat_rows, select_rows
 from laconic.nested.titans.config import TitansParams, TitansShape
 from laconic.nested.titans.equations import PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
 
@@ -57,7 +57,7 @@ def initial_state(params: TitansParams, batch_size: int) -> LayerState:
     return LayerState(conv_tails=conv_tails, memory=memory)
 
 
-def memory_start(w: Mapping[str, Tensor], name: str) -> Start | MLPStart:
+def memory_start(w: Mapping[str, Tensor], name: str) -> MemoryStart:
     """Return the trained start of a memory in the accumulation type."""
     if f"{name}.M" in w:
         return w[f"{name}.M"].to(accumulation_dtype(w[f"{name}.M"].dtype))
@@ -65,9 +65,7 @@ def memory_start(w: Mapping[str, Tensor], name: str) -> Start | MLPStart:
     return MLPStart(W1.to(accumulation_dtype(W1.dtype)), W2.to(accumulation_dtype(W2.dtype)))
 
 
-def zero_memory_state(
-    start: Start | MLPStart, batch_size: int, momentum: bool, like: Tensor
-) -> LinearMemoryState | MLPMemoryState:
+def zero_memory_state(start: MemoryStart, batch_size: int, momentum: bool, like: Tensor) -> MemoryState:
     if isinstance(start, MLPStart):
         return MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), momentum, like) for x in start))
     assert start is not None
@@ -115,7 +113,7 @@ def scan_all_memories(
 ) -> tuple[Vectors, MemoryStates]:
     """Scan every memory with its own chunk size, and sum their outputs."""
     outputs: list[Vectors] = []
-    new_states: dict[str, LinearMemoryState | MLPMemoryState] = {}
+    new_states: dict[str, MemoryState] = {}
     for name in params.shape.memory_chunk_sizes:
         memory = build_memory(params, name, options.outer_gradient, params.shape.options.max_memory_norm)
         memory_options = options._replace(reset_periods={k: n for k, n in options.reset_periods.items() if k == name})
