@@ -147,16 +147,6 @@ def gather_column(output: DecoderOutput, names: tuple[str, ...], column: Int[Ten
     return torch.stack([output.activations[name][rows, column] for name in names])
 
 
-def count_denominators(batch: ReasoningBatch) -> dict[str, float]:
-    """Return the number of rows, of scored tokens in each cross-entropy, and of rows with a distillation token."""
-    return {
-        "rows": float(batch.B),
-        "student": count_scored(build_student_targets(batch)),
-        "teacher": count_scored(build_teacher_targets(batch)),
-        "codi": float((batch.distill_column >= 0).sum()),
-    }
-
-
 def ordered_terms(terms: LossTerms, *names: str) -> tuple[Tensor, ...]:
     """Return the named terms in order, 0 for those not computed.
 
@@ -237,8 +227,13 @@ class Codi(PromptedAnswers):
         return self.stop_training.compute_loss(self.decoder, self.latent_thoughts, batch, rollout)
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the counts that the sums of the loss are divided by."""
-        return count_denominators(batch)
+        """Return the number of rows, of scored tokens in each cross-entropy, and of rows with a distillation token."""
+        return {
+            "rows": float(batch.B),
+            "student": count_scored(build_student_targets(batch)),
+            "teacher": count_scored(build_teacher_targets(batch)),
+            "codi": float((batch.distill_column >= 0).sum()),
+        }
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
@@ -290,7 +285,7 @@ class Codi(PromptedAnswers):
     def compute_loss_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
         """Return the loss terms whose weight is not 0, and the accuracy of student and teacher."""
         config, logits = self.config, self.decoder.logits
-        denominators = batch.loss_denominators or count_denominators(batch)
+        denominators = batch.loss_denominators or self.loss_denominators(batch)
         terms: LossTerms = {}
         if config.student_ce_weight:
             targets, hidden = build_student_targets(batch), outputs.student.hidden_states

@@ -179,7 +179,7 @@ class Kava(codi.Codi):
         length, M = batch.chain_mask.sum(1), self.latent_thoughts.num_latents
         targets = {"mask": length.clamp(max=M), "zero": torch.full_like(length, M), "repeat": (length > 0) * M}
         kv = float(targets[self.kv_config.short_chain_targets].sum())
-        return codi.count_denominators(batch) | {"kv": kv}
+        return super().loss_denominators(batch) | {"kv": kv}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
