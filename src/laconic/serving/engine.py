@@ -29,7 +29,7 @@ class QueueFullError(LaconicError):
 
 
 class EngineClosedError(LaconicError):
-    """The engine is being drained or has been closed."""
+    """The engine has been closed."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,13 @@ class EngineStats:
     Attributes:
         num_running: Requests whose prompt is read or whose text is generated.
         num_waiting: Requests in the queue.
-        batch_size: Rows of the last step.
         kv_bytes: Size of the keys and values, or fast weights, of all running requests.
-        num_prompt_tokens: Prompt positions read so far, latents included.
-        num_generated_tokens: Tokens generated so far.
         num_steps: Forward passes over running rows.
     """
 
     num_running: int = 0
     num_waiting: int = 0
-    batch_size: int = 0
     kv_bytes: int = 0
-    num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
     num_steps: int = 0
 
 
@@ -97,7 +91,7 @@ class Engine:
         self.changed = threading.Condition()  # guards what follows
         self.waiting = deque[RunningSequence]()
         self.cancelled = set[int]()
-        self.is_closed = self.is_draining = False
+        self.is_closed = False
         self.last_stats = EngineStats()
         self.ids = count(1)
         self.running: list[RunningSequence] = []  # changed by the engine's thread alone
@@ -119,14 +113,14 @@ class Engine:
 
         Raises:
             QueueFullError: `max_queue` requests are waiting.
-            EngineClosedError: After `drain` or `close`.
+            EngineClosedError: After `close`.
             UsageError: The request does not fit the model: its length, options or state.
             InputError: An id is outside the vocabulary.
         """
         sequence = RunningSequence(next(self.ids), request, on_event)
         self.served.prepare(sequence)
         with self.changed:
-            if self.is_draining or self.is_closed:
+            if self.is_closed:
                 raise EngineClosedError("the engine accepts no more requests; start another")
             if len(self.waiting) >= self.max_queue:
                 raise QueueFullError(f"{self.max_queue} requests are waiting; try again later")
@@ -139,12 +133,6 @@ class Engine:
         with self.changed:
             self.cancelled.add(id)
             self.changed.notify_all()
-
-    def drain(self, timeout: float | None = None) -> bool:
-        """Accept no more requests; return whether all have finished within `timeout` seconds."""
-        with self.changed:
-            self.is_draining = True
-            return self.changed.wait_for(lambda: not self.waiting and not self.last_stats.num_running, timeout)
 
     def close(self) -> None:
         """Cancel all requests and end the thread."""
@@ -170,7 +158,7 @@ class Engine:
                     if not sequence.has_ended:
                         sequence.fail(error)
                 self.running = []
-                self.publish_stats(0)
+                self.publish_stats()
         with self.changed:
             self.cancelled.update(s.id for s in (*self.running, *self.waiting))
             self.take_changes()
@@ -184,7 +172,7 @@ class Engine:
         if arrivals:
             self.served.start(arrivals)
             self.running = [s for s in self.running if not s.has_ended]
-            self.publish_stats(0)
+            self.publish_stats()
         if self.running:
             self.step()
         return has_work
@@ -200,20 +188,16 @@ class Engine:
         num_free = self.max_batch_size - len(self.running)
         arrivals = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
         self.running += arrivals
-        self.publish_stats(0)
+        self.publish_stats()
         return arrivals
 
-    def publish_stats(self, batch_size: int, prompt: int = 0, generated: int = 0) -> None:
-        """Count a step and wake `drain`."""
+    def publish_stats(self, num_steps: int = 0) -> None:
+        """Count steps, and wake those who wait for a change."""
         with self.changed:
-            last = self.last_stats
             self.last_stats = EngineStats(
                 num_running=len(self.running),
-                batch_size=batch_size or (last.batch_size if self.running else 0),
                 kv_bytes=sum(s.row.num_bytes for s in self.running if s.row is not None),
-                num_prompt_tokens=last.num_prompt_tokens + prompt,
-                num_generated_tokens=last.num_generated_tokens + generated,
-                num_steps=last.num_steps + (batch_size > 0),
+                num_steps=self.last_stats.num_steps + num_steps,
             )
             self.changed.notify_all()
 
@@ -235,7 +219,7 @@ class Engine:
         self.running = [s for s in self.running if not s.has_ended]
         num_positions = sum(len(inputs) for _, inputs in segments[len(decoding) :])
         self.chunk_sizer.record(time.perf_counter() - start, len(decoding), num_positions)
-        self.publish_stats(len(segments), num_positions, len(outputs))
+        self.publish_stats(num_steps=1)
 
     def forward(self, segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
         """Run the model; every row gets an error that cannot be attributed to one row."""

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -160,10 +161,7 @@ def build_reading_decoder(model: ServableModel) -> Decoder:
     shared = {
         id(p): p for name, p in decoder.named_parameters() if not any(name.startswith(f"{layer}.") for layer in adapted)
     }
-    if isinstance(model, TextCompressor):
-        with model.reading_mode():
-            decoder = copy.deepcopy(decoder, dict[int, Any](shared))
-    else:
+    with model.reading_mode() if isinstance(model, TextCompressor) else nullcontext():
         decoder = copy.deepcopy(decoder, dict[int, Any](shared))
     for name in sorted(adapted):
         layer: Any = decoder.get_submodule(name)
