@@ -52,8 +52,8 @@ def read_stream(
         "meta_gradient": meta,
     }
     cms = CMS(D, F, chunks, CMSOptions(**options), projections=MAPS)
-    weights, given = dict(cms.named_parameters()), weights_by_name(*w)
-    y, state = functional_call(cms, {name: given[name] for name in weights}, (x,))
+    weights = weights_by_name(*w)
+    y, state = functional_call(cms, {name: weights[name] for name, _ in cms.named_parameters()}, (x,))
     moved = [to_dense(level.change[name]) for level in require_levels(state) for name in MAPS]
     return y, *(change + W[l] for (l, W), change in zip([(l, W) for l in range(K) for W in w[:2]], moved, strict=True))
 
