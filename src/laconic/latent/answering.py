@@ -18,6 +18,7 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
+from laconic.latent.rollout import LastPass
 from laconic.latent.stepwise_rollout import RolloutReads, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
@@ -61,7 +62,8 @@ class AnswerPrompt(NamedTuple):
         inputs_embeds: Vectors to read first.
         attention_mask: True at real vectors.
         cache: KV cache of what has been read: what precedes the questions, or questions and latents too.
-        passes: Decoder calls of each row for its question and latents; empty if they have not been read.
+        passes: Decoder calls of each row before the first generated id; empty if questions have not been read, so that
+            `generate` counts them.
         num_latents: Latents that each row has in the cache; empty without a cache.
         eos_count: A row ends with this many eos tokens.
         answer_offset: Map from the generated ids to the number of them before the answer.
@@ -98,9 +100,9 @@ def decode_answers(
     with eval_no_grad(decoder):
         generations = decode_on_cache(decoder, questions, inputs, mask, cache, decoding, prompt.eos_count)
     num_positions = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
-    if prompt.passes:  # reading eot and the answer prompt counts as the first pass of the answer
+    if prompt.passes:
         counts = [
-            p._replace(answer=p.answer + 1 + g.passes.answer) for p, g in zip(prompt.passes, generations, strict=True)
+            p._replace(answer=p.answer + g.passes.answer) for p, g in zip(prompt.passes, generations, strict=True)
         ]
         generations = [replace(g, passes=p) for g, p in zip(generations, counts, strict=True)]
     return pack_answers(generations, num_positions, prompt.answer_offset, decoding)
@@ -217,15 +219,19 @@ def prompt_with_latents(
     decoding: AnswerDecoding,
     state: KVCache | None = None,
 ) -> AnswerPrompt:
-    """Think about the questions and return the prompt of the answers; `state` is as in `prompt_with_question`."""
+    """Think about the questions and return the prompt of the answers; `state` is as in `prompt_with_question`.
+
+    If it is known which pass over the latents is the last one, it is left to the caller, who reads eot and the answer
+    prompt in the same pass.
+    """
+    embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
     with eval_no_grad(decoder, latent_thoughts):
-        rollout = latent_thoughts.think(
-            decoder,
-            state,
-            question=decoder.embed(questions.question_ids),
-            attention_mask=questions.question_mask,
-            tolerance=decoding.jacobi_tolerance,
-        )
+        if not decoding.jacobi_tolerance and latent_thoughts.stop_head is None:
+            last = latent_thoughts.think_until_last_pass(decoder, state, embeds, mask)
+            M, end = latent_thoughts.num_latents, latent_thoughts.end
+            return prompt_with_last_pass(decoder, last, M, end, decoding.answer_prompt)
+        tolerance = decoding.jacobi_tolerance
+        rollout = latent_thoughts.think(decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)
         prompt = prompt_with_cache(decoder, rollout.cache, latent_thoughts.end, rollout.passes, decoding.answer_prompt)
     return prompt._replace(num_latents=rollout.count_latents())
 
@@ -265,6 +271,17 @@ def embed_suffix(
 
 
 @torch.no_grad()
+def prompt_with_last_pass(
+    decoder: Decoder, last: LastPass, num_latents: int, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
+) -> AnswerPrompt:
+    """Return the prompt of the last pass over the latents, with eot and the answer prompt after them."""
+    B = len(last.embeds)
+    suffix = embed_suffix(decoder, end_vector, answer_prompt).to(last.embeds.dtype).expand(B, -1, -1)
+    mask = torch.cat([last.attention_mask, last.attention_mask.new_ones(suffix.shape[:2])], 1)
+    return AnswerPrompt(torch.cat([last.embeds, suffix], 1), mask, last.cache, last.passes, (num_latents,) * B)
+
+
+@torch.no_grad()
 def prompt_with_cache(
     decoder: Decoder,
     cache: KVCache,
@@ -272,7 +289,11 @@ def prompt_with_cache(
     passes: tuple[PassCounts, ...],
     answer_prompt: Sequence[int],
 ) -> AnswerPrompt:
-    """Return the prompt of eot and the answer prompt, after the cache of questions and latents."""
+    """Return the prompt of eot and the answer prompt, after the cache of questions and latents.
+
+    Reading them is the first pass of the answer.
+    """
+    passes = tuple(p._replace(answer=p.answer + 1) for p in passes)
     inputs = embed_suffix(decoder, end_vector, answer_prompt).expand(cache.B, -1, -1)
     mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     return AnswerPrompt(inputs, mask, cache, passes)

@@ -25,9 +25,16 @@ from laconic.latent.answering import (
     embed_suffix,
     find_answer_offset,
     prompt_with_cache,
+    prompt_with_last_pass,
 )
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
-from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, run_sequential_rollout
+from laconic.latent.rollout import (
+    Intervention,
+    LatentPrefix,
+    LatentRollout,
+    run_sequential_rollout,
+    run_until_last_pass,
+)
 from laconic.latent.stepwise_rollout import run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
@@ -139,11 +146,13 @@ class Coconut(PromptedAnswers):
         record_passes: bool = False,
     ) -> LatentRollout:
         """Read question and bot in one pass, then the latents."""
-        question = self.decoder.embed(batch.question_ids)
-        bot = self.latent_thoughts.begin.to(question.dtype).expand(batch.B, 1, -1)
-        mask = torch.cat([batch.question_mask, batch.question_mask.new_ones(batch.B, 1)], 1)
-        prefix, project = LatentPrefix(torch.cat([question, bot], 1), cache, mask), self.latent_thoughts.project
+        prefix, project = self.build_prefix(batch, cache), self.latent_thoughts.project
         return run_sequential_rollout(self.decoder, prefix, num_latents, project, intervention, record_passes)
+
+    def build_prefix(self, batch: ReasoningBatch, cache: KVCache | None) -> LatentPrefix:
+        """Return questions and bot, after `cache`."""
+        question = self.decoder.embed(batch.question_ids)
+        return self.latent_thoughts.build_prefix(self.decoder, cache, question, batch.question_mask)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this is the first step of an epoch other than the first."""
@@ -181,9 +190,11 @@ class Coconut(PromptedAnswers):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Think about the questions and return what the remaining steps follow."""
-        rollout = self.think(questions, state=state)
-        prompt = self.prompt_after_latents(rollout.cache, rollout.passes, decoding)
-        return prompt._replace(num_latents=rollout.count_latents())
+        M, latents = self.num_answer_latents, self.latent_thoughts
+        with eval_no_grad(self):
+            prefix = self.build_prefix(questions, state)
+            last = run_until_last_pass(self.decoder, prefix, latents.placeholder, M, None, latents.project)
+            return self.expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
 
     @torch.no_grad()
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
@@ -198,11 +209,8 @@ class Coconut(PromptedAnswers):
         reads = run_stepwise_rollout(latents, embeds, M, suffix)
         return StepwisePrompt(reads, embeds.shape[1] + 1 + M + suffix.shape[1], count_expected_eos(decoding))
 
-    def prompt_after_latents(
-        self, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding
-    ) -> AnswerPrompt:
-        """Return what the remaining steps follow after the cache of the latents, which took `passes`."""
-        prompt = prompt_with_cache(self.decoder, cache, self.latent_thoughts.end, passes, ())
+    def expect_chain(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
+        """Return the prompt of latents that the remaining steps and the answer prompt follow."""
         offset = partial(find_answer_offset, decoding.answer_prompt)
         return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 
@@ -210,4 +218,5 @@ class Coconut(PromptedAnswers):
         self, questions: ReasoningBatch, cache: KVCache, passes: tuple[PassCounts, ...], decoding: AnswerDecoding
     ) -> AnswerBatch:
         """Write what follows the cache of the latents, which took `passes`."""
-        return decode_answers(self.decoder, questions, self.prompt_after_latents(cache, passes, decoding), decoding)
+        prompt = prompt_with_cache(self.decoder, cache, self.latent_thoughts.end, passes, ())
+        return decode_answers(self.decoder, questions, self.expect_chain(prompt, decoding), decoding)
