@@ -18,7 +18,7 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
-from laconic.latent.rollout import LastPass
+from laconic.latent.last_pass import LastPass, run_until_last_pass
 from laconic.latent.stepwise_rollout import RolloutReads, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
@@ -227,8 +227,9 @@ def prompt_with_latents(
     embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
     with eval_no_grad(decoder, latent_thoughts):
         if not decoding.jacobi_tolerance and latent_thoughts.stop_head is None:
-            last = latent_thoughts.think_until_last_pass(decoder, state, embeds, mask)
+            prefix = latent_thoughts.build_prefix(decoder, state, embeds, mask)
             M, end = latent_thoughts.num_latents, latent_thoughts.end
+            last = run_until_last_pass(decoder, latent_thoughts, prefix, M)
             return prompt_with_last_pass(decoder, last, M, end, decoding.answer_prompt)
         tolerance = decoding.jacobi_tolerance
         rollout = latent_thoughts.think(decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)

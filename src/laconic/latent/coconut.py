@@ -28,12 +28,12 @@ from laconic.latent.answering import (
     prompt_with_last_pass,
 )
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
+from laconic.latent.last_pass import run_until_last_pass
 from laconic.latent.rollout import (
     Intervention,
     LatentPrefix,
     LatentRollout,
     run_sequential_rollout,
-    run_until_last_pass,
 )
 from laconic.latent.stepwise_rollout import run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
@@ -192,8 +192,7 @@ class Coconut(PromptedAnswers):
         """Think about the questions and return what the remaining steps follow."""
         M, latents = self.num_answer_latents, self.latent_thoughts
         with eval_no_grad(self):
-            prefix = self.build_prefix(questions, state)
-            last = run_until_last_pass(self.decoder, prefix, latents.placeholder, M, None, latents.project)
+            last = run_until_last_pass(self.decoder, latents, self.build_prefix(questions, state), M)
             return self.expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
 
     @torch.no_grad()

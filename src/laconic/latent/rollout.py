@@ -73,22 +73,6 @@ class LatentRollout(NamedTuple):
         return tuple(map(int, valid[:, valid.shape[1] - self.latents.shape[1] :].sum(1)))
 
 
-class LastPass(NamedTuple):
-    """The last pass of a rollout, before it is run: what follows the latents can be read in the same pass.
-
-    Attributes:
-        embeds: Vectors that the pass reads.
-        attention_mask: True at real vectors of `embeds`.
-        cache: KV cache of what precedes them.
-        passes: Decoder calls that each row takes part in, this one included.
-    """
-
-    embeds: Float[Tensor, "B T D"]
-    attention_mask: Bool[Tensor, "B T"]
-    cache: KVCache | None
-    passes: tuple[PassCounts, ...]
-
-
 def run_latent_rollout(
     decoder: ForwardFn,
     prefix: LatentPrefix,
@@ -157,37 +141,6 @@ def run_jacobi_rollout(
     return LatentRollout(
         latents, hidden_states, begin_hidden, output.cache, passes, tuple(records) if record_passes else ()
     )
-
-
-def run_until_last_pass(
-    decoder: ForwardFn,
-    prefix: LatentPrefix,
-    placeholder: Float[Tensor, " D"],
-    M: int,
-    num_iterations: int | None,
-    project: ProjectFn,
-) -> LastPass:
-    """Run all passes of `run_latent_rollout` but the last one."""
-    B, _, D = prefix.embeds.shape
-    if num_iterations == 0 or M == 0:
-        z = torch.cat([prefix.embeds, placeholder.to(prefix.embeds.dtype).expand(B, M, D)], 1)
-        cache = prefix.cache
-    elif num_iterations is None:
-        rollout = run_sequential_rollout(decoder, prefix, M - 1, project)
-        read = torch.cat([rollout.begin_hidden[:, None], rollout.hidden_states], 1)
-        z, cache = project(read[:, -1:]), rollout.cache
-    else:
-        rollout = run_jacobi_rollout(decoder, prefix, placeholder, M, num_iterations - 1, project)
-        cache = rollout.cache.crop(rollout.cache.S - M)
-        if num_iterations == 1:
-            z = initial_latents(torch.cat([rollout.begin_hidden[:, None], rollout.hidden_states], 1), project)
-        else:
-            z = jacobi_update(rollout.latents, rollout.hidden_states, project)
-    mask = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
-    if cache is prefix.cache and prefix.attention_mask is not None:
-        mask[:, : prefix.attention_mask.shape[1]] = prefix.attention_mask
-    passes = PassCounts(1, 0, M, 0) if num_iterations is None else PassCounts(0, 1, num_iterations, 0)
-    return LastPass(z, mask, cache, (passes,) * B)
 
 
 def read_placeholders(

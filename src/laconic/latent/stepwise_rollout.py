@@ -118,12 +118,13 @@ def read_adaptive(
     """Read as `read_jacobi`, the last read included, until the residual or the stop head ends the iteration."""
     M = placeholders.shape[1]
     outputs = yield RolloutRead(torch.cat([prefix, placeholders], 1), num_outputs=M + 1)
-    z, N, t = initial_latents(outputs, project), M, 0
+    z, num_latents, t = initial_latents(outputs, project), M, 0
     for t in range(1, num_iterations + 1):
         hidden_states = yield RolloutRead(z, num_outputs=M, num_replaced=M)
-        N = M if count_latents is None else int(count_latents(hidden_states))
+        if count_latents is not None and t >= (num_latents := int(count_latents(hidden_states))):
+            break
         z_next = jacobi_update(z, hidden_states, project)
-        if (count_latents is not None and t >= N) or (tolerance and bool(jacobi_residual(z, z_next) < tolerance)):
+        if tolerance and bool(jacobi_residual(z, z_next) < tolerance):
             break
         z = z_next
-    return StepwiseCounts(PassCounts(0, 1, t, 0), N)
+    return StepwiseCounts(PassCounts(0, 1, t, 0), num_latents)

@@ -19,12 +19,10 @@ from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollou
 from laconic.latent.rollout import (
     ForwardFn,
     Intervention,
-    LastPass,
     LatentPrefix,
     LatentRollout,
     LatentSchedule,
     run_latent_rollout,
-    run_until_last_pass,
 )
 from laconic.latent.stop_head import StopHead, keep_first_latents
 from laconic.models.attention import accumulation_dtype
@@ -186,23 +184,6 @@ class LatentThoughts(nn.Module):
             return rollout
         N = count_latents(rollout.hidden_states)
         return rollout._replace(cache=keep_first_latents(rollout.cache, N, self.num_latents))
-
-    def think_until_last_pass(
-        self,
-        decoder: Decoder,
-        cache: KVCache | None,
-        question: Float[Tensor, "B Nq D"],
-        attention_mask: Bool[Tensor, "B Nq"],
-    ) -> LastPass:
-        """Compute the latents as `think` does, all of them, but leave out the last pass.
-
-        The caller reads them together with what follows, which saves a pass. `cache` is that of what precedes the
-        question.
-        """
-        prefix = self.build_prefix(decoder, cache, question, attention_mask)
-        return run_until_last_pass(
-            decoder, prefix, self.placeholder, self.num_latents, self.num_iterations, self.project
-        )
 
     def build_prefix(
         self,
