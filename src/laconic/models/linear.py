@@ -7,6 +7,7 @@ there is no difference.
 Symbols: y = x W^T + b with W [out, in].
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -99,5 +100,5 @@ def apply_linear(module: nn.Module, x: Float[Tensor, "*rows in"]) -> Float[Tenso
 
 
 # What blocks and heads call: chosen once, so that other processors pay nothing.
-call_linear = apply_linear if is_onednn_faster() else nn.Module.__call__
-multiply_head = linear if is_onednn_faster() else F.linear
+call_linear: Callable[[nn.Module, Tensor], Tensor] = apply_linear if is_onednn_faster() else nn.Module.__call__
+multiply_head: Callable[[Tensor, Tensor], Tensor] = linear if is_onednn_faster() else F.linear
