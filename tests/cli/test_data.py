@@ -224,6 +224,32 @@ def test_make_allow_ambiguous(run, root, few):
     assert "ambiguous" not in err
 
 
+def test_make_chains_of_results(run, tmp_path, root, few):
+    flags = ("--rows", 60, "--min-steps", 2, "--max-steps", 2, "--chain", "results", "--held-out-fraction", 0.2)
+    assert run("make", "gsm-variants", *flags, "--data-dir", root, "--out", "a.jsonl")[0] == 0
+    rows = rows_of(tmp_path / "a.jsonl") + rows_of(tmp_path / "a.held_out.jsonl")
+    assert len(rows) == 72
+    for row in rows:
+        assert len(row["steps"]) == 2
+        assert row["question"].endswith(" =")
+        assert int(row["steps"][-1].replace(" ", "").replace("#", "")) == int(row["answer"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("gsm-variants", "--chain", "brackets"), "--chain brackets: give equations or results or mixed"),
+        (("digits", "--chain", "equations"), "--chain equations: give brackets or results"),
+        (("prosqa", "--chain", "results"), "--chain results: prosqa has one style"),
+        (("digits", "--min-operations", 5), "--min-operations 5 exceeds --num-operations 4"),
+    ],
+)
+def test_make_refuses_other_chains(run, flags, message):
+    code, _, err = run("make", *flags, "--rows", 9, "--out", "a.jsonl")
+    assert code == 2
+    assert message in err
+
+
 def test_make_too_few_templates(run, tmp_path, root, few):
     arguments = (
         "make",

@@ -44,3 +44,11 @@ def test_seeds_reorder_a_split():
     a, b = ([row["question"] for row in iter_digit_rows(240, seed, num_operations=1, part="train")] for seed in (0, 1))
     assert a != b
     assert set(a) == set(b)
+
+
+def test_numbers_of_operations_take_turns_with_results_alone():
+    rows = list(iter_digit_rows(25, 0, num_operations=6, min_operations=2, part="valid", chain="results"))
+    assert [len(row["steps"]) for row in rows] == [2, 3, 4, 5, 6] * 5
+    for row in rows:
+        assert row["question"].endswith("=")
+        assert row["steps"] == [str(result) for result in solve(row["question"])]

@@ -106,7 +106,7 @@ def test_coconut_answers_after_the_latents_of_a_stage() -> None:
     coconut, decoding = method().float(), AnswerDecoding(5, (EOS,), lambda ids: " ".join(map(str, ids)))
     got = coconut.answer(BATCH, decoding)
     assert [p[:3] for p in got.passes] == [(1, 0, 4)] * 3
-    assert [p.answer for p in got.passes] == list(map(len, got.token_ids))
+    assert [p.answer for p in got.passes] == [len(ids) - 1 for ids in got.token_ids]
     assert [start for start, _ in got.cache_positions] == [4 + 6, 3 + 6, 4 + 6]
     for b in range(3):
         assert coconut.answer(BATCH.select_rows([b]), decoding).token_ids[0] == got.token_ids[b]

@@ -94,7 +94,7 @@ def test_passes_of_an_answer(name: str, with_cot: bool) -> None:
     assert decoder.calls == got.total
     n = 5
     written, think = (1, 0, 0, n - 1), {"pccot": T, "pause": 0, "kava": T}
-    latent = (0, 1, think[name], n) if name in think else (1, 0, M, n)
+    latent = (0, 1, think[name], n - 1) if name in think else (1, 0, M, n - 1)
     assert got == (written if with_cot or name in ("nocot", "cot", "icot") else latent)
 
 

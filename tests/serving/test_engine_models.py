@@ -110,7 +110,7 @@ def test_engine_thinks_about_questions_together_and_between_tokens(
     together = [submit(engine, question=q, config=config) for q in QUESTIONS]
     while not all(r.tokens for r in together):
         engine.run_once()
-    assert [len(p) for p in passes] == [len(QUESTIONS)] * 5, "question and placeholders, three iterations, suffix"
+    assert [len(p) for p in passes] == [len(QUESTIONS)] * 4, "question, two iterations, the third with the suffix"
     assert [n for _, n in passes[1]] == [2] * len(QUESTIONS)
     run_to_end(engine)
     assert [r.token_ids for r in together] == expected

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 JsonRow = Mapping[str, Any]
 GENERATORS = ("digits", "gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
+CHAIN_STYLES = {"digits": ("brackets", "results"), "gsm-variants": ("equations", "results", "mixed")}  # defaults first
 MAX_OPERATIONS = 12  # as DigitsConfig allows
 EXCLUDED_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
@@ -59,12 +61,19 @@ class DataMakeCommand:
     """gsm-variants: begin with the original questions, which count towards --rows"""
     allow_ambiguous: bool = False
     """gsm-variants: include templates where a word may mean the same number (2, twice); some chains are then wrong"""
+    min_steps: OptionalInt = None
+    """gsm-variants: leave out questions with fewer steps in their chain"""
     max_steps: OptionalInt = None
     """gsm-variants: leave out questions with more steps in their chain"""
     max_value: OptionalInt = None
     """gsm-variants: leave out questions with a larger result in their chain"""
     num_operations: int = 4
     """digits: operations in each question"""
+    min_operations: OptionalInt = None
+    """digits: smallest number of operations; each number up to --num-operations then has as many questions"""
+    chain: Annotated[str | None, arg(metavar="STYLE")] = None
+    """style of the chains. digits: brackets (<8><0>, default) or results (80); gsm-variants: equations (<<8*3=24>>,
+    default), results (#2 #4 #, only rows with results to 99), or mixed (both, and 24 if the question ends in =:)"""
     results_only_fraction: float = 0.0
     """digits: mean fraction of the questions that end in : and whose chain has results only"""
     format: OutputFormat = "human"
@@ -95,11 +104,16 @@ class DataMakeCommand:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
             raise UsageError(f"unknown generator {self.generator}; {hint}")
-        check_minimum(
-            1, rows=self.rows, max_steps=self.max_steps, max_value=self.max_value, num_operations=self.num_operations
-        )
+        check_minimum(1, rows=self.rows, min_steps=self.min_steps, max_steps=self.max_steps, max_value=self.max_value)
+        check_minimum(1, num_operations=self.num_operations, min_operations=self.min_operations)
         if self.num_operations > MAX_OPERATIONS:
             raise UsageError(f"--num-operations {self.num_operations}: give at most {MAX_OPERATIONS}")
+        if (self.min_operations or 1) > self.num_operations:
+            raise UsageError(f"--min-operations {self.min_operations} exceeds --num-operations {self.num_operations}")
+        styles = CHAIN_STYLES.get(self.generator, ())
+        if self.chain is not None and self.chain not in styles:
+            expected = f"give {' or '.join(styles)}" if styles else f"{self.generator} has one style"
+            raise UsageError(f"--chain {self.chain}: {expected}")
         if not 0 <= self.results_only_fraction <= 1:
             raise UsageError(f"--results-only-fraction {self.results_only_fraction:g}: give a number from 0 to 1")
         if not 0 <= self.held_out_fraction < 1:
@@ -121,12 +135,14 @@ class DataMakeCommand:
         """Return training rows, and validation rows, none of them in training."""
         from laconic.data.generators.digits import iter_digit_rows
 
-        num_valid, k = round(self.rows * self.held_out_fraction), self.num_operations
-        fraction = self.results_only_fraction
-        rows = iter_digit_rows(self.rows, self.seed, num_operations=k, part="train", results_only_fraction=fraction)
-        valid_rows = iter_digit_rows(num_valid, self.seed, num_operations=k, part="valid")
+        num_valid, low, high = round(self.rows * self.held_out_fraction), self.min_operations, self.num_operations
+        style = "results" if self.chain == "results" else "brackets"
+        make_rows = partial(iter_digit_rows, seed=self.seed, num_operations=high, min_operations=low, chain=style)
+        rows = make_rows(self.rows, part="train", results_only_fraction=self.results_only_fraction)
+        valid_rows = make_rows(num_valid, part="valid")
+        numbers = f"{high}" if low in (None, high) else f"{low} to {high}"
         return [
-            OutputFile(self.out, f"chains of {k} operations", self.rows, rows),
+            OutputFile(self.out, f"chains of {numbers} operations", self.rows, rows),
             OutputFile(self.held_out_path, f"rows that {self.out.name} does not contain", num_valid, valid_rows),
         ]
 
@@ -146,8 +162,10 @@ class DataMakeCommand:
             for example in sources
             if self.include_originals and not is_held(mask_numbers(example.question))
         ]
-        rows = map(example_to_row, chain(originals, interleave_variants(training, self.seed, excluded, self.max_value)))
-        held_out_rows = map(example_to_row, interleave_variants(held_out, self.seed, excluded, self.max_value))
+        variants = interleave_variants(training, self.seed, excluded, self.max_value)
+        held_out_variants = interleave_variants(held_out, self.seed, excluded, self.max_value)
+        rows = map(example_to_row, self.convert_chains(chain(originals, variants)))
+        held_out_rows = map(example_to_row, self.convert_chains(held_out_variants))
         num_held_out = round(self.rows * self.held_out_fraction)
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
         description = self.describe_rows(len(originals), len(training))
@@ -155,6 +173,16 @@ class DataMakeCommand:
             OutputFile(self.out, description, self.rows, islice(rows, self.rows)),
             OutputFile(self.held_out_path, held_out_description, num_held_out, islice(held_out_rows, num_held_out)),
         ]
+
+    def convert_chains(self, examples: "Iterable[ReasoningExample]") -> "Iterable[ReasoningExample]":
+        """Return rows with chains in the style of `--chain`."""
+        from laconic.data.generators.result_chains import convert_chain, mix_chains
+
+        if self.chain == "mixed":
+            return mix_chains(examples, self.seed)
+        if self.chain == "results":
+            return (row for example in examples if (row := convert_chain(example, "marked")) is not None)
+        return examples
 
     def describe_rows(self, num_originals: int, num_templates: int) -> str:
         """Describe the rows of the training file."""
@@ -182,11 +210,13 @@ class DataMakeCommand:
         return easy, usable, excluded | {example.question for example in sources}
 
     def is_within_limits(self, example: "ReasoningExample") -> bool:
-        """Return whether a question's chain respects `--max-steps` and `--max-value`."""
+        """Return whether a question's chain respects `--min-steps`, `--max-steps` and `--max-value`."""
         from laconic.data.generators.gsm_variants import largest_result
 
-        has_few_steps = self.max_steps is None or len(example.steps) <= self.max_steps
-        return has_few_steps and (self.max_value is None or largest_result(example.steps) <= self.max_value)
+        num_steps = len(example.steps)
+        has_many = self.min_steps is None or num_steps >= self.min_steps
+        has_few = self.max_steps is None or num_steps <= self.max_steps
+        return has_many and has_few and (self.max_value is None or largest_result(example.steps) <= self.max_value)
 
     def generator_file(self) -> OutputFile:
         """Return products or graphs that are not in the validation and test rows."""

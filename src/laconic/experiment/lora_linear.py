@@ -7,10 +7,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from laconic.models.linear import multiply
 
 if TYPE_CHECKING:
     from peft.tuners.lora.layer import Linear as PeftLinear
@@ -29,21 +30,21 @@ class LoraProduct(torch.autograd.Function):
         B: Float[Tensor, "out r"],
         scaling: float,
     ) -> Float[Tensor, "N out"]:
-        low = F.linear(x, A)
+        low = multiply(x, A)
         ctx.save_for_backward(x, weight, A, B, low)
         ctx.scaling = scaling
-        return F.linear(x, weight, bias).addmm_(low, B.t(), alpha=scaling)
+        return multiply(x, weight, bias).addmm_(low, B.t(), alpha=scaling)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
+        gradient = gradients[0].contiguous()
         x, weight, A, B, low = ctx.saved_tensors
         needs_x, _, _, needs_A, needs_B, _ = ctx.needs_input_grad
-        low_gradient = (gradient @ B).mul_(ctx.scaling)
-        x_gradient = (gradient @ weight).addmm_(low_gradient, A) if needs_x else None
-        A_gradient = low_gradient.t() @ x if needs_A else None
-        B_gradient = (gradient.t() @ low).mul_(ctx.scaling) if needs_B else None
+        low_gradient = multiply(gradient, B.t()).mul_(ctx.scaling)
+        x_gradient = multiply(gradient, weight.t()).addmm_(low_gradient, A) if needs_x else None
+        A_gradient = multiply(low_gradient.t(), x.t()) if needs_A else None
+        B_gradient = multiply(gradient.t(), low.t()).mul_(ctx.scaling) if needs_B else None
         return x_gradient, None, None, A_gradient, B_gradient, None
 
 

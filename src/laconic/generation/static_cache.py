@@ -23,6 +23,7 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
 from laconic.models.int8_linear import Int8Linear
+from laconic.models.linear import HOOK_ATTRIBUTES
 from laconic.models.prefix_attention import attend_by_head
 from laconic.models.quantize import PLAIN_MODULES
 from laconic.models.rope_scaling import ROPE_SCALINGS
@@ -38,7 +39,6 @@ MIN_PACKED_ROWS, MIN_PACKED_NUMEL = 4, 2**18
 MIN_STEPS_TO_PACK, MIN_STEPS_TO_COPY = 16, 64  # for fewer steps, copying the weights costs more than it saves
 ONEDNN: Any = torch.ops.mkldnn
 STOCK_MODULES = (Decoder, Int8Linear, *PLAIN_MODULES)
-HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks")
 
 TensorFn = Callable[[Tensor], Tensor]
 ResidualFn = Callable[[Tensor, Tensor], Tensor]

@@ -18,6 +18,7 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import TokenizerLike
+from laconic.latent.last_pass import LastPass
 from laconic.latent.rollout import LatentRollout
 from laconic.latent.stepwise_rollout import RolloutReads, run_stepwise_rollout
 from laconic.latent.thoughts import LatentThoughts
@@ -62,7 +63,8 @@ class AnswerPrompt(NamedTuple):
         inputs_embeds: Vectors to read first.
         attention_mask: True at real vectors.
         cache: KV cache of what has been read: what precedes the questions, or questions and latents too.
-        passes: Decoder calls of each row for its question and latents; empty if they have not been read.
+        passes: Decoder calls of each row before the first generated id; empty if questions have not been read, so that
+            `generate` counts them.
         num_latents: Latents that each row has in the cache; empty without a cache.
         eos_count: A row ends with this many eos tokens.
         answer_offset: Map from the generated ids to the number of them before the answer.
@@ -102,9 +104,9 @@ def decode_answers(
             decoder, decoding.tokenizer, inputs_embeds=inputs, attention_mask=mask, state=cache, config=config
         )
     num_positions = mask.sum(1) if cache is None else mask.sum(1) + cache.valid.sum(1)
-    if prompt.passes:  # reading eot and the answer prompt counts as the first pass of the answer
+    if prompt.passes:
         counts = [
-            p._replace(answer=p.answer + 1 + g.passes.answer) for p, g in zip(prompt.passes, generations, strict=True)
+            p._replace(answer=p.answer + g.passes.answer) for p, g in zip(prompt.passes, generations, strict=True)
         ]
         generations = [replace(g, passes=p) for g, p in zip(generations, counts, strict=True)]
     return pack_answers(generations, num_positions, prompt.answer_offset, decoding)
@@ -218,10 +220,14 @@ def count_expected_eos(decoding: AnswerDecoding) -> int:
 def prompt_after_latents(
     decoder: Decoder, rollout: LatentRollout, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
 ) -> AnswerPrompt:
-    """Return the prompt of eot (`end_vector`) and the answer prompt, after the cache of questions and latents."""
+    """Return the prompt of eot (`end_vector`) and the answer prompt, after the cache of questions and latents.
+
+    Reading them is the first pass of the answer.
+    """
+    passes = tuple(p._replace(answer=p.answer + 1) for p in rollout.passes)
     inputs = embed_suffix(decoder, end_vector, answer_prompt).expand(rollout.cache.B, -1, -1)
     mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    return AnswerPrompt(inputs, mask, rollout.cache, rollout.passes, rollout.count_latents())
+    return AnswerPrompt(inputs, mask, rollout.cache, passes, rollout.count_latents())
 
 
 @torch.no_grad()
@@ -248,6 +254,17 @@ def embed_suffix(
     """Return what is read after the latents: eot and the answer prompt."""
     ids = decoder.embed(torch.tensor([list(answer_prompt)], dtype=torch.long, device=end_vector.device))
     return torch.cat([end_vector.to(ids.dtype)[None, None], ids], 1)
+
+
+@torch.no_grad()
+def prompt_with_last_pass(
+    decoder: Decoder, last: LastPass, num_latents: int, end_vector: Float[Tensor, " D"], answer_prompt: Sequence[int]
+) -> AnswerPrompt:
+    """Return the prompt of the last pass over the latents, with eot and the answer prompt after them."""
+    B = len(last.embeds)
+    suffix = embed_suffix(decoder, end_vector, answer_prompt).to(last.embeds.dtype).expand(B, -1, -1)
+    mask = torch.cat([last.attention_mask, last.attention_mask.new_ones(suffix.shape[:2])], 1)
+    return AnswerPrompt(torch.cat([last.embeds, suffix], 1), mask, last.cache, last.passes, (num_latents,) * B)
 
 
 def build_answer_config(

@@ -24,8 +24,10 @@ from laconic.latent.answering import (
     find_answer_offset,
     prompt_after_latents,
     prompt_stepwise,
+    prompt_with_last_pass,
 )
 from laconic.latent.cot import compute_single_loss, drop_chain_prefix
+from laconic.latent.last_pass import run_until_last_pass
 from laconic.latent.rollout import Intervention, LatentPrefix, LatentRollout, run_sequential_rollout
 from laconic.latent.thoughts import LatentThoughts
 from laconic.losses import build_teacher_targets, count_scored
@@ -136,11 +138,13 @@ class Coconut(PromptedAnswers):
         record_passes: bool = False,
     ) -> LatentRollout:
         """Read question and bot in one pass, then the latents."""
-        question = self.decoder.embed(batch.question_ids)
-        bot = self.latent_thoughts.begin.to(question.dtype).expand(batch.B, 1, -1)
-        mask = torch.cat([batch.question_mask, batch.question_mask.new_ones(batch.B, 1)], 1)
-        prefix, project = LatentPrefix(torch.cat([question, bot], 1), cache, mask), self.latent_thoughts.project
+        prefix, project = self.build_prefix(batch, cache), self.latent_thoughts.project
         return run_sequential_rollout(self.decoder, prefix, num_latents, project, intervention, record_passes)
+
+    def build_prefix(self, batch: ReasoningBatch, cache: KVCache | None) -> LatentPrefix:
+        """Return questions and bot, after `cache`."""
+        question = self.decoder.embed(batch.question_ids)
+        return self.latent_thoughts.build_prefix(self.decoder, cache, question, batch.question_mask)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this is the first step of an epoch other than the first."""
@@ -178,11 +182,18 @@ class Coconut(PromptedAnswers):
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
         """Think about the questions and return what the remaining steps follow."""
-        return self.prompt_after_latents(self.think(questions, state=state), decoding)
+        M, latents = self.num_answer_latents, self.latent_thoughts
+        with eval_no_grad(self):
+            last = run_until_last_pass(self.decoder, latents, self.build_prefix(questions, state), M)
+            return self.expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
 
     def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
         """Return what the remaining steps follow after the latents."""
         prompt = prompt_after_latents(self.decoder, rollout, self.latent_thoughts.end, ())
+        return self.expect_chain(prompt, decoding)
+
+    def expect_chain(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
+        """Return the prompt of latents that the remaining steps and the answer prompt follow."""
         offset = partial(find_answer_offset, decoding.answer_prompt)
         return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 

@@ -29,7 +29,9 @@ from laconic.latent.answering import (
     prompt_after_latents,
     prompt_stepwise,
     prompt_with_chain,
+    prompt_with_last_pass,
 )
+from laconic.latent.last_pass import run_until_last_pass
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.latent.stop_head import draw_lengths, keep_first_latents
 from laconic.latent.stop_training import StopTraining
@@ -329,17 +331,21 @@ class Codi(PromptedAnswers):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the answers follow: questions and latents."""
-        decoder, latents = self.decoder, self.latent_thoughts
+        """Return what the answers follow: questions and latents.
+
+        If it is known which pass over the latents is the last one, it is left to the caller, who reads eot and the
+        answer prompt in the same pass.
+        """
+        decoder, latents, suffix = self.decoder, self.latent_thoughts, decoding.answer_prompt
+        embeds, mask = decoder.embed(questions.question_ids), questions.question_mask
         with eval_no_grad(decoder, latents):
-            rollout = latents.think(
-                decoder,
-                state,
-                question=decoder.embed(questions.question_ids),
-                attention_mask=questions.question_mask,
-                tolerance=decoding.jacobi_tolerance,
-            )
-            return prompt_after_latents(decoder, rollout, latents.end, decoding.answer_prompt)
+            if not decoding.jacobi_tolerance and latents.stop_head is None:
+                prefix, M = latents.build_prefix(decoder, state, embeds, mask), latents.num_latents
+                last = run_until_last_pass(decoder, latents, prefix, M)
+                return prompt_with_last_pass(decoder, last, M, latents.end, suffix)
+            tolerance = decoding.jacobi_tolerance
+            rollout = latents.think(decoder, state, question=embeds, attention_mask=mask, tolerance=tolerance)
+            return prompt_after_latents(decoder, rollout, latents.end, suffix)
 
     def prompt_chains(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None

@@ -68,48 +68,63 @@ def run_stepwise_rollout(
     """
     prefix = torch.cat([question, latent_thoughts.begin.to(question.dtype).expand(1, 1, -1)], 1)
     project, T, stop_head = latent_thoughts.project, latent_thoughts.num_iterations, latent_thoughts.stop_head
-    count_latents = None if stop_head is None else stop_head.count_latents
+    placeholders = latent_thoughts.placeholder.to(question.dtype).expand(1, M, -1)
+    if T and (tolerance or stop_head is not None):
+        count_latents = None if stop_head is None else stop_head.count_latents
+        counts = yield from read_adaptive(prefix, placeholders, T, project, tolerance, count_latents)
+        yield RolloutRead(suffix, num_replaced=M - counts.num_latents)
+        return counts
     if T is None:
-        passes, hidden_states = yield from read_sequential(prefix, M, project)
+        last = yield from read_sequential(prefix, M, project)
+        passes = PassCounts(1, 0, M, 0)
     else:
-        placeholders = latent_thoughts.placeholder.to(question.dtype).expand(1, M, -1)
-        passes, hidden_states = yield from read_jacobi(prefix, placeholders, T, project, tolerance, count_latents)
-    N = M if count_latents is None else int(count_latents(hidden_states))
-    yield RolloutRead(suffix, num_replaced=M - N)
-    return StepwiseCounts(passes, N)
-
-
-PassesAndHidden = tuple[PassCounts, Float[Tensor, "1 M D"]]
+        last = yield from read_jacobi(prefix, placeholders, T, project)
+        passes = PassCounts(0, 1, T, 0)
+    yield last._replace(inputs_embeds=torch.cat([last.inputs_embeds, suffix.to(last.inputs_embeds.dtype)], 1))
+    return StepwiseCounts(passes, M)
 
 
 def read_sequential(
     prefix: Float[Tensor, "1 Np D"], M: int, project: ProjectFn
-) -> Generator[RolloutRead, Tensor, PassesAndHidden]:
-    """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)), each read after all before it; M may be 0."""
-    hidden_states = [(yield RolloutRead(prefix))]
+) -> Generator[RolloutRead, Tensor, RolloutRead]:
+    """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)); return the last read, which is the prefix if M = 0."""
+    read = RolloutRead(prefix)
     for _ in range(M):
-        hidden_states.append((yield RolloutRead(project(hidden_states[-1]))))
-    return PassCounts(1, 0, M, 0), torch.cat(hidden_states, 1)[:, 1:]
+        read = RolloutRead(project((yield read)))
+    return read
 
 
 def read_jacobi(
+    prefix: Float[Tensor, "1 Np D"], placeholders: Float[Tensor, "1 M D"], num_iterations: int, project: ProjectFn
+) -> Generator[RolloutRead, Tensor, RolloutRead]:
+    """Read placeholders, then all latents in every iteration, each time in the same slots; return the last read."""
+    M, first = placeholders.shape[1], torch.cat([prefix, placeholders], 1)
+    if num_iterations == 0:
+        return RolloutRead(first)
+    z = initial_latents((yield RolloutRead(first, num_outputs=M + 1)), project)
+    for _ in range(num_iterations - 1):
+        z = jacobi_update(z, (yield RolloutRead(z, num_outputs=M, num_replaced=M)), project)
+    return RolloutRead(z, num_replaced=M)
+
+
+def read_adaptive(
     prefix: Float[Tensor, "1 Np D"],
     placeholders: Float[Tensor, "1 M D"],
     num_iterations: int,
     project: ProjectFn,
     tolerance: float,
     count_latents: CountFn | None,
-) -> Generator[RolloutRead, Tensor, PassesAndHidden]:
-    """Read the placeholders after the prefix, then all latents in every iteration, each time in the same slots."""
+) -> Generator[RolloutRead, Tensor, StepwiseCounts]:
+    """Read as `read_jacobi`, the last read included, until the residual or the stop head ends the iteration."""
     M = placeholders.shape[1]
     outputs = yield RolloutRead(torch.cat([prefix, placeholders], 1), num_outputs=M + 1)
-    z, hidden_states, t = initial_latents(outputs, project), outputs[:, 1:], 0
+    z, num_latents, t = initial_latents(outputs, project), M, 0
     for t in range(1, num_iterations + 1):
         hidden_states = yield RolloutRead(z, num_outputs=M, num_replaced=M)
-        if count_latents is not None and t >= int(count_latents(hidden_states)):
+        if count_latents is not None and t >= (num_latents := int(count_latents(hidden_states))):
             break
         z_next = jacobi_update(z, hidden_states, project)
         if tolerance and bool(jacobi_residual(z, z_next) < tolerance):
             break
         z = z_next
-    return PassCounts(0, 1, t, 0), hidden_states
+    return StepwiseCounts(PassCounts(0, 1, t, 0), num_latents)

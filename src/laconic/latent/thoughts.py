@@ -83,6 +83,8 @@ class LatentThoughts(nn.Module):
         super().__init__()
         if (num_iterations is None) != (schedule == "sequential"):
             raise UsageError(f"num_iterations={num_iterations}: required for schedule jacobi, none for sequential")
+        if length_policy != "fixed" and not num_iterations:
+            raise UsageError(f'length_policy "{length_policy}": needs Jacobi iterations; use "fixed"')
         self.schedule: LatentSchedule = schedule
         self.num_latents, self.num_iterations = num_latents, num_iterations
         embedding = decoder.token_embedding.weight.detach()
@@ -154,15 +156,7 @@ class LatentThoughts(nn.Module):
             UsageError: If neither `cache` nor `question` is given; for a tolerance with latents that have no Jacobi
                 iterations, or with an intervention or records, which need every row in every pass.
         """
-        if cache is None and question is None:
-            raise UsageError("think requires the cache of a question or its embeddings")
-        B = cache.B if cache is not None else len(question) if question is not None else 0
-        embeds = self.begin.to(decoder.token_embedding.weight.dtype).expand(B, 1, -1)
-        if question is not None:
-            if attention_mask is not None:
-                attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
-            embeds = torch.cat([question, embeds.to(question.dtype)], 1)
-        prefix = LatentPrefix(embeds, cache, attention_mask)
+        prefix = self.build_prefix(decoder, cache, question, attention_mask)
         if tolerance:
             check_tolerance(tolerance, self.num_iterations)
         count_latents = self.stop_head.count_latents if self.stop_head is not None and uses_stop_head else None
@@ -180,6 +174,24 @@ class LatentThoughts(nn.Module):
             return rollout
         N = count_latents(rollout.hidden_states)
         return rollout._replace(cache=keep_first_latents(rollout.cache, N, self.num_latents))
+
+    def build_prefix(
+        self,
+        decoder: Decoder,
+        cache: KVCache | None,
+        question: Float[Tensor, "B Nq D"] | None,
+        attention_mask: Bool[Tensor, "B Nq"] | None,
+    ) -> LatentPrefix:
+        """Return what the latents follow; the arguments are those of `think`."""
+        if cache is None and question is None:
+            raise UsageError("think requires the cache of a question or its embeddings")
+        B = cache.B if cache is not None else len(question) if question is not None else 0
+        embeds = self.begin.to(decoder.token_embedding.weight.dtype).expand(B, 1, -1)
+        if question is not None:
+            if attention_mask is not None:
+                attention_mask = torch.cat([attention_mask, attention_mask.new_ones(B, 1)], 1)
+            embeds = torch.cat([question, embeds.to(question.dtype)], 1)
+        return LatentPrefix(embeds, cache, attention_mask)
 
     def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
         """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer."""

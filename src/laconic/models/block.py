@@ -20,6 +20,7 @@ from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtyp
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import Namespace, add_submodule
 from laconic.models.kv_prefix import KVPrefix
+from laconic.models.linear import call_linear
 from laconic.models.prefix_attention import attend_with_prefix
 from laconic.models.rope_scaling import ROPE_SCALINGS
 from laconic.models.unpadding import RealTokens
@@ -177,9 +178,9 @@ class Block(nn.Module):
         """Eq. C9: queries [B, H, T, E], keys and values [B, G, T, E]."""
         H, G, E = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         if self.weight_names.qkv:
-            q, k, v = self.submodule("qkv")(y).split([H * E, G * E, G * E], -1)
+            q, k, v = call_linear(self.submodule("qkv"), y).split([H * E, G * E, G * E], -1)
         else:
-            q, k, v = self.submodule("q")(y), self.submodule("k")(y), self.submodule("v")(y)
+            q, k, v = (call_linear(self.submodule(role), y) for role in ("q", "k", "v"))
         return attention.split_heads(q, H), attention.split_heads(k, G), attention.split_heads(v, G)
 
     def normalize_heads(self, x: Float[Tensor, "B N T E"], role: str) -> Float[Tensor, "B N T E"]:
@@ -245,16 +246,16 @@ class Block(nn.Module):
 
     def project_output(self, c: Float[Tensor, "B T HE"]) -> Float[Tensor, "B T D"]:
         """Eq. C16: c W_o^T + b_o."""
-        return self.submodule("o")(c)
+        return call_linear(self.submodule("o"), c)
 
     def mlp_forward(self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing) -> Float[Tensor, "B T D"]:
         """Apply the MLP (equations C17, C18) with its output projection, or the module that replaces it."""
         mlp = self._modules.get("mlp")
         if mlp is not None and not isinstance(mlp, Namespace):
             return capture("mlp_out", mlp(y))
-        gate = capture("gate", self.submodule("gate")(y)) if self.config.gated_mlp else None
-        hidden = self.mlp_hidden(capture("up", self.submodule("up")(y)), gate)
-        return capture("mlp_out", self.submodule("down")(capture("mid", hidden)))
+        gate = capture("gate", call_linear(self.submodule("gate"), y)) if self.config.gated_mlp else None
+        hidden = self.mlp_hidden(capture("up", call_linear(self.submodule("up"), y)), gate)
+        return capture("mlp_out", call_linear(self.submodule("down"), capture("mid", hidden)))
 
     def mlp_hidden(
         self, up: Float[Tensor, "B T F"], gate: Float[Tensor, "B T F"] | None = None

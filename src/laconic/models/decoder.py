@@ -24,6 +24,7 @@ from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_contex
 from laconic.models.cache import KVCache
 from laconic.models.checkpoint_files import resolve_tied_head
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.linear import call_linear, multiply_head
 from laconic.models.output import Activations, DecoderOutput
 from laconic.models.unpadding import find_real_tokens
 from laconic.storage.export_record import check_weights_while_reading
@@ -206,8 +207,8 @@ class Decoder(nn.Module):
     def logits(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
         """Eq. C20: h W_head^T in h's dtype. Select the positions you need first: logits are large."""
         if self.config.tie_word_embeddings:
-            return F.linear(hidden_states, self.token_embedding.weight)
-        return self.get_submodule(self.weight_names.head)(hidden_states)
+            return multiply_head(hidden_states, self.token_embedding.weight)
+        return call_linear(self.get_submodule(self.weight_names.head), hidden_states)
 
     def final_norm(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Apply the final norm."""
