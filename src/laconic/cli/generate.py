@@ -24,13 +24,14 @@ from laconic.cli.arguments import (
 )
 from laconic.cli.files import check_parent
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
-from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, to_chat
+from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
-from laconic.console import escape_controls, log_message, status
+from laconic.console import log_message, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
-    from laconic import Decoder, Generation, GenerationConfig, SummaryMemory
+    from laconic import Decoder, Generation, GenerationConfig
+    from laconic.compression.kv_memory import KVMemory
     from laconic.data.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 128
@@ -122,7 +123,7 @@ class GenerateCommand(SamplingFlags):
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
         if read_run_method(self.model) is not None and not self.is_language_model_run:
-            return self.answer_questions(self.read_plain_prompts())
+            return self.answer_questions([row.text or "" for row in self.read_plain_prompts()])
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
@@ -161,11 +162,11 @@ class GenerateCommand(SamplingFlags):
         rows = read_texts(self.prompts, self.file)
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
-    def read_plain_prompts(self) -> list[str]:
-        """Return the prompts of a run as texts; raise `UsageError` (2) for flags of checkpoints."""
+    def read_plain_prompts(self) -> list[PromptRow]:
+        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints."""
         names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt", "quantize")
         refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
-        return [row.text or "" for row in read_texts(self.prompts, self.file)]
+        return read_texts(self.prompts, self.file)
 
     def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set, with the callbacks of a printer."""
@@ -175,14 +176,15 @@ class GenerateCommand(SamplingFlags):
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
         """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
         import laconic
-        from laconic.cli.generate_kv import encode_after_memory, match_rows
         from laconic.experiment.kv_compressor import build_row_caches, load_kv_memories
 
         with status(f"loading {self.model}"):
             decoder, tokenizer = self.load_decoder()
             memory = load_kv_memories(self.memory, decoder, tokenizer) if self.memory else None
-        rows = rows if memory is None else match_rows(rows, memory)
-        ids = [row.encode(tokenizer) if memory is None else encode_after_memory(row, tokenizer, memory) for row in rows]
+        if memory is None:
+            ids = [row.encode(tokenizer) for row in rows]
+        else:
+            rows, ids = encode_after_memory(rows, tokenizer, memory)
         room = self.check_context(decoder, rows, ids, 0 if memory is None else int(memory.num_tokens.max()))
         max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
         config = replace(
@@ -195,11 +197,10 @@ class GenerateCommand(SamplingFlags):
 
             generate_rows(self, decoder, tokenizer, rows, ids, config, memory)
             return 0
-        labels = [row.text or "" if row.should_echo and not self.no_echo else "" for row in rows]
-        printer = GenerationPrinter(labels, is_silent=self.format == "json")
+        printer = self.build_printer(rows)
         state = None if memory is None else build_row_caches(memory, range(len(rows)))
         generations = laconic.generate(decoder, tokenizer, input_ids=ids, state=state, config=printer.attach(config))
-        self.print_generations([row.to_json() for row in rows], generations, decoder, printer)
+        self.print_generations(rows, generations, decoder, printer)
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
@@ -246,7 +247,7 @@ class GenerateCommand(SamplingFlags):
                 )
         return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - memory_tokens - max(map(len, ids))
 
-    def generate_with_memory(self, prompts: list[str]) -> int:
+    def generate_with_memory(self, rows: list[PromptRow]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
         from laconic.compression.memory import SummaryMemory
         from laconic.experiment.compressor import load_compressor
@@ -256,12 +257,12 @@ class GenerateCommand(SamplingFlags):
             compressor = load_compressor(self.model, self.device)
             memories = [compressor.load(path) for path in self.memory]
             memory = SummaryMemory.concat_segments(*memories) if memories else None
-        titled = prompts
-        if len(prompts) == 1:
-            titled = [f"{title}{prompts[0]}" for title in memory_row_titles(memory)]
-        printer = GenerationPrinter(titled, is_silent=self.format == "json")
+        prompts = [row.text or "" for row in rows]
+        if memory is not None:
+            rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
+        printer = self.build_printer(rows)
         generations = compressor.generate(prompts, memory, config=self.generation_config(printer))
-        self.print_generations([{"prompt": text} for text in titled], generations, compressor.decoder, printer)
+        self.print_generations(rows, generations, compressor.decoder, printer)
         return 0
 
     def refuse_checkpoint_flags(self, flags: dict[str, object]) -> None:
@@ -309,9 +310,14 @@ class GenerateCommand(SamplingFlags):
         log_message(f"{num_tokens} tokens in {passes} passes, {seconds:.2f} s")
         return 0
 
+    def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
+        """Return what prints each row's title, the prompt if it is echoed, and the continuation."""
+        labels = [row.title + (row.text or "" if row.should_echo and not self.no_echo else "") for row in rows]
+        return GenerationPrinter(labels, is_silent=self.format == "json")
+
     def print_generations(
         self,
-        prompts: Sequence[dict[str, object]],
+        prompts: Sequence[PromptRow],
         generations: "Sequence[Generation]",
         decoder: "Decoder",
         printer: GenerationPrinter,
@@ -320,7 +326,7 @@ class GenerateCommand(SamplingFlags):
         printer.finish(generations)
         if self.format == "json":
             rows = [
-                prompt | generation_to_json(generation, self.logprobs)
+                prompt.to_json() | generation_to_json(generation, self.logprobs)
                 for prompt, generation in zip(prompts, generations, strict=True)
             ]
             metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint}
@@ -329,9 +335,18 @@ class GenerateCommand(SamplingFlags):
         log_message(printer.timer.describe())
 
 
-def memory_row_titles(memory: "SummaryMemory | None") -> list[str]:
-    """Return a prefix for each row of a memory of several texts: the names of its documents; "" for a single text."""
-    if memory is None or memory.B == 1 or memory.metadata is None:
-        return [""] * (1 if memory is None else memory.B)
-    names = [", ".join(document.name for document in row) for row in memory.metadata.documents]
-    return [f"[{escape_controls(name)}] " for name in names]
+def encode_after_memory(
+    rows: Sequence[PromptRow], tokenizer: "Tokenizer", memory: "KVMemory"
+) -> tuple[list[PromptRow], list[list[int]]]:
+    """Return as many prompts as texts of a memory, and their ids; after a memory of a chat they are user messages."""
+    from laconic.experiment.kv_compressor import encode_messages, encode_prompt, is_chat_memory
+    from laconic.experiment.text_model import match_prompts
+
+    rows = match_prompts([to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows, memory.B)
+    ids = [
+        encode_messages(tokenizer, memory, row.messages)
+        if row.text is None
+        else encode_prompt(tokenizer, memory, row.text)
+        for row in rows
+    ]
+    return rows, ids

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.cli.arguments import to_utf8
 from laconic.cli.files import check_file
+from laconic.console import escape_controls
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
@@ -88,6 +89,16 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
         else PromptRow(f"prompt {number}", to_utf8(prompt), should_echo=True)
         for number, prompt in enumerate(prompts, 1)
     ]
+
+
+def title_rows(rows: Sequence[PromptRow], num_texts: int, documents: Sequence[Sequence[Any]]) -> list[PromptRow]:
+    """Return a single prompt once for each of several texts of a memory, with the names of its documents as title."""
+    if len(rows) > 1 or num_texts == 1:
+        return list(rows)
+    names = [f"row {number}" for number in range(1, num_texts + 1)]
+    if len(documents) == num_texts:
+        names = [", ".join(document.name for document in row) for row in documents]
+    return [replace(rows[0], title=f"[{escape_controls(name)}] ") for name in names]
 
 
 def to_chat(row: PromptRow, system: str | None) -> PromptRow:

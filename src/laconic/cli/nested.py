@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.files import check_parent
-from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
+from laconic.cli.generate_output import GenerationTimer
+from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
 from laconic.errors import UsageError
 
@@ -119,10 +120,8 @@ def generate_text(command: "GenerateCommand") -> int:
         state = None if memory is None else model.load(memory)
         documents = [] if memory is None else read_documents(memory)
     ids, state = match_rows([row.encode(model.tokenizer, is_continuation=state is not None) for row in rows], state)
-    if len(rows) < len(ids):
-        rows = [replace(row, title=title) for row in rows for title in state_row_titles(documents, len(ids))]
-    labels = [row.title + (row.text or "" if row.should_echo and not command.no_echo else "") for row in rows]
-    printer = GenerationPrinter(labels, is_silent=command.format == "json")
+    rows = title_rows(rows, len(ids), documents)
+    printer = command.build_printer(rows)
     show_reading = partial(report_reading, printer.timer)
     if command.max_tokens == 0:
         states, answers = [model.read_ids(ids, state, on_reading=show_reading)], [""] * len(ids)
@@ -132,7 +131,7 @@ def generate_text(command: "GenerateCommand") -> int:
     else:
         config = replace(command.generation_config(printer), update_on_prompt=command.learn or None)
         generations = model.generate_from_ids(ids, state, config, show_reading)
-        command.print_generations([row.to_json() for row in rows], generations, model.model, printer)
+        command.print_generations(rows, generations, model.model, printer)
         states = [cast("FastWeightState", generation.state) for generation in generations]
         answers = [generation.text for generation in generations]
         counts = [generation.num_prompt_tokens + len(generation.token_ids) for generation in generations]
@@ -161,13 +160,6 @@ def validate_generate(command: "GenerateCommand") -> None:
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
     check_parent("--save-state", command.save_state)
-
-
-def state_row_titles(documents: "Sequence[Sequence[ReadDocument]]", rows: int) -> list[str]:
-    """Return a prefix for each row of a state: the names of its documents, or the row number."""
-    if rows == 1 or len(documents) != rows:
-        return [f"[row {row}] " for row in range(1, rows + 1)]
-    return [f"[{', '.join(document.name for document in row)}] " for row in documents]
 
 
 def save_generated_state(
