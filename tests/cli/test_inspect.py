@@ -214,7 +214,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         ),
         (
             ("kava", "--task", "test", "--limit", "1"),
-            "--limit 1 --batch-size 64: must be at least 2 and 1",
+            "--limit 1: must be at least 2",
         ),
         (("kava", "--task", "gsm8k"), "trained on generated digits"),
         (
@@ -223,8 +223,9 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         ),
         (
             ("kava", QUESTION, "--out", "gone/a.html"),
-            "--out gone/a.html: must be a file",
+            "--out gone/a.html: folder gone does not exist",
         ),
+        (("kava", QUESTION, "--out", "."), "is a folder; give a file"),
     ],
 )
 def test_inspect_refuses_in_one_line(run: RunCli, args: tuple[str, ...], message: str) -> None:

@@ -13,21 +13,11 @@ if TYPE_CHECKING:
     from laconic.cli.compress import CompressCommand
     from laconic.compression.kv_memory import KVMemory
 
-RUN_FLAGS = (
-    "stop_rule",
-    "quantile",
-    "threshold",
-    "vectors",
-    "total_vectors",
-    "segment_tokens",
-    "save_every",
-    "resume",
-)  # of trained compressors
-
 
 def compress_with_checkpoint(command: "CompressCommand") -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
     import laconic
+    from laconic.cli.compress import SUMMARY_FLAGS
     from laconic.compression.cartridge import CartridgeConfig
     from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
     from laconic.compression.kv_memory import KVMemory
@@ -36,7 +26,7 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
     from laconic.experiment.kv_compressor import compress_text
 
     reason = f"{command.model} is a plain model, which is not trained to compress"
-    refuse_flags({name: getattr(command, name) for name in RUN_FLAGS}, reason)
+    refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "save_every", "resume")}, reason)
     config = KVCompressionConfig(
         command.method or DEFAULT_CONFIG.method,
         command.keep,

@@ -1,6 +1,5 @@
 """`laconic data list` and `laconic data check`: list the known data sets, and audit rows."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, split_commas
+from laconic.cli.files import print_json
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
@@ -36,8 +36,7 @@ class DataListCommand:
         from laconic.data.reasoning.catalog import DATASETS
 
         if self.format == "json":
-            datasets = [dataset_to_json(info) for info in DATASETS.values()]
-            print(json.dumps({"schema": 1, "sets": datasets}, ensure_ascii=False))
+            print_json({"schema": 1, "sets": [dataset_to_json(info) for info in DATASETS.values()]})
             return 0
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
@@ -116,7 +115,7 @@ class DataCheckCommand:
         with progress("checking") as show:
             result = audit_examples(scanned, tokenizer, self.max_length, show)
         if self.format == "json":
-            print(json.dumps(self.result_to_json(scanned, result), ensure_ascii=False))
+            print_json(self.result_to_json(scanned, result))
         else:
             self.print_result(scanned, result)
         return InputError.exit_code if result.problems else 0
@@ -186,7 +185,7 @@ class DataCheckCommand:
         if self.format == "json":
             metadata = {"schema": 1, "file": self.file, "max_length": self.max_length}
             tokens = None if audit.token_lengths is None else audit.token_lengths._asdict()
-            print(json.dumps(metadata | asdict(audit) | {"token_lengths": tokens}, ensure_ascii=False))
+            print_json(metadata | asdict(audit) | {"token_lengths": tokens})
             return 0
         counts = {
             "documents" if part == "unspecified" else f"documents, part {part}": n

@@ -4,9 +4,7 @@ The runs are subprocesses, two at a time. A run starts when the run whose weight
 """
 
 import contextlib
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum
+from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum, command_line
 from laconic.cli.demo_run import TEACHER_ENTRY
-from laconic.cli.files import write_file
+from laconic.cli.files import print_json, write_file
 from laconic.console import log_message, progress, status
 from laconic.errors import LaconicError, UsageError
 
@@ -345,10 +343,10 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     rank = {name: index for index, name in enumerate(TABLE_ORDER)}
     table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
     with status("measuring the time per answer, and writing the report"):
-        report = build_demo_report(table_entries, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
+        report = build_demo_report(table_entries, out, seeds, seconds, command_line())
         write_file(out / "report.html", runs_table.render_report(report))
     if format == "json":
-        print(json.dumps(runs_table.report_to_json(report), ensure_ascii=False, allow_nan=False))
+        print_json(runs_table.report_to_json(report))
         return
     print_table(runs_table.build_terminal_table(report))
     print(runs_table.format_footnotes(report))

@@ -1,6 +1,5 @@
 """`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from laconic.cli.arguments import (
     split_commas,
     to_utf8,
 )
+from laconic.cli.files import print_json
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def print_report(report: "EvalReport", format: OutputFormat) -> None:
     from laconic.evaluation.tables import Table, print_table
 
     if format == "json":
-        print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
+        print_json(report.data)
         return
     for block in report.blocks:
         print_table(block) if isinstance(block, Table) else print(block)

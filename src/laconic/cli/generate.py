@@ -1,6 +1,5 @@
 """`laconic generate`: continue prompts, reply to chat messages, or answer questions with a trained run."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_parent
+from laconic.cli.files import check_output, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
@@ -146,7 +145,7 @@ class GenerateCommand(SamplingFlags):
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
-            check_parent("--output", self.output)
+            check_output("--output", self.output)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
         check_minimum(1, batch_size=self.batch_size)
@@ -303,7 +302,7 @@ class GenerateCommand(SamplingFlags):
                 for prompt, answer in zip(prompts, answers, strict=True)
             ]
             metadata = {"schema": 1, "model": self.model, "step": model.run.step, "method": model.recipe.method}
-            print(json.dumps(metadata | {"seconds": round(seconds, 3), "generations": rows}, ensure_ascii=False))
+            print_json(metadata | {"seconds": round(seconds, 3), "generations": rows})
             return 0
         print("\n".join(answer.text for answer in answers))
         num_tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.passes.total for a in answers)
@@ -330,7 +329,7 @@ class GenerateCommand(SamplingFlags):
                 for prompt, generation in zip(prompts, generations, strict=True)
             ]
             metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint}
-            print(json.dumps(metadata | printer.timer.to_json() | {"generations": rows}, ensure_ascii=False))
+            print_json(metadata | printer.timer.to_json() | {"generations": rows})
             return
         log_message(printer.timer.describe())
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from laconic.cli.threads import format_threads
 from laconic.console import ProgressFn, progress
 
 if TYPE_CHECKING:
@@ -67,10 +66,15 @@ class GenerationTimer:
 
     def describe(self) -> str:
         """Return a line with prefill and decoding."""
+        import torch
+
+        from laconic.experiment.cost import format_count
+
         rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
         return (
             f"{self.prompt_tokens:,} tokens read in {self.prefill_seconds:.1f} s, "
-            f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, {format_threads()}"
+            f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, "
+            f"{format_count(torch.get_num_threads(), 'thread')}"
         )
 
     def to_json(self) -> dict[str, Any]:

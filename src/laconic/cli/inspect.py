@@ -1,8 +1,5 @@
 """`laconic inspect`: look at the latent thoughts of a run, and test whether its answers depend on them."""
 
-import json
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +12,12 @@ from laconic.cli.arguments import (
     OptionalProtocol,
     OptionalStr,
     OutputFormat,
+    check_minimum,
+    command_line,
     parse_ints,
     to_utf8,
 )
-from laconic.cli.files import write_file
+from laconic.cli.files import check_output, print_json, write_file
 from laconic.console import escape_controls, progress, status
 from laconic.errors import InputError, LaconicError, UsageError
 from laconic.evaluation.run_names import short_run_names
@@ -110,7 +109,7 @@ class InspectCommand:
         inspect = self.inspect_dataset if self.task else self.inspect_question
         summary = inspect(runs, device)
         if self.format == "json":
-            print(json.dumps(summary_to_json(summary), ensure_ascii=False, allow_nan=False), flush=True)
+            print_json(summary_to_json(summary))
         elif isinstance(summary, QuestionSummary):
             print(format_question(summary), flush=True)
         else:
@@ -138,8 +137,10 @@ class InspectCommand:
             raise UsageError(f"{self.model} is a file; give the directory of a run, or the file alone")
         describe = {ARTIFACT_KIND: describe_state_file, FILE_KIND: describe_kv_memory_file}
         data, lines = describe.get(read_artifact_kind(Path(self.model)), describe_memory_file)(Path(self.model))
-        is_json = self.format == "json"
-        print(json.dumps(data, ensure_ascii=False, allow_nan=False) if is_json else escape_controls("\n".join(lines)))
+        if self.format == "json":
+            print_json(data)
+        else:
+            print(escape_controls("\n".join(lines)))
         return 0
 
     @property
@@ -155,11 +156,10 @@ class InspectCommand:
             raise UsageError("--chain and --answer require a question; a task has its own")
         if self.question is not None and self.jacobi_iterations is not None:
             raise UsageError(f"--jacobi-iterations {self.jacobi_iterations}: requires --task")
-        page = self.page_path
-        if page is not None and (page.is_dir() or not page.parent.is_dir()):
-            raise UsageError(f"--out {page}: must be a file in an existing folder")
-        if self.limit < 2 or self.batch_size < 1:
-            raise UsageError(f"--limit {self.limit} --batch-size {self.batch_size}: must be at least 2 and 1")
+        if self.page_path is not None:
+            check_output("--out", self.page_path)
+        check_minimum(2, limit=self.limit)
+        check_minimum(1, batch_size=self.batch_size)
 
     def load_inspected_runs(
         self, runs: "Sequence[LoadedRun]", question_sets: "Sequence[QuestionSet]", device: Any
@@ -305,5 +305,5 @@ def describe_runs(runs: "Sequence[LoadedRun]") -> list[tuple[str, str]]:
     """Return method, step and seed of each run, and the command."""
     return [
         *((str(run.folder), f"method {run.recipe.method}, step {run.step}, seed {run.recipe.seed}") for run in runs),
-        ("command", shlex.join(["laconic", *sys.argv[1:]])),
+        ("command", command_line()),
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
-from laconic.cli.files import check_parent
+from laconic.cli.files import check_output
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from laconic.experiment.read_into_state import ReadDocument
     from laconic.nested.state import FastWeightState
 
-VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "segment_tokens", "seed")
 BATCH_FLAGS = ("input", "output", "sample", "allow_long_prompt", "quantize")
 MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
 
@@ -69,12 +68,12 @@ def load_model(
 
 def compress_text(command: "CompressCommand") -> int:
     """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of other memories."""
-    from laconic.cli.compress import KV_FLAGS
+    from laconic.cli.compress import KV_FLAGS, SUMMARY_FLAGS
     from laconic.experiment.nested_model import read_documents
     from laconic.experiment.state_report import compute_state_cost, format_reports
 
     reason = f"not available with a fast-weight state, which {command.model} writes here"
-    refuse_flags({name: getattr(command, name) for name in (*VECTOR_FLAGS, *KV_FLAGS)}, reason)
+    refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "seed", *KV_FLAGS)}, reason)
     with status(f"loading {command.model}"):
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load(command.memory)
@@ -159,7 +158,7 @@ def validate_generate(command: "GenerateCommand") -> None:
         return
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
-    check_parent("--save-state", command.save_state)
+    check_output("--save-state", command.save_state)
 
 
 def save_generated_state(

@@ -1,6 +1,5 @@
 """`laconic recipes`: list the recipes that come with laconic, and print one."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -10,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OutputFormat
+from laconic.cli.files import print_json
 
 
 def describe_recipe(path: Path) -> str:
@@ -45,7 +45,7 @@ class RecipesListCommand:
         recipes = list(list_recipes())
         if self.format == "json":
             rows = [{"name": name, "description": text} for name, text in recipes]
-            print(json.dumps({"schema": 1, "recipes": rows}, ensure_ascii=False))
+            print_json({"schema": 1, "recipes": rows})
             return 0
         width = max(len(name) for name, _ in recipes)
         print("\n".join(f"{name:<{width}}  {text}" for name, text in recipes))

@@ -1,10 +1,10 @@
 """`laconic tasks list`: the names that `laconic evaluate --tasks` accepts."""
 
-import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from laconic.cli.arguments import OutputFormat
+from laconic.cli.files import print_json
 
 
 class TaskInfo(NamedTuple):
@@ -66,7 +66,7 @@ class TasksListCommand:
         catalog = [TaskInfo(info.name, LATENT, info.description) for info in DATASETS.values()]
         tasks = [*TASKS[:1], *catalog, *TASKS[1:]]
         if self.format == "json":
-            print(json.dumps({"schema": 1, "tasks": [task._asdict() for task in tasks]}, ensure_ascii=False))
+            print_json({"schema": 1, "tasks": [task._asdict() for task in tasks]})
             return 0
         from rich.box import SIMPLE_HEAD
         from rich.console import Console

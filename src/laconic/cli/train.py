@@ -5,9 +5,7 @@ import dataclasses
 import json
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,8 +21,10 @@ from laconic.cli.arguments import (
     OptionalTracker,
     OutputFormat,
     check_minimum,
+    command_line,
     to_utf8,
 )
+from laconic.cli.files import print_json
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
 from laconic.training.signals import StopSignal, handle_signals
@@ -101,7 +101,7 @@ class TrainCommand:
         with handle_signals() as stop:
             results = [self.train_run(recipe, out, stop) for recipe, out in self.iterate_runs(recipe)]
         if self.format == "json" and os.environ.get("RANK", "0") == "0":
-            print(json.dumps({"schema": 1, "runs": results}, ensure_ascii=False, allow_nan=False))
+            print_json({"schema": 1, "runs": results})
         return 0
 
     def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
@@ -179,7 +179,10 @@ class TrainCommand:
         from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
 
         plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
-        print(json.dumps(plan, ensure_ascii=False) if self.format == "json" else format_plan(plan))
+        if self.format == "json":
+            print_json(plan)
+        else:
+            print(format_plan(plan))
         return 0
 
     def print_replay(self, folder: Path) -> int:
@@ -188,8 +191,7 @@ class TrainCommand:
 
         recorded, repeated = replay_update(folder, resolve_device(self.device))
         if self.format == "json":
-            report = {"schema": 1, "recorded": recorded, "repeated": repeated}
-            print(json.dumps(report, ensure_ascii=False, allow_nan=False))
+            print_json({"schema": 1, "recorded": recorded, "repeated": repeated})
             return 0
         print(f"step {repeated['step']}: {repeated['status']}, first in {repeated['first'] or 'nothing'}")
         for name, value in repeated["metrics"].items():
@@ -253,7 +255,7 @@ def describe_environment(device: str, ranks: int) -> dict[str, Any]:
         "device": device,
         "ranks": ranks,
         "commit": current_commit(),
-        "command": shlex.join(["laconic", *sys.argv[1:]]),
+        "command": command_line(),
         "start": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
