@@ -17,6 +17,7 @@ from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
+from tests.evaluation.answers import predicted
 from tests.latent.batches import build_kava, reasoning_batch, select_in_all_layers
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
@@ -105,8 +106,8 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
         build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
         plain = subject.answer(batch, rollout).texts[0]
         swapped = interventions.run_intervention(subject, batch, SWAP, build_inputs)
-        assert result.baseline.predictions[i] == plain
-        assert result.by_intervention[SWAP].predictions[i] == subject.answer(batch, swapped).texts[0]
+        assert result.baseline.records[i].prediction == plain
+        assert result.by_intervention[SWAP].records[i].prediction == subject.answer(batch, swapped).texts[0]
         top = subject.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:
@@ -118,8 +119,8 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
 
 def test_answers_that_become_the_donors() -> None:
     """Of four questions one has its donor's answer anyway, and one donor has none."""
-    built = inspection_dataset.AnswerLog(["1", "2", "2", None], [True] * 4)
-    swapped = inspection_dataset.AnswerLog(["2", "2", "1", "1"], [False] * 4)
+    built = predicted(["1", "2", "2", None], [True] * 4)
+    swapped = predicted(["2", "2", "1", "1"], [False] * 4)
     result = inspection_dataset.DatasetInspection(
         "run", "kava", built, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3))
     )

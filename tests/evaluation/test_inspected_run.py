@@ -11,7 +11,7 @@ from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.reasoning.encode import ReasoningEncoder
 from laconic.evaluation.inspection import inspected_run
-from laconic.evaluation.inspection import run as inspection_run
+from laconic.evaluation.inspection import question as inspection_run
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.experiment import build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder

@@ -20,7 +20,6 @@ from laconic.cli.arguments import (
 from laconic.cli.files import check_output, print_json, write_file
 from laconic.console import escape_controls, progress, status
 from laconic.errors import InputError, LaconicError, UsageError
-from laconic.evaluation.run_names import short_run_names
 
 if TYPE_CHECKING:
     from laconic.data.reasoning.answer_matching import AnswerProtocol
@@ -167,6 +166,7 @@ class InspectCommand:
         """Return the runs for inspection; chains are selected and matched as the first run was trained."""
         from laconic.evaluation.inspection.inspected_run import load_inspected_run
         from laconic.evaluation.reasoning.run import decoding_for
+        from laconic.evaluation.runs import short_run_names
 
         names = short_run_names([run.folder for run in runs])
         return [
@@ -175,8 +175,12 @@ class InspectCommand:
         ]
 
     def inspect_question(self, runs: "Sequence[LoadedRun]", device: Any) -> "QuestionSummary":
-        from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
-        from laconic.evaluation.inspection.run import with_given_chain, with_teacher_chain
+        from laconic.evaluation.inspection.question import (
+            QuestionInspection,
+            inspect_question,
+            with_given_chain,
+            with_teacher_chain,
+        )
         from laconic.evaluation.inspection.summary import QuestionSummary
         from laconic.evaluation.reasoning.question_sets import single_question
         from laconic.evaluation.reasoning.run import choose_protocol
@@ -215,7 +219,6 @@ class InspectCommand:
 
     def inspect_dataset(self, runs: "Sequence[LoadedRun]", device: Any) -> "DatasetSummary":
         """Inspect the questions of a task."""
-        from laconic.data.reasoning.read_examples import most_common_answer
         from laconic.evaluation.inspection.dataset import NUM_REFERENCE_QUESTIONS, inspect_dataset
         from laconic.evaluation.inspection.summary import DatasetSummary
         from laconic.evaluation.reasoning.question_sets import load_question_set
@@ -245,9 +248,8 @@ class InspectCommand:
                     )
                 )
         first = question_sets[0]
-        majority = most_common_answer(first.examples[: self.limit])
         notes = [*first.notes, *list_notes(runs, None)]
-        return DatasetSummary(first.name, protocol, majority, inspections, notes, describe_runs(runs))
+        return DatasetSummary(first.name, protocol, inspections, notes, describe_runs(runs))
 
 
 def iteration_counts(text: str | None, run: "LoadedRun") -> Sequence[int]:

@@ -11,8 +11,7 @@ from laconic import __version__
 from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.catalog import DATASETS
-from laconic.evaluation.run_names import short_run_names
-from laconic.evaluation.runs import load_recipes
+from laconic.evaluation.runs import load_recipes, short_run_names
 from laconic.evaluation.suite import EvalRequest, load_results
 from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import Table

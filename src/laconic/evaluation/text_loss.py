@@ -99,8 +99,9 @@ class TextLossSuite:
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return a table of all models, with differences from the baseline if there is one."""
-        paths = list(dict.fromkeys((*request.runs, request.baseline)))
-        baseline = None if request.baseline is None else results["loss"][paths.index(request.baseline)]
+        baseline = None
+        if request.baseline is not None:
+            baseline = results["loss"][request.paths.index(request.baseline)]
         rows = compare_losses(results["loss"], baseline)
         return EvalReport([build_table(COLUMNS, rows)], {"schema": 1, "results": figures_to_json(rows)})
 

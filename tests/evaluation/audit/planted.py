@@ -19,8 +19,7 @@ import torch
 from laconic.batches import ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.synthetic.digits import TOKEN_IDS
-from laconic.evaluation.audit.conditions import list_conditions
-from laconic.evaluation.audit.job import AuditedQuestions, audit_batch
+from laconic.evaluation.audit.job import AuditedQuestions, audit_batch, list_conditions
 from laconic.evaluation.audit.verdict import ThoughtAudit
 from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
 from laconic.evaluation.inspection.inspected_run import load_inspected_run

@@ -6,9 +6,8 @@ from typing import Any
 
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
-from laconic.evaluation.audit.conditions import AS_TRAINED
 from laconic.evaluation.audit.job import build_audit_job
-from laconic.evaluation.audit.verdict import ControlComparison, ThoughtAudit, audit_to_json
+from laconic.evaluation.audit.verdict import AS_TRAINED, ControlComparison, ThoughtAudit, audit_to_json
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import build_question_job

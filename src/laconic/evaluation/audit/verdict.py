@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.evaluation import statistics
-from laconic.evaluation.audit.conditions import AS_TRAINED
 from laconic.evaluation.paired_proportions import compare_answers, detectable_loss, detectable_loss_over_seeds
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.tables import figures_to_json, format_percent
 
+AS_TRAINED = "as trained"  # name of the condition without a change
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
 

@@ -56,7 +56,6 @@ class ReferenceMeans(NamedTuple):
     vectors: Tensor
     keys_before_rope: LayerTensors
     values: LayerTensors
-    num_questions: int
 
 
 @dataclass(frozen=True)
@@ -212,4 +211,4 @@ def compute_reference_means(run: InspectedRun, batches: Iterable[ReasoningBatch]
         n += batch.B
     vectors, *rest = [x / n for x in totals]
     L = len(rest) // 2
-    return ReferenceMeans(vectors, tuple(rest[:L]), tuple(rest[L:]), n)
+    return ReferenceMeans(vectors, tuple(rest[:L]), tuple(rest[L:]))

@@ -42,21 +42,22 @@ class QuestionSummary:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """A set of questions as each run answers it; the first run is the inspected one.
-
-    `majority_baseline` is the most frequent gold answer and its share.
-    """
+    """A set of questions as each run answers it; the first run is the inspected one."""
 
     name: str
     protocol: AnswerProtocol
-    majority_baseline: tuple[str, float]
     runs: Sequence[DatasetInspection]
     notes: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
 
     @property
     def num_questions(self) -> int:
-        return len(self.runs[0].baseline.is_correct)
+        return len(self.runs[0].baseline.records)
+
+    @property
+    def majority_baseline(self) -> tuple[str, float]:
+        """The most frequent gold answer and its share."""
+        return self.runs[0].baseline.majority_baseline
 
 
 class InterventionEffect(NamedTuple):

@@ -36,8 +36,7 @@ from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.report.recipe_diff import recipe_differences
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.run_names import short_run_names
-from laconic.evaluation.runs import flush_denormals, seed_runs
+from laconic.evaluation.runs import flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
 from laconic.experiment.cost import format_count
@@ -105,8 +104,7 @@ class ReasoningSuite:
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return one table of all sets, with comparisons, caveats and notes; runs are timed here if requested."""
-        paths = list(dict.fromkeys((*request.runs, *([request.baseline] if request.baseline else ()))))
-        titles = dict(zip(short_run_names(paths), paths, strict=True))
+        titles = dict(zip(short_run_names(request.paths), request.paths, strict=True))
         runs = results["reasoning"]
         timings = measure_timings(request, runs, titles) if request.latency else {}
         rows = [row for result in runs for row in table.build_rows(result, timings.get(id(result)))]
