@@ -170,16 +170,13 @@ class DataCheckCommand:
         if self.max_length is not None:
             title = f"rows of more than {self.max_length:,} tokens, which would be truncated"
             counts[f"{title}{format_ids(result.too_long)}"] = len(result.too_long)
-        for text, n in counts.items():
-            print(f"{n:>10,}  {text}")
+        print_counts(counts)
         if result.num_rows:
             answer, share = result.majority_answer
             print(f"{share:>10.1%}  of the answers are {answer!r}, the most common one")
         if result.answer_type == "text":
             print('note: most answers are texts; set data.answer_type = "text" in a recipe')
-        print("\n".join([*(f"note: {text}" for text in scanned.notes), f"sha256 {scanned.sha256}"]))
-        if result.lengths:
-            self.print_lengths(result.lengths)
+        print_origin(scanned.notes, scanned.sha256, result.lengths)
 
     def print_documents(self, audit: "DocumentAudit") -> int:
         if self.format == "json":
@@ -193,18 +190,23 @@ class DataCheckCommand:
         }
         counts |= {"sections": audit.num_sections, "duplicate sections": audit.num_duplicate_sections}
         counts |= {} if audit.num_rows is None else {f"rows of {self.max_length:,} tokens": audit.num_rows}
-        for text, n in counts.items():
-            print(f"{n:>10,}  {text}")
-        print("\n".join([*(f"note: {text}" for text in audit.notes), f"sha256 {audit.sha256}"]))
-        if audit.token_lengths:
-            self.print_lengths({"document": audit.token_lengths})
+        print_counts(counts)
+        print_origin(audit.notes, audit.sha256, {"document": audit.token_lengths} if audit.token_lengths else {})
         return 0
 
-    def print_lengths(self, lengths: "Mapping[str, LengthQuantiles]") -> None:
-        """Print token lengths by part."""
-        from rich.console import Console
-        from rich.table import Table
 
+def print_counts(counts: Mapping[str, int]) -> None:
+    for text, n in counts.items():
+        print(f"{n:>10,}  {text}")
+
+
+def print_origin(notes: Iterable[str], sha256: str, lengths: "Mapping[str, LengthQuantiles]") -> None:
+    """Print notes, the hash of the file, and lengths in tokens by part, if they were counted."""
+    from rich.console import Console
+    from rich.table import Table
+
+    print("\n".join([*(f"note: {text}" for text in notes), f"sha256 {sha256}"]))
+    if lengths:
         table = Table("tokens", "p50", "p90", "p99", "max")
         for part, quantiles in lengths.items():
             table.add_row(part, *(f"{n:,}" for n in quantiles))

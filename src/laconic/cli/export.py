@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -10,6 +10,9 @@ from laconic.cli.arguments import OptionalDtype, OptionalPath, OptionalStr, pars
 from laconic.cli.files import write_file
 from laconic.console import log_message, status
 from laconic.errors import CorruptArtifactError, UsageError
+
+if TYPE_CHECKING:
+    from laconic.experiment.load_run import RunStep
 
 OptionalTarget = Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")]
 
@@ -65,8 +68,8 @@ class ExportCommand:
             refuse_flags(flags, f"{self.model} is a memory")
             return self.export_cartridge(kind) if self.to is None else self.export_prompt_embeds(kind)
         refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is no memory")
-        if find_run(self.model) is not None:
-            return self.export_run()
+        if (run_dir := find_run(self.model)) is not None:
+            return self.export_run(run_dir)
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         with status(f"loading {self.model}"):
@@ -115,16 +118,14 @@ class ExportCommand:
         log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
         return 0
 
-    def export_run(self) -> int:
+    def export_run(self, run_dir: "RunStep") -> int:
         """Write a run: its decoder with the adapter merged, and what else it needs to answer."""
         import torch
 
         from laconic.experiment.export import export_run
-        from laconic.experiment.load_run import find_run, load_run
+        from laconic.experiment.load_run import load_run
         from laconic.storage.atomic import check_new_folder
 
-        run_dir = find_run(self.model)
-        assert run_dir is not None
         refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
         card = self.build_card(run_dir.folder)
         check_new_folder(self.out)

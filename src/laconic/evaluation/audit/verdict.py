@@ -134,7 +134,7 @@ class ThoughtAudit:
     @property
     def floor(self) -> float:
         """Accuracy of always giving the most frequent answer."""
-        return self.row.results[0].majority_baseline[1]
+        return self.row.results[0].majority_baseline.share
 
     @property
     def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
@@ -233,12 +233,11 @@ def describe_bound(effect: ConditionEffect) -> str:
 
 
 def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
-    answer, share = audit.row.results[0].majority_baseline
     return {
         "questions": audit.row.accuracy.num_items,
         "seeds": list(audit.row.seeds),
         "protocol": audit.row.results[0].protocol,
-        "majority_baseline": {"answer": answer, "share": share},
+        "majority_baseline": audit.row.results[0].majority_baseline._asdict(),
         "accuracy": audit.row.accuracy._asdict(),
         "conditions": figures_to_json(audit.effects),
         "controls": figures_to_json(audit.comparisons),

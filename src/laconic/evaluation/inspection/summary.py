@@ -12,6 +12,7 @@ from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
+from laconic.evaluation.reasoning.evaluate import MajorityBaseline
 from laconic.evaluation.statistics import Difference, Estimate
 from laconic.evaluation.tables import figures_to_json, format_percent
 
@@ -55,8 +56,7 @@ class DatasetSummary:
         return len(self.runs[0].baseline.records)
 
     @property
-    def majority_baseline(self) -> tuple[str, float]:
-        """The most frequent gold answer and its share."""
+    def majority_baseline(self) -> MajorityBaseline:
         return self.runs[0].baseline.majority_baseline
 
 
@@ -119,7 +119,7 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
     """Return what the accuracy does not allow to conclude, then the notes on the set."""
-    floor, caveats = summary.majority_baseline[1], list[str]()
+    floor, caveats = summary.majority_baseline.share, list[str]()
     for run in summary.runs:
         accuracy = statistics.estimate_proportion(run.baseline.correct)
         if accuracy.low <= floor:
@@ -180,7 +180,7 @@ def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
         "dataset": summary.name,
         "questions": summary.num_questions,
         "protocol": summary.protocol.name,
-        "majority_baseline": dict(zip(("answer", "share"), summary.majority_baseline, strict=True)),
+        "majority_baseline": summary.majority_baseline,
         "runs": [
             {
                 "run": run.name,

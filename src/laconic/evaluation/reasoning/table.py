@@ -298,7 +298,7 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         {
             "dataset": name,
             "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
-            "majority_baseline": dict(zip(("answer", "share"), rows[0].results[0].majority_baseline, strict=True)),
+            "majority_baseline": rows[0].results[0].majority_baseline,
             "is_subset": rows[0].is_subset,
             "runs": [row_to_json(row) for row in rows],
         }

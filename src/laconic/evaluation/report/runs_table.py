@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
-from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.inspection.summary import QuestionSummary
 from laconic.evaluation.reasoning.table import ReasoningRow, pair_seeds
 from laconic.evaluation.report.page import (
     NO_PLOTS,
@@ -202,7 +200,7 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
         "protocol": first.protocol,
         "seeds": list(report.seeds),
         "questions": len(first.records),
-        "majority_baseline": dict(zip(("answer", "share"), first.majority_baseline, strict=True)),
+        "majority_baseline": first.majority_baseline._asdict(),
         "rows": rows,
         "comparisons": comparisons,
         "caveats": list_caveats(report),
@@ -310,11 +308,10 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[floa
 def inspection_blocks(inspection: QuestionInspection) -> list[str]:
     """Return what the first question shows of the latents."""
     lens = inspection.lens
-    summary = QuestionSummary("".join(lens.question), "", lens.chain, None, None, (inspection,), DIGIT)
     blocks = [f"The first test problem: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
     if inspection.best_tokens:
         tokens = ", ".join(f"{m + 1} {token} {100 * x:.0f} %" for m, (token, x) in enumerate(inspection.best_tokens))
         blocks.append(f"Each latent is distilled towards, with the share of layers and heads that chose it: {tokens}.")
-    blocks += lens_blocks(summary)
-    blocks += [block for space in INSPECTED_SPACES for block in map_blocks(summary, space, "chain")]
+    blocks += lens_blocks([inspection], lens.chain)
+    blocks += [block for space in INSPECTED_SPACES for block in map_blocks([inspection], lens.chain, space, "chain")]
     return [*blocks, *(selection_blocks(inspection, lens.chain) if inspection.selections else [])]
