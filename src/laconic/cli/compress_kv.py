@@ -3,27 +3,25 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
+from laconic.cli.compress import SUMMARY_FLAGS, CompressCommand
+from laconic.cli.generate_prompts import read_text
+from laconic.compression.cartridge import CartridgeConfig
+from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
+from laconic.data.documents.load import iter_texts
+from laconic.experiment.cartridge import fit_text
+from laconic.experiment.cost import format_bytes, format_count
+from laconic.experiment.kv_compressor import compress_text
 
-if TYPE_CHECKING:
-    from laconic.cli.compress import CompressCommand
-    from laconic.compression.kv_memory import KVMemory
 
-
-def compress_with_checkpoint(command: "CompressCommand") -> int:
+def compress_with_checkpoint(command: CompressCommand) -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
-    import laconic
-    from laconic.cli.compress import SUMMARY_FLAGS
-    from laconic.compression.cartridge import CartridgeConfig
-    from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
-    from laconic.compression.kv_memory import KVMemory
-    from laconic.compression.kv_selection import SHARED_METHODS
-    from laconic.experiment.cartridge import fit_text
-    from laconic.experiment.kv_compressor import compress_text
-
     reason = f"{command.model} is a plain model, which is not trained to compress"
     refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "save_every", "resume")}, reason)
     config = KVCompressionConfig(
@@ -66,9 +64,6 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
 
 def read_documents(source: str) -> list[tuple[str, str]]:
     """Return names and texts: one for a text or standard input, one per line of a .jsonl."""
-    from laconic.cli.generate_prompts import read_text
-    from laconic.data.documents.load import iter_texts
-
     path = Path(source)
     if not source.endswith(".jsonl"):
         return [("standard input" if source == "-" else path.name, read_text(path))]
@@ -76,7 +71,7 @@ def read_documents(source: str) -> list[tuple[str, str]]:
         return list(iter_texts(file, path.name))
 
 
-def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> dict[str, Any]:
+def compute_kv_cost(memory: KVMemory, num_windows: int, positions: int) -> dict[str, Any]:
     """Return what all texts of a memory took and save, as JSON.
 
     Slots are those kept per KV head, on average, and of the heads that keep least and most. `used_cache_bytes` is the
@@ -104,8 +99,6 @@ def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> dic
 
 def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     """Return the result of `compute_kv_cost` as lines for people."""
-    from laconic.experiment.cost import format_bytes, format_count
-
     num_texts, num_tokens, num_windows, num_slots = (
         cost[name] for name in ("num_texts", "num_tokens", "num_windows", "num_slots")
     )

@@ -126,8 +126,7 @@ class InspectCommand:
 
     def inspect_file(self) -> int:
         """Describe a memory or state file. Raises `UsageError` (2) for flags of runs, `CorruptArtifactError` (76)."""
-        from laconic.cli.inspect_file import describe_kv_memory_file, describe_memory_file
-        from laconic.cli.nested import describe_state_file
+        from laconic.cli.inspect_file import describe_kv_memory_file, describe_memory_file, describe_state_file
         from laconic.compression.kv_memory_file import FILE_KIND
         from laconic.nested.state_file import ARTIFACT_KIND
         from laconic.storage.atomic import read_artifact_kind
