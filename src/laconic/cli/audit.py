@@ -39,7 +39,6 @@ class AuditCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Audit the run, store the result and print it."""
         check_minimum(2, limit=self.limit)
         check_minimum(1, batch_size=self.batch_size)
         from laconic.cli.evaluate import print_report

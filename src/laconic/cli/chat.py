@@ -65,7 +65,6 @@ class ChatCommand(SamplingFlags):
     """commit, tag or branch on the hub"""
 
     def run(self) -> int:
-        """Load the model and answer turns until the input ends."""
         check_minimum(1, max_tokens=self.max_tokens)
         self.check_chats()
         with status(f"loading {self.model}"):

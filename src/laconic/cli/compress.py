@@ -138,7 +138,6 @@ class CompressCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Compress, write the file, and print the cost."""
         self.validate()
         from laconic.experiment.nested_model import is_nested
 
@@ -193,7 +192,6 @@ class CompressCommand:
 
     @property
     def partial_path(self) -> Path:
-        """The file with saved progress."""
         return self.out.with_name(f"{self.out.name}.part")
 
     def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:

@@ -32,7 +32,6 @@ class DataListCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Print the data sets."""
         from laconic.data.reasoning.catalog import DATASETS
 
         if self.format == "json":
@@ -61,7 +60,6 @@ def split_files(info: "DatasetInfo") -> dict[str, str]:
 
 
 def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
-    """Return a data set as JSON."""
     return {
         "name": info.name,
         "description": info.description,
@@ -121,7 +119,6 @@ class DataCheckCommand:
         return InputError.exit_code if result.problems else 0
 
     def scan_rows(self) -> "ScannedFile":
-        """Read the rows of the file or data set."""
         from laconic.config.data import DataConfig, is_row_file
         from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
         from laconic.data.reasoning.load import load_examples

@@ -133,7 +133,6 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        """Name in progress and messages."""
         return name_run(self.entry.name, self.seed)
 
     @property
@@ -162,7 +161,6 @@ def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], e
 
 
 def run_path(out: Path, name: str, seed: int) -> Path:
-    """Return the directory of an entry's run."""
     return out / name / f"seed-{seed}"
 
 
@@ -184,7 +182,6 @@ def check_same_recipe(path: Path, recipe: "Recipe") -> None:
 
 
 def is_finished(run: DemoRun) -> bool:
-    """Return whether a run is trained and evaluated."""
     from laconic.cli.demo_run import planned_conditions
     from laconic.config.load import load_recipe
     from laconic.evaluation.reasoning.run import load_result

@@ -30,7 +30,6 @@ class DemoReadCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Compress the chapter, answer the questions, print the tables and write the page."""
         import torch
 
         import laconic

@@ -99,7 +99,6 @@ def seed_accuracies(row: ReasoningRow) -> list[float]:
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -152,7 +151,6 @@ def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
 
 
 def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
-    """Return wall time, data, device and versions."""
     environment = json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
     manifest = RunDirectory(run.folder).get_step(run.step).manifest
     minutes, rest = divmod(round(seconds), 60)
@@ -183,7 +181,6 @@ def describe_run(folder: Path) -> str:
 
 
 def get_recipe_value(recipe: Recipe, key: str) -> Any:
-    """Return a recipe's value by its dotted key."""
     value: Any = recipe
     for part in key.split("."):
         value = getattr(value, part, None)

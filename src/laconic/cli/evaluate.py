@@ -105,7 +105,6 @@ class EvaluateCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Evaluate, store the results and print them."""
         self.validate()
         from laconic.cli.train import resolve_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
@@ -147,7 +146,6 @@ class EvaluateCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for invalid flags."""
         if not self.runs:
             raise UsageError("no run given; laconic evaluate RUN")
         counts = ("limit", "shots", "batch_size", "tokens", "fit")
@@ -190,7 +188,6 @@ class EvaluateCommand:
 
 
 def print_report(report: "EvalReport", format: OutputFormat) -> None:
-    """Print tables and lines, or one JSON object."""
     from laconic.evaluation.tables import Table, print_table
 
     if format == "json":

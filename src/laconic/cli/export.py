@@ -53,7 +53,6 @@ class ExportCommand:
     """dtype of the weights (default: as stored)"""
 
     def run(self) -> int:
-        """Load the model, merge the adapter and write the folder."""
         from laconic.experiment import build_nested, lora
         from laconic.experiment.export import export_model
         from laconic.experiment.load_run import find_run

@@ -203,7 +203,6 @@ class GenerateCommand(SamplingFlags):
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
-        """Load a checkpoint, or the decoder of a run of method lm."""
         import laconic
         from laconic.experiment.load_run import is_export
 

@@ -43,17 +43,14 @@ class GenerationTimer:
             self.phase_start = now
 
     def close_progress(self) -> None:
-        """Remove the progress bar."""
         self.stack.close()
         self.show = None
 
     def on_token(self) -> None:
-        """Note the time of the first token."""
         if self.first_token_seconds is None:
             self.first_token_seconds = time.perf_counter() - self.start
 
     def add(self, generations: "Sequence[Generation]") -> None:
-        """Count the results of a finished call."""
         self.decode_seconds += time.perf_counter() - self.phase_start
         self.prompt_tokens += sum(g.num_prompt_tokens for g in generations)
         self.new_tokens += sum(len(g.token_ids) for g in generations)
@@ -65,7 +62,6 @@ class GenerationTimer:
         return (self.new_tokens - self.rows) / max(self.decode_seconds, 1e-9)
 
     def describe(self) -> str:
-        """Return a line with prefill and decoding."""
         import torch
 
         from laconic.experiment.cost import format_count
@@ -78,7 +74,6 @@ class GenerationTimer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measurements for `--format json`."""
         import torch
 
         rates = (self.prompt_tokens / max(self.prefill_seconds, 1e-9), self.decode_rate)
@@ -143,7 +138,6 @@ class GenerationPrinter:
             self.num_printed += 1
 
     def finish(self, generations: "Sequence[Generation]") -> None:
-        """End the output and the measurement."""
         self.timer.close_progress()
         self.timer.add(generations)
         if self.is_streaming:
@@ -157,7 +151,6 @@ def write_text(text: str) -> None:
 
 
 def generation_to_json(generation: "Generation", should_add_logprobs: bool) -> dict[str, Any]:
-    """Return a result as it stands in JSON output."""
     row: dict[str, Any] = {
         "text": generation.text,
         "ids": generation.token_ids,

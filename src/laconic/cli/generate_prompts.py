@@ -49,7 +49,6 @@ class PromptRow:
         return ids
 
     def to_json(self) -> dict[str, Any]:
-        """Return the prompt as it stands in JSON output."""
         return {"messages": list(self.messages)} if self.text is None else {"prompt": self.title + self.text}
 
 
@@ -110,7 +109,6 @@ def to_chat(row: PromptRow, system: str | None) -> PromptRow:
 
 
 def read_message_file(path: Path, system: str | None) -> PromptRow:
-    """Return the messages of a JSON file, or of standard input."""
     from laconic.data.messages import parse_messages
 
     name = "standard input" if str(path) == STANDARD_INPUT else path.name

@@ -58,7 +58,6 @@ class InspectCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Inspect, print the summary and write the page."""
         from laconic.models.named_models import NAMED_MODELS
 
         folder = Path(self.model)
@@ -103,7 +102,6 @@ class InspectCommand:
 
     @property
     def page_path(self) -> Path | None:
-        """The page to write, or None."""
         return self.out or (Path("inspect.html") if self.format == "human" else None)
 
     def validate(self) -> None:

@@ -49,7 +49,6 @@ def memory_to_json(path: Path, memory: SummaryMemory) -> dict[str, Any]:
 
 
 def memory_lines(path: Path, memory: SummaryMemory) -> list[str]:
-    """Return the metadata as lines for people."""
     metadata = memory.metadata
     assert metadata is not None
     config = metadata.method["compression"]
@@ -87,7 +86,6 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
-    """Return the metadata and sizes of a KV memory as lines for people."""
     metadata, heads = memory.metadata, memory.slots
     assert metadata is not None
     settings = ", ".join(f"{name} {value}" for name, value in metadata.settings.items())
@@ -120,7 +118,6 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """Return the metadata and reports of a state as lines for people."""
     rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
     return [
         f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "

@@ -21,7 +21,6 @@ def describe_recipe(path: Path) -> str:
 
 
 def list_recipes() -> Iterator[tuple[str, str]]:
-    """Yield name and description of every recipe."""
     from laconic.config.load import SHIPPED_RECIPES
 
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
@@ -41,7 +40,6 @@ class RecipesListCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Print a line for each recipe."""
         recipes = list(list_recipes())
         if self.format == "json":
             rows = [{"name": name, "description": text} for name, text in recipes]

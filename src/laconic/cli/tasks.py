@@ -60,7 +60,6 @@ class TasksListCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Print the table."""
         from laconic.data.reasoning.catalog import DATASETS
 
         catalog = [TaskInfo(info.name, LATENT, info.description) for info in DATASETS.values()]

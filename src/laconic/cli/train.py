@@ -164,7 +164,6 @@ class TrainCommand:
         return {"out": str(out), **outcome_to_json(outcome)}
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
-        """Log the last step, its first metrics, and the validation."""
         from laconic.training.run import select_progress_metrics
 
         numbers = {**select_progress_metrics(outcome.metrics), **outcome.validation}
@@ -175,7 +174,6 @@ class TrainCommand:
             log_note(note)
 
     def print_plan(self, recipe: "Recipe") -> int:
-        """Print the tokens, memory and time that the run would take."""
         from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
 
         plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
@@ -261,7 +259,6 @@ def describe_environment(device: str, ranks: int) -> dict[str, Any]:
 
 
 def current_commit() -> str | None:
-    """Return the git commit of the checkout with this file, or None."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

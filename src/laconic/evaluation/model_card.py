@@ -157,5 +157,4 @@ def to_markdown(table: Table) -> str:
 
 
 def quote_lines(text: str) -> str:
-    """Return lines as a list of Markdown."""
     return "\n".join(f"- {line.strip()}" for line in text.splitlines() if line.strip())

@@ -195,7 +195,6 @@ def partial_folder(folder: Path) -> Path:
 
 
 def to_records(metadata: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
-    """Return one record per item and condition."""
     m = metadata
     return [
         EvalRecord(m.task, m.run, m.seed, m.step, item.id, condition, metrics)
@@ -218,7 +217,6 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
 
 
 def parse_records(text: str) -> list[EvalItem]:
-    """Return the items of a `records.jsonl`."""
     return group_items([EvalRecord(**json.loads(line)) for line in text.splitlines()])
 
 
@@ -264,7 +262,6 @@ def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], St
 
 
 def _format_unit(metadata: EvalMetadata, items: Sequence[EvalItem]) -> str:
-    """Return the records of a unit as one line of the partial results."""
     return to_canonical_json([asdict(record) for record in to_records(metadata, items)]) + "\n"
 
 

@@ -70,7 +70,6 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int:
 
 
 def step_hash(folder: Path, step: int) -> str:
-    """Return the SHA-256 of a checkpoint's manifest."""
     return sha256(RunDirectory(folder).get_step(step).manifest.canonical_text.encode()).hexdigest()
 
 

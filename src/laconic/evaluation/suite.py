@@ -347,7 +347,6 @@ def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path],
 
 
 def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[SeedResult]) -> RunResult:
-    """Return the result of several seeds of a run on one task."""
     metadata = [seed.stored.metadata for seed in seeds]
     return RunResult(
         title,

@@ -77,7 +77,6 @@ class AuditSuite:
         return EvalReport(blocks, data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return one section per audit, without controls."""
         sections: list[PageSection] = []
         for result in results["audit"]:
             audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
@@ -99,7 +98,6 @@ def label_condition(name: str) -> tuple[str, str]:
 
 
 def format_p(p: float) -> str:
-    """Return a p-value with three digits, or as a bound."""
     return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
 
 
@@ -132,7 +130,6 @@ def comparison_cells(comparison: ControlComparison) -> list[str]:
 
 
 def explain_columns(audit: ThoughtAudit) -> list[str]:
-    """Return the legend of the table."""
     test = "McNemar's binomial test" if audit.row.accuracy.num_seeds == 1 else "bootstrap over seeds and questions"
     return [
         "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "

@@ -71,7 +71,6 @@ class ThoughtAudit:
 
     @property
     def conditions(self) -> list[str]:
-        """Names of the conditions, in order."""
         return [name for name in self.items_by_seed[0][0].conditions if name != AS_TRAINED]
 
     @property
@@ -133,7 +132,6 @@ class ThoughtAudit:
 
     @property
     def floor(self) -> float:
-        """Accuracy of always giving the most frequent answer."""
         return self.row.results[0].majority_baseline.share
 
     @property

@@ -115,7 +115,6 @@ def inspect_dataset(
 
 
 def load_batch(run: InspectedRun, source: TrainingData, indices: NDArray[np.int64]) -> ReasoningBatch:
-    """Return some rows of a set on the run's device."""
     return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.device)
 
 

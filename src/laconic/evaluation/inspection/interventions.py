@@ -105,7 +105,6 @@ def norm_matched_noise(like: Tensor, inputs: InterventionInputs, *key: int) -> T
 
 
 def is_sequential(rollout: LatentRollout) -> bool:
-    """Return whether the latents were computed one after the other."""
     return rollout.passes[0].latent_setup == 0
 
 

@@ -65,7 +65,6 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
 
 
 def question_sections(summary: QuestionSummary) -> list[PageSection]:
-    """Return the sections about one question."""
     answers = [
         (f"{run.name} ({run.method})", run.answer + correctness_suffix(run.answer, summary)) for run in summary.runs
     ]
@@ -91,7 +90,6 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
 
 
 def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
-    """Return the sections about a set."""
     sections = [
         PageSection(title, [render_table(table), *filter(None, [note])])
         for title, table, note in dataset_tables(summary)
@@ -100,7 +98,6 @@ def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
 
 
 def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> list[str]:
-    """Return the logit lens of each run."""
     blocks = [
         "The most likely token at each latent after each pass, with its probability in percent. A hidden state becomes "
         "the next latent, so a token stands one column before its own. That a token can be read there does not show "
@@ -188,7 +185,6 @@ def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: 
 
 
 def describe_row_maxima(map: Sequence[Sequence[float]], columns: Sequence[str]) -> str:
-    """Return the most similar column of every latent as text."""
     best = [max(range(len(row)), key=row.__getitem__) for row in map]
     return "most similar: " + ", ".join(f"{m + 1} {columns[i]} {map[m][i]:.2f}" for m, i in enumerate(best))
 
@@ -245,7 +241,6 @@ def number_labels(n: int) -> list[str]:
 
 
 def effect_blocks(summary: QuestionSummary) -> list[str]:
-    """Return the answers of every run under interventions."""
     runs, changed = summary.runs, Markup("<b>{}</b> <small>changed</small>")
     rows: list[list[str]] = [["none", "", *(run.answer for run in runs)]]
     for effect in runs[0].effects:

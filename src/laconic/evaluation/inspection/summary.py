@@ -174,7 +174,6 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
 
 
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
-    """Return the results on a set as JSON."""
     return {
         "schema": 3,
         "dataset": summary.name,
@@ -211,7 +210,6 @@ def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
 
 
 def format_question(summary: QuestionSummary) -> str:
-    """Return the results on one question as text for a terminal."""
     lines = [summary.text, f"chain, {summary.chain_source}: {join_words(''.join(summary.chain)) or 'none'}"]
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")

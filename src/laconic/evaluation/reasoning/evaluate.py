@@ -63,7 +63,6 @@ class ReasoningResult:
 
     @classmethod
     def from_items(cls, items: Sequence[EvalItem], protocol: str, bytes_per_position: int) -> "ReasoningResult":
-        """Return the result that stored items give."""
         return cls(tuple(map(AnswerRecord.from_item, items)), protocol, bytes_per_position)
 
     @property
@@ -84,7 +83,6 @@ class ReasoningResult:
 
     @property
     def mean_cache_positions(self) -> tuple[float, float]:
-        """Cache positions when the answer begins and at its end."""
         begin, end = np.array([record.cache_positions for record in self.records], dtype=np.float64).mean(0).tolist()
         return begin, end
 

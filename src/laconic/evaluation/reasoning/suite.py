@@ -63,7 +63,6 @@ class ReasoningSuite:
     )
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether no run reads documents."""
         return not any(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
@@ -151,7 +150,6 @@ class ReasoningSuite:
 
 
 def count_questions(rows: Sequence[ReasoningRow]) -> int:
-    """Return the number of questions of the longest row."""
     return max(len(row.results[0].records) for row in rows)
 
 
@@ -209,14 +207,12 @@ def list_notes(request: EvalRequest, results: Sequence[RunResult]) -> Iterator[s
 
 
 def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:
-    """Return the title of a run, and its method, dtype and checkpoints."""
     first = results[0]
     seeds = ", ".join(f"seed {seed} at step {step}" for seed, step in zip(first.seeds, first.steps, strict=True))
     return first.run, f"{first.info['method']}, {first.info['dtype']}; {seeds}"
 
 
 def environment_facts(device: torch.device) -> list[tuple[str, str]]:
-    """Return the device and the versions of the libraries."""
     threads = format_count(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))

@@ -64,7 +64,6 @@ class MethodResult:
 
     @property
     def num_passes(self) -> float:
-        """Forward passes per question."""
         return sum(self.row.mean_passes)
 
 
@@ -162,7 +161,6 @@ def build_terminal_table(report: ComparisonReport) -> Table:
 
 
 def format_footnotes(report: ComparisonReport) -> str:
-    """Return the lines under the table."""
     answer, share = report.first_row.results[0].majority_baseline
     lines = [
         f'majority baseline {format_percent(share)} % (always "{answer}"); {report.first_row.accuracy.num_items:,} '
@@ -259,7 +257,6 @@ def render_report(report: ComparisonReport) -> str:
 
 
 def results_blocks(report: ComparisonReport) -> list[str]:
-    """Return the plots and the table of results."""
     first = report.first_row
     answer, floor = first.results[0].majority_baseline
     n = "" if len(report.seeds) >= MIN_SEEDS else f" {statistics.format_seeds(len(report.seeds))}."
@@ -306,7 +303,6 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[floa
 
 
 def inspection_blocks(inspection: QuestionInspection) -> list[str]:
-    """Return what the first question shows of the latents."""
     lens = inspection.lens
     blocks = [f"The first test problem: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
     if inspection.best_tokens:
