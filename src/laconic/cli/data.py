@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, split_commas
-from laconic.cli.files import print_json
+from laconic.cli.files import print_json, print_rows
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
@@ -37,17 +37,13 @@ class DataListCommand:
         if self.format == "json":
             print_json({"schema": 1, "sets": [dataset_to_json(info) for info in DATASETS.values()]})
             return 0
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("set", *SPLITS, "from", "licence", box=SIMPLE_HEAD)
+        rows: list[list[str]] = []
         for info in DATASETS.values():
-            rows = {name: split.num_rows for name, split in info.splits.items()}
             sources = [name for name, value in (("files", split_files(info)), ("hub", info.hub_repo)) if value]
-            counts = [f"{count:,}" if (count := rows.get(name)) else "" for name in SPLITS]
-            table.add_row(info.name, *counts, ", ".join(sources or ["sets"]), info.licence)
-        Console().print(table)
+            sizes = {name: split.num_rows for name, split in info.splits.items()}
+            counts = [f"{count:,}" if (count := sizes.get(name)) else "" for name in SPLITS]
+            rows.append([info.name, *counts, ", ".join(sources or ["sets"]), info.licence])
+        print_rows(("set", *SPLITS, "from", "licence"), rows)
         for info in DATASETS.values():
             hub = f"; hub: {info.hub_repo}" if info.hub_repo else ""
             generator = f"; laconic data make {info.generator} generates training rows" if info.generator else ""
@@ -199,15 +195,10 @@ def print_counts(counts: Mapping[str, int]) -> None:
 
 def print_origin(notes: Iterable[str], sha256: str, lengths: "Mapping[str, LengthQuantiles]") -> None:
     """Print notes, the hash of the file, and lengths in tokens by part, if they were counted."""
-    from rich.console import Console
-    from rich.table import Table
-
     print("\n".join([*(f"note: {text}" for text in notes), f"sha256 {sha256}"]))
     if lengths:
-        table = Table("tokens", "p50", "p90", "p99", "max")
-        for part, quantiles in lengths.items():
-            table.add_row(part, *(f"{n:,}" for n in quantiles))
-        Console().print(table)
+        rows = [(part, *(f"{n:,}" for n in quantiles)) for part, quantiles in lengths.items()]
+        print_rows(("tokens", "p50", "p90", "p99", "max"), rows)
 
 
 def parse_columns(text: str | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import torch
 from laconic.batches import ReasoningBatch
 from laconic.cli.demo_run import EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
-from laconic.config.recipe import Recipe
+from laconic.config.recipe import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection.inspected_run import load_inspected_run
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
@@ -44,6 +44,7 @@ def build_demo_report(
     latencies = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
     focus = FOCUS_ENTRY if FOCUS_ENTRY in runs else entries[0].name
     run = runs[focus]
+    values = flatten(run.recipe.model_dump())
     return ComparisonReport(
         title="Latent thoughts: what can replace a chain of thought",
         lead=describe_task(run),
@@ -54,9 +55,7 @@ def build_demo_report(
         focus=focus,
         cot_baseline=TEACHER_ENTRY,
         caveats=describe_caveats(run, out / TEACHER_ENTRY / f"seed-{seeds[0]}"),
-        recipe_differences=[
-            (key, str(get_recipe_value(run.recipe, key)), why) for key, why in run.recipe.deviations.items()
-        ],
+        recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
         facts=collect_run_facts(run, seconds),
         runs=[
             (f"{name}, seed {seed}", describe_run(folder))
@@ -178,10 +177,3 @@ def describe_run(folder: Path) -> str:
     spent = sum(line["seconds"] for line in lines)
     recipe = committed.manifest.fingerprints["recipe"]
     return f"{committed.step} steps in {spent:.0f} s, {skipped} skipped; recipe {recipe[:12]}…, weights {weights[:12]}…"
-
-
-def get_recipe_value(recipe: Recipe, key: str) -> Any:
-    value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part, None)
-    return value

@@ -14,8 +14,6 @@ from laconic.errors import CorruptArtifactError, UsageError
 if TYPE_CHECKING:
     from laconic.experiment.load_run import RunStep
 
-OptionalTarget = Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")]
-
 
 @dataclass(frozen=True)
 class ExportCommand:
@@ -33,7 +31,7 @@ class ExportCommand:
     --equal-heads, or with --to vllm a memory of summary vectors"""
     out: Path
     """folder to write; must be new or empty. With --to vllm and a memory: safetensors file"""
-    to: OptionalTarget = None
+    to: Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")] = None
     """vllm: write a run for vllm serve, or a memory of summary vectors as prompt_embeds"""
     reader: OptionalPath = None
     """with --to vllm and a memory: run or checkpoint that reads the memory"""

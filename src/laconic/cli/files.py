@@ -1,7 +1,7 @@
-"""Check and write the files that commands are given, and print JSON."""
+"""Check and write the files that commands are given, and print tables and JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,18 @@ def check_replaceable(flag: str, path: Path) -> None:
 def print_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output, for `--format json`."""
     print(json.dumps(data, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table that fits the width of the terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def write_file(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from laconic.cli.arguments import OutputFormat
-from laconic.cli.files import print_json
+from laconic.cli.files import print_json, print_rows
 
 
 class TaskInfo(NamedTuple):
@@ -67,12 +67,5 @@ class TasksListCommand:
         if self.format == "json":
             print_json({"schema": 1, "tasks": [task._asdict() for task in tasks]})
             return 0
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("task", "runs", "measures", box=SIMPLE_HEAD)
-        for task in tasks:
-            table.add_row(*task)
-        Console().print(table)
+        print_rows(("task", "runs", "measures"), tasks)
         return 0
