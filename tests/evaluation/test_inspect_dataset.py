@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorCh
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.latent.answering import AnswerDecoding, answer_from_cache
+from laconic.latent.answering import AnswerDecoding
 from tests.evaluation.answers import predicted
 from tests.latent.batches import build_kava, reasoning_batch, select_in_all_layers
 
@@ -37,41 +38,33 @@ class Rows:
         return replace(self.rows.select_rows(rows), row_index=torch.as_tensor(rows))
 
 
-@pytest.fixture(scope="module")
-def subject() -> InspectedRun:
+class KavaSubject(InspectedRun):
     """KaVa with random weights, whose answers are the last digit of the first id it says."""
-    method = build_kava(num_latents=4)
-    writing = AnswerDecoding(1, (2,), lambda ids: str(ids[0] % 10))
 
-    def left(batch: ReasoningBatch) -> TeacherChain:
-        layers = select_in_all_layers(method.eval(), batch)
+    def decode_token(self, i: int) -> str:
+        return str(i)
+
+    def think(
+        self, questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
+    ) -> Any:
+        method: Any = self.run.method
+        method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
+        return method.think(questions, intervention=intervention, record_passes=record_passes)
+
+    def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
+        layers = select_in_all_layers(cast(Any, self.run.method).eval(), batch)
         k_t, v_t, columns, I, R, S = zip(*layers, strict=True)
         chosen = {name: SelectorChoice(columns, S) for name in ("rkv", "random")}
         return TeacherChain(k_t, k_t, v_t, I, R, chosen, "rkv", (0, 1), True)
 
-    def think(
-        questions: Any,
-        intervention: Any = None,
-        record_passes: bool = False,
-        iterations: int | None = None,
-        question_cache: Any = None,
-    ) -> Any:
-        method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
-        return method.think(questions, intervention=intervention, record_passes=record_passes)
 
-    return InspectedRun(
-        "run",
-        "kava",
-        method.decoder,
-        str,
-        think,
-        lambda questions, rollout: answer_from_cache(
-            method.decoder, questions, rollout.cache, method.latent_thoughts.end, rollout.passes, writing
-        ),
-        left,
-        2,
-        torch.device("cpu"),
-    )
+@pytest.fixture(scope="module")
+def subject() -> InspectedRun:
+    method = build_kava(num_latents=4)
+    method.latent_thoughts.num_iterations = 2
+    parts = SimpleNamespace(decoder=method.decoder, latents=method.latent_thoughts)
+    run: Any = SimpleNamespace(method=method, parts=parts, recipe=SimpleNamespace(method="kava"))
+    return KavaSubject(run, "run", AnswerDecoding(1, (2,), lambda ids: str(ids[0] % 10)))
 
 
 EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range(len(SIZES))]

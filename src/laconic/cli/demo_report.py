@@ -12,7 +12,7 @@ from laconic.cli.demo_run import EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
 from laconic.config.recipe import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.evaluation.inspection.inspected_run import load_inspected_run
+from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
 from laconic.evaluation.reasoning.latency import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
@@ -107,8 +107,7 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
         return None
     questions = load_question_set(run, "test", DIGIT, limit=1)
     batch = cast(ReasoningBatch, questions.source.batch([0], 0, 0))
-    decoding = decoding_for(run, questions)
-    return inspect_question(load_inspected_run(run, run.folder.name, CPU, decoding), batch)
+    return inspect_question(InspectedRun(run, run.folder.name, decoding_for(run, questions)), batch)
 
 
 def describe_task(run: LoadedRun) -> str:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from laconic.cli.arguments import command_line, parse_ints, to_utf8
 from laconic.cli.files import print_json, write_file
 from laconic.cli.inspect import InspectCommand
@@ -12,7 +10,7 @@ from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
 from laconic.evaluation.inspection.dataset import NUM_REFERENCE_QUESTIONS, DatasetInspection, inspect_dataset
 from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
-from laconic.evaluation.inspection.inspected_run import InspectedRun, load_inspected_run
+from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.page import render_inspection_page
 from laconic.evaluation.inspection.question import (
     NUM_MEAN_QUESTIONS,
@@ -42,7 +40,7 @@ def inspect_runs(command: InspectCommand) -> int:
     with status(f"loading {command.model}"):
         runs = [load_run(path, device) for path in (command.model, *command.baseline)]
     check_comparable(runs)
-    summary = (inspect_task if command.task else inspect_one_question)(command, runs, device)
+    summary = (inspect_task if command.task else inspect_one_question)(command, runs)
     if command.format == "json":
         print_json(summary_to_json(summary))
     elif isinstance(summary, QuestionSummary):
@@ -61,28 +59,26 @@ def inspect_runs(command: InspectCommand) -> int:
     return 0
 
 
-def load_inspected_runs(
-    runs: Sequence[LoadedRun], question_sets: Sequence[QuestionSet], device: torch.device
-) -> list[InspectedRun]:
+def build_inspected_runs(runs: Sequence[LoadedRun], question_sets: Sequence[QuestionSet]) -> list[InspectedRun]:
     """Return the runs for inspection; chains are selected and matched as the first run was trained."""
     names = short_run_names([run.folder for run in runs])
     return [
-        load_inspected_run(run, name, device, decoding_for(run, questions), runs[0].recipe)
+        InspectedRun(run, name, decoding_for(run, questions), runs[0].recipe)
         for run, name, questions in zip(runs, names, question_sets, strict=True)
     ]
 
 
-def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun], device: torch.device) -> QuestionSummary:
+def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> QuestionSummary:
     text, gold = to_utf8(str(command.question)), None if command.answer is None else to_utf8(command.answer)
     first, steps = runs[0], [to_utf8(step) for step in command.chain]
     protocol = choose_protocol(first.recipe, command.protocol)
     question_sets = [single_question(run, text, steps, gold, protocol) for run in runs]
-    inspected = load_inspected_runs(runs, question_sets, device)
-    has_teacher = inspected[0].teacher_chain is not None
+    inspected = build_inspected_runs(runs, question_sets)
+    has_teacher = inspected[0].has_teacher
     with status("reading other questions of the recipe, and writing the teacher's chain"):
         others, note = reference_questions(first, protocol, command.data_dir)
         if has_teacher and not steps:
-            question = with_teacher_chain(first, question_sets[0], device)
+            question = with_teacher_chain(first, question_sets[0])
         else:
             question = with_given_chain(first, question_sets[0])
     inspections: list[QuestionInspection] = []
@@ -106,7 +102,7 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun], dev
     )
 
 
-def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun], device: torch.device) -> DatasetSummary:
+def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetSummary:
     name, limit = to_utf8(str(command.task)), max(command.limit, NUM_REFERENCE_QUESTIONS)
     protocol = choose_protocol(runs[0].recipe, command.protocol)
     question_sets = [
@@ -116,7 +112,7 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun], device: tor
     if any(other != ids[0] for other in ids):
         raise UsageError("--baseline: the runs drop different rows of the task (data.on_too_long)")
     inspections: list[DatasetInspection] = []
-    inspected = load_inspected_runs(runs, question_sets, device)
+    inspected = build_inspected_runs(runs, question_sets)
     with progress("inspecting") as show:
         for run, inspected_run, questions in zip(runs, inspected, question_sets, strict=True):
             inspections.append(

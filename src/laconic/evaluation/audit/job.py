@@ -12,7 +12,7 @@ from laconic.errors import InputError
 from laconic.evaluation.audit.verdict import AS_TRAINED, ThoughtAudit, audit_to_json
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
-from laconic.evaluation.inspection.inspected_run import InspectedRun, load_inspected_run
+from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
 from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
@@ -81,8 +81,8 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         InputError: There are too few questions for any effect to be significant.
         UsageError: The run's method has no latents, or this step of the run has none yet.
     """
-    name, device = run_name(run.folder), run.parts.decoder.token_embedding.weight.device
-    inspected = load_inspected_run(run, name, device, decoding := decoding_for(run, questions))
+    name, decoding = run_name(run.folder), decoding_for(run, questions)
+    inspected = InspectedRun(run, name, decoding)
     first = load_batch(inspected, questions.source, np.array([0]))
     with torch.no_grad():
         conditions = list_conditions(inspected.think(first).latents.shape[1], inspected.num_iterations)

@@ -50,12 +50,13 @@ def with_given_chain(run: LoadedRun, questions: QuestionSet) -> QuestionWithChai
     return QuestionWithChain(cast(ReasoningBatch, questions.source.batch([0], 0, 0)), source, None)
 
 
-def with_teacher_chain(run: LoadedRun, questions: QuestionSet, device: torch.device) -> QuestionWithChain:
+def with_teacher_chain(run: LoadedRun, questions: QuestionSet) -> QuestionWithChain:
     """Return a question with the chain that the run's own teacher generates."""
     row = cast(ReasoningDataset, questions.source).get_row(0)
     room = run.parts.decoder.config.max_position_embeddings - len(row.question_ids) - len(row.answer_ids)
     decoding = decoding_for(run, questions, with_cot=True)
     decoding = replace(decoding, max_tokens=min(decoding.max_tokens, room))
+    device = run.parts.decoder.token_embedding.weight.device
     answers = answer_questions(run.method, collate([row], [0]).to(device), decoding, with_cot=True)
     encoder = ReasoningEncoder(run.parts.tokenizer, run.recipe.data)
     row = append_generated_chain(encoder, row, list(answers.token_ids[0]), decoding.eos_token_ids)
@@ -159,7 +160,7 @@ def inspect_question(
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     n = int(batch.chain_mask.sum())
-    if run.teacher_chain is not None and n:
+    if run.has_teacher and n:
         parts.begin("comparing the latents with the chain")
         inspection = with_chain(inspection, run, batch, rollout, run.teacher_chain(batch), n)
     return with_interventions(inspection, run, batch, rollout, others, seed, parts)
