@@ -68,8 +68,8 @@ def build_validation(
         return correct
 
     def compute_accuracy(with_cot: bool) -> float:
-        indices = len(rows.examples)
-        correct = map_over_ranks(ranks or SingleProcess(), indices, lambda chosen: answer_rows(chosen, with_cot))
+        n = len(rows.examples)
+        correct = map_over_ranks(ranks or SingleProcess(), n, lambda chosen: answer_rows(chosen, with_cot))
         return sum(correct) / len(correct)
 
     def validate(epoch: int) -> Mapping[str, float]:

@@ -62,9 +62,7 @@ class AuditSuite:
         yield build_job(run, questions, limit=request.limit, batch_size=request.batch_size)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the table of the audit, its verdict and notes; nothing for a run without an audit."""
-        if not results["audit"]:
-            return EvalReport([], {})
+        """Return the table of the audit, its verdict and notes."""
         result = results["audit"][0]
         controls = [reasoning_table.build_rows(control)[0] for control in results["reasoning"]]
         audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed, controls)
