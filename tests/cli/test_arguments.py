@@ -6,7 +6,7 @@ import pytest
 
 from laconic.cli.arguments import parse_ints, split_commas
 from laconic.errors import UsageError
-from laconic.evaluation.run_names import seed_run_name, short_run_names
+from laconic.evaluation.runs import seed_run_name, short_run_names
 
 
 def test_words_and_numbers_between_commas() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from laconic.batches import AnswerBatch
+from laconic.cli import inspect_run
 from laconic.cli import main as cli
-from laconic.cli.inspect import InspectCommand
 from laconic.cli.train import TrainCommand
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning import suite as reasoning_suite
@@ -194,8 +194,7 @@ def test_decoding_for_takes_prompt_and_budget_of_the_protocol(runs: Path) -> Non
 
 def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, decodings = load_run(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
-    load = "laconic.evaluation.inspection.inspected_run.load_inspected_run"
-    monkeypatch.setattr(load, lambda *args: decodings.append(args[3]))
+    monkeypatch.setattr(inspect_run, "InspectedRun", lambda *args: decodings.append(args[2]))
     path = str(REPO / "examples/own.jsonl")
     for name in ("codi", "pccot"):
         protocol = reasoning_run.choose_protocol(run.recipe, name)
@@ -204,7 +203,7 @@ def test_inspect_decodes_as_evaluate_does(runs: Path, monkeypatch: pytest.Monkey
             load_question_set(run, path, protocol, with_chains=True),
         )
         assert alone.examples[0].question == protocol.format_question(" Two  balls?")
-        InspectCommand("kava").load_inspected_runs([run, run], [alone, whole], torch.device("cpu"))
+        inspect_run.build_inspected_runs([run, run], [alone, whole])
         expected = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
         assert [(decoding.max_tokens, decoding.answer_prompt) for decoding in decodings[-2:]] == [
             (expected.max_tokens, expected.answer_prompt)

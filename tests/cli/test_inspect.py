@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laconic.cli import inspect
+from laconic.cli import inspect_run
 from laconic.cli import main as cli
 from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import dataset as inspection_dataset
@@ -57,7 +57,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, runs: Path, tmp_path: Path) -> RunCli:
     """Run `laconic inspect` in an empty directory; names of runs become paths."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inspection_dataset, "NUM_REFERENCE_QUESTIONS", 16)
+    for module in (inspection_dataset, inspect_run):
+        monkeypatch.setattr(module, "NUM_REFERENCE_QUESTIONS", 16)
     # untrained models do not end their answers
     monkeypatch.setattr(reasoning_run, "token_budget", lambda run, questions, with_cot: 12 if with_cot else 2)
     return lambda *args: run_cli("inspect", *(runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in args))
@@ -214,7 +215,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         ),
         (
             ("kava", "--task", "test", "--limit", "1"),
-            "--limit 1 --batch-size 64: must be at least 2 and 1",
+            "--limit 1: must be at least 2",
         ),
         (("kava", "--task", "gsm8k"), "trained on generated digits"),
         (
@@ -223,8 +224,9 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         ),
         (
             ("kava", QUESTION, "--out", "gone/a.html"),
-            "--out gone/a.html: must be a file",
+            "--out gone/a.html: folder gone does not exist",
         ),
+        (("kava", QUESTION, "--out", "."), "is a folder; give a file"),
     ],
 )
 def test_inspect_refuses_in_one_line(run: RunCli, args: tuple[str, ...], message: str) -> None:
@@ -238,11 +240,11 @@ def test_inspect_page_that_cannot_be_written(run: RunCli, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise DiskError("no room for the page")
 
-    monkeypatch.setattr(inspect, "write_file", full)
+    monkeypatch.setattr(inspect_run, "write_file", full)
     code, out, err = run("kava", QUESTION)
     assert (code, err) == (74, "laconic: no room for the page\n")
     assert "zero in vectors:" in out
-    monkeypatch.setattr("laconic.experiment.load_run.load_run", None)  # whoever loads a run fails
+    monkeypatch.setattr(inspect_run, "load_run", None)  # whoever loads a run fails
     assert run("kava", QUESTION, "--out", ".")[0] == 2
 
 
@@ -253,7 +255,7 @@ def test_inspect_takes_other_questions_from_the_data_dir(run: RunCli, monkeypatc
         roots.append((name, more["root"]))
         return whole(run, name, *rest, **more)
 
-    monkeypatch.setattr(question_sets, "load_question_set", read)
+    monkeypatch.setattr(inspect_run, "load_question_set", read)
     assert run("kava", QUESTION, "--data-dir", "elsewhere")[0] == 0
     assert roots == [("valid", "elsewhere")]
 
@@ -267,10 +269,10 @@ def test_check_comparable() -> None:
         )
 
     with pytest.raises(UsageError, match="different tokenizer"):
-        inspect.check_comparable([fake_run(), fake_run(tokenizer="other")])
+        inspect_run.check_comparable([fake_run(), fake_run(tokenizer="other")])
     with pytest.raises(UsageError, match="chain_steps"):
-        inspect.check_comparable([fake_run(), fake_run(chain_steps="drop_last")])
-    inspect.check_comparable([fake_run(), fake_run()])
+        inspect_run.check_comparable([fake_run(), fake_run(chain_steps="drop_last")])
+    inspect_run.check_comparable([fake_run(), fake_run()])
 
 
 def test_inspect_names_what_it_reads_if_given_a_model(run_cli: RunCli) -> None:
@@ -286,7 +288,7 @@ def test_inspect_refuses_runs_that_drop_different_rows(run: RunCli, monkeypatch:
         rows = whole(run, *rest, **more)
         return replace(rows, examples=rows.examples[int("nodistil" in str(run.folder)) :])
 
-    monkeypatch.setattr(question_sets, "load_question_set", fewer)
+    monkeypatch.setattr(inspect_run, "load_question_set", fewer)
     code, _, err = run("kava", "--task", "test", "--baseline", "nodistil")
     assert code == 2
     assert "--baseline: the runs drop different rows" in err

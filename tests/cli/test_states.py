@@ -17,7 +17,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
 from laconic.experiment import nested_model
 from laconic.experiment.nested_model import NestedTextModel
-from laconic.experiment.read_into_state import StateReadingJob
+from laconic.experiment.read_into_state import ReadDocument, StateReadingJob
 from laconic.generation.config import GenerationConfig
 from laconic.models.init import init_parameters
 from laconic.nested import state as values
@@ -222,6 +222,15 @@ def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> No
     assert run(*arguments, "--learn", "--save-state", me)[0] == 0, "--save-state writes over a file, as --out does"
     assert values.states_equal(model.load(me), new)
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
+
+
+def test_generate_escapes_names_of_documents(run: RunCli, place: Path) -> None:
+    model = learner(place)
+    texts = [[ReadDocument(name, "", 3)] for name in ("one", "two\x1b[2J")]
+    model.save(model.compress(["abc", "def"]), "rows.safetensors", texts)
+    code, out, err = run("generate", "hope", "x", "--memory", "rows.safetensors", "--max-tokens", "2")
+    assert code == 0, err
+    assert "[two\\u001b[2J] x" in out
 
 
 def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:

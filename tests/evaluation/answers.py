@@ -1,5 +1,7 @@
 """Hand-made answers of runs to questions whose gold answers are 0, 1, 2, 3, 4 in turn."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from laconic.batches import PassCounts
@@ -25,6 +27,15 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
         for i, yes in enumerate(right)
     ]
     return ReasoningResult(tuple(rows), protocol, 2048)
+
+
+def predicted(
+    predictions: Sequence[str | None], right: Sequence[bool], gold: Sequence[str] = "1123"
+) -> ReasoningResult:
+    """Predictions for questions, with their gold answers."""
+    rows = zip(predictions, right, gold, strict=True)
+    records = [AnswerRecord("", "", g, "", x, is_right, PASSES, (50, 60)) for x, is_right, g in rows]
+    return ReasoningResult(tuple(records), "digit")
 
 
 def row(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ def evaluate_stream(
     request = StreamRequest(stream, stream, source, batch_size, bytes_per_token)
     conditions = list_conditions(model, stream) if conditions is None else conditions
     metadata = EvalMetadata("streams", stream, key={"run": key})
-    return run_resumable(build_stream_job(metadata, request, conditions, torch.device("cpu")), folder)
+    job = build_stream_job(metadata, request, conditions, torch.device("cpu"))
+    with TemporaryDirectory() as empty:
+        return run_resumable(job, folder or Path(empty))
 
 
 def sums(item: EvalItem, condition: str) -> dict[str, tuple[float, float]]:

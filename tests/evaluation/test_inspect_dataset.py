@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorCh
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_after_latents
+from laconic.latent.answering import AnswerDecoding
+from tests.evaluation.answers import predicted
 from tests.latent.batches import build_kava, reasoning_batch, select_in_all_layers
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
@@ -36,44 +38,33 @@ class Rows:
         return replace(self.rows.select_rows(rows), row_index=torch.as_tensor(rows))
 
 
-@pytest.fixture(scope="module")
-def subject() -> InspectedRun:
+class KavaSubject(InspectedRun):
     """KaVa with random weights, whose answers are the last digit of the first id it says."""
-    method = build_kava(num_latents=4)
-    writing = AnswerDecoding(1, (2,), lambda ids: str(ids[0] % 10))
 
-    def left(batch: ReasoningBatch) -> TeacherChain:
-        layers = select_in_all_layers(method.eval(), batch)
+    def decode_token(self, i: int) -> str:
+        return str(i)
+
+    def think(
+        self, questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
+    ) -> Any:
+        method: Any = self.run.method
+        method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
+        return method.think(questions, intervention=intervention, record_passes=record_passes)
+
+    def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
+        layers = select_in_all_layers(cast(Any, self.run.method).eval(), batch)
         k_t, v_t, columns, I, R, S = zip(*layers, strict=True)
         chosen = {name: SelectorChoice(columns, S) for name in ("rkv", "random")}
         return TeacherChain(k_t, k_t, v_t, I, R, chosen, "rkv", (0, 1), True)
 
-    def think(
-        questions: Any,
-        intervention: Any = None,
-        record_passes: bool = False,
-        iterations: int | None = None,
-        question_cache: Any = None,
-    ) -> Any:
-        method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
-        return method.think(questions, intervention=intervention, record_passes=record_passes)
 
-    return InspectedRun(
-        "run",
-        "kava",
-        method.decoder,
-        str,
-        think,
-        lambda questions, rollout: decode_answers(
-            method.decoder,
-            questions,
-            prompt_after_latents(method.decoder, rollout, method.latent_thoughts.end, writing.answer_prompt),
-            writing,
-        ),
-        left,
-        2,
-        torch.device("cpu"),
-    )
+@pytest.fixture(scope="module")
+def subject() -> InspectedRun:
+    method = build_kava(num_latents=4)
+    method.latent_thoughts.num_iterations = 2
+    parts = SimpleNamespace(decoder=method.decoder, latents=method.latent_thoughts)
+    run: Any = SimpleNamespace(method=method, parts=parts, recipe=SimpleNamespace(method="kava"))
+    return KavaSubject(run, "run", AnswerDecoding(1, (2,), lambda ids: str(ids[0] % 10)))
 
 
 EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range(len(SIZES))]
@@ -108,8 +99,8 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
         build_inputs = interventions.InterventionInputs(rollout, np.array([i]), donor_rollout=theirs)
         plain = subject.answer(batch, rollout).texts[0]
         swapped = interventions.run_intervention(subject, batch, SWAP, build_inputs)
-        assert result.baseline.predictions[i] == plain
-        assert result.by_intervention[SWAP].predictions[i] == subject.answer(batch, swapped).texts[0]
+        assert result.baseline.records[i].prediction == plain
+        assert result.by_intervention[SWAP].records[i].prediction == subject.answer(batch, swapped).texts[0]
         top = subject.decoder.logits(rollout.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:
@@ -121,8 +112,8 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
 
 def test_answers_that_become_the_donors() -> None:
     """Of four questions one has its donor's answer anyway, and one donor has none."""
-    built = inspection_dataset.AnswerLog(["1", "2", "2", None], [True] * 4)
-    swapped = inspection_dataset.AnswerLog(["2", "2", "1", "1"], [False] * 4)
+    built = predicted(["1", "2", "2", None], [True] * 4)
+    swapped = predicted(["2", "2", "1", "1"], [False] * 4)
     result = inspection_dataset.DatasetInspection(
         "run", "kava", built, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3))
     )

@@ -1,6 +1,5 @@
 """One question looked into: thought once, every intervention that is possible, and what is kept for each slot."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,16 +16,15 @@ from tests.evaluation.test_inspect_dataset import Rows, subject
 __all__ = ["subject"]  # the fixture
 
 
-def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
-    calls = list[bool]()
+def test_a_question_is_thought_about_once(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, think = list[bool](), type(subject).think
 
-    def think(
-        questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
-    ) -> Any:
+    def count(run: Any, questions: Any, intervention: Any = None, record_passes: bool = False) -> Any:
         calls.append(intervention is None)
-        return subject.think(questions, intervention, record_passes, iterations)
+        return think(run, questions, intervention, record_passes)
 
-    result = inspect_question(replace(subject, think=think), Rows().batch([0], 0, 0))
+    monkeypatch.setattr(type(subject), "think", count)
+    result = inspect_question(subject, Rows().batch([0], 0, 0))
     assert calls == [True, *[False] * 3]  # interventions on vectors think again
     assert len(result.lens.passes) == 3
     (selection,) = (selection for selection in result.selections if selection.policy == result.policy)

@@ -10,8 +10,8 @@ from laconic.batches import ReasoningExample
 from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.reasoning.encode import ReasoningEncoder
-from laconic.evaluation.inspection import inspected_run
-from laconic.evaluation.inspection import run as inspection_run
+from laconic.evaluation.inspection import question as inspection_run
+from laconic.evaluation.inspection.inspected_run import INSPECTED_POLICIES, InspectedRun
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.experiment import build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
@@ -57,18 +57,18 @@ CHANGED = {
 def test_answer_after_latents_is_the_methods_answer(tmp_path: Path, method: str) -> None:
     run = new_run(tmp_path, *CHANGED[method])
     results = writing(run)
-    result = inspected_run.load_inspected_run(run, "run", CPU, results)
+    result = InspectedRun(run, "run", results)
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
     rolled = result.think(batch, record_passes=True)
     answers = run.method.answer(batch, results)  # pyright: ignore
     assert result.answer(batch, rolled).texts == answers.texts
-    assert (result.teacher_chain is None) == (method == "coconut")
+    assert result.has_teacher == (method != "coconut")
     assert result.decode_token(run.parts.tokenizer.encode("7")[1]) == "7"
 
 
 def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    result = inspected_run.load_inspected_run(run, "run", CPU, writing(run))
+    result = InspectedRun(run, "run", writing(run))
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
     assert result.think(batch, iterations=0).passes[0].latent == 0
     assert result.think(batch).passes[0].latent == result.num_iterations == 1
@@ -78,10 +78,10 @@ def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:
 def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: str) -> None:
     run = new_run(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0, 3], 0, 0)
-    left = inspected_run.teacher_chain_function(run, run.recipe)(batch)
+    left = InspectedRun(run, "run", writing(run)).teacher_chain(batch)
     expected = select_in_all_layers(run.method.eval(), batch)[0]  # pyright: ignore
     assert (left.policy, left.matched_layers, left.is_distilled) == ("rkv", (0,), True)
-    assert tuple(left.choices) == inspected_run.INSPECTED_POLICIES
+    assert tuple(left.choices) == INSPECTED_POLICIES
     mine, I, R = left.choices["rkv"], left.I[0], left.R[0]
     assert torch.equal(mine.tokens[0].index, expected.columns.index)
     assert torch.equal(mine.S[0], expected.S)
@@ -98,7 +98,7 @@ def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: 
 def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([1], 0, 0)
-    left, decoder = inspected_run.teacher_chain_function(run, run.recipe)(batch), run.parts.decoder
+    left, decoder = InspectedRun(run, "run", writing(run)).teacher_chain(batch), run.parts.decoder
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
     positions = torch.arange(Nq + Nc)[None]
     live = torch.ones_like(positions, dtype=torch.bool)
@@ -109,15 +109,14 @@ def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> No
     assert torch.allclose(block.apply_rope(left.keys_before_rope[0], frame), left.keys[0], atol=1e-6)
 
 
-def test_load_inspected_run_takes_the_selection_of_another_recipe(tmp_path: Path) -> None:
+def test_teacher_chain_takes_the_selection_of_another_recipe(tmp_path: Path) -> None:
     run, other = (
         new_run(tmp_path, "method=pccot"),
         new_run(tmp_path, "kv_selection.policy=crop", "kv_distillation.layers=[0]"),
     )
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0], 0, 0)
-    left = inspected_run.load_inspected_run(run, "run", CPU, writing(run), other.recipe).teacher_chain
-    assert left is not None
-    assert (left(batch).policy, left(batch).matched_layers, left(batch).is_distilled) == ("crop", (0,), False)
+    left = InspectedRun(run, "run", writing(run), other.recipe).teacher_chain(batch)
+    assert (left.policy, left.matched_layers, left.is_distilled) == ("crop", (0,), False)
 
 
 def test_append_generated_chain_cuts_before_the_answer_prompt(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from laconic.data.reasoning.answer_matching import CODI, DIGIT
 from laconic.evaluation.inspection import page as inspection_page
 from laconic.evaluation.inspection import summary as inspection_summary
-from laconic.evaluation.inspection.dataset import AnswerLog, DatasetInspection
+from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.dataset_tables import dataset_tables
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_selection import ChainSelection
@@ -20,6 +20,7 @@ from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspec
 from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
 from laconic.evaluation.report import plots
 from tests.conftest import needs
+from tests.evaluation.answers import predicted
 from tests.evaluation.pages import ParsedPage, check_page
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
@@ -31,7 +32,7 @@ def build_inspection(layers: int, heads: int, M: int, N: int, name: str = "run")
     """A run on a question with a chain of N tokens."""
     chain = tuple(f"t{i}" for i in range(N))
     guesses = (TokenGuess(chain[0], 0.9), TokenGuess("&", 0.1))
-    words = LogitLens(("q",), chain, "7", ((guesses,) * (M + 1),) * 3)
+    words = LogitLens(("q",), chain, ((guesses,) * (M + 1),) * 3)
     across = {"chain": N, "selected": min(M, N)}
     maps = [
         SimilarityMap(what, against, ((0.5,) * n,) * M, ((tuple(i / n for i in range(n)),) * M,) * layers, 0.125, 0.75)
@@ -64,9 +65,11 @@ def question(*sides: QuestionInspection, text: str = "How many?") -> QuestionSum
     )
 
 
-def survey(name: str, right: list[int], zeroed: list[int], reads: list[list[float]]) -> DatasetInspection:
-    """Four questions; digits as predictions: the gold one is 1."""
-    answered = [AnswerLog([str(x) for x in item], [x == 1 for x in item]) for item in (right, zeroed)]
+def survey(
+    name: str, right: list[int], zeroed: list[int], reads: list[list[float]], gold: str = "1123"
+) -> DatasetInspection:
+    """Four questions; digits as predictions: 1 counts as correct."""
+    answered = [predicted([str(x) for x in item], [x == 1 for x in item], gold) for item in (right, zeroed)]
     return DatasetInspection(name, "kava", answered[0], {ZERO: answered[1], SWAP: answered[1]}, {2: answered[0]},
                   np.array([1, 2, 3, 0]), 2, np.array(reads))  # fmt: skip
 
@@ -74,7 +77,7 @@ def survey(name: str, right: list[int], zeroed: list[int], reads: list[list[floa
 READS = [[0.5, 0.1, 0.2], [0.7, 0.3, 0.4], [np.nan] * 3, [0.1, 0.1, 0.1]]
 FIRST = survey("a", [1, 1, 2, 3], [1, 2, 1, 3], READS)
 SECOND = survey("b", [2, 1, 1, 1], [2, 1, 1, 1], [[np.nan] * 3] * 4)
-SET = DatasetSummary("gsm", DIGIT, ("1", 0.5), (FIRST, SECOND), ("a note",))
+SET = DatasetSummary("gsm", DIGIT, (FIRST, SECOND), ("a note",))
 
 
 def test_compute_effects_by_hand() -> None:
@@ -110,8 +113,8 @@ def test_list_caveats_names_runs_at_the_majority_baseline() -> None:
     assert low.startswith("a is not shown to be above the majority baseline (50.0 %")
     assert note == "a note"
     assert "not shown to be above the majority baseline" in inspection_page.render_inspection_page(SET)
-    good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS)
-    assert inspection_summary.list_caveats(replace(SET, runs=(good,), majority_baseline=("1", 0.1))) == ["a note"]
+    good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS, gold="1234")
+    assert inspection_summary.list_caveats(replace(SET, runs=(good,))) == ["a note"]
 
 
 def test_correctness_suffix() -> None:
@@ -171,7 +174,7 @@ def test_render_inspection_page_escapes_hostile_text() -> None:
 
 
 def test_render_inspection_page_without_a_teacher() -> None:
-    words = LogitLens(("q",), (), "", (((TokenGuess("7", 1.0),) * 3,),))
+    words = LogitLens(("q",), (), (((TokenGuess("7", 1.0),) * 3,),))
     side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer(ZERO, "7"),))
     result = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
     text = ParsedPage(inspection_page.render_inspection_page(result)).words

@@ -86,7 +86,6 @@ def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) ->
     run, batch = subject(rounds=rounds), reasoning_batch(((4, 2, 3),))
     built = build_inputs(run, batch)
     means = interventions.compute_reference_means(run, [batch, batch])
-    assert means.num_questions == 2
     same = interventions.run_intervention(
         run, batch, InterventionSpec("mean", where), InterventionInputs(built.rollout, built.row_index, means=means)
     )

@@ -56,7 +56,7 @@ def test_apply_logit_lens_gives_the_tokens_of_each_pass() -> None:
     assert [[guesses[0].token for guesses in row] for row in result.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
     assert result.passes[0][1][0].probability == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
     assert all(len(guesses) == 2 for row in result.passes for guesses in row)
-    assert (result.question, result.chain, result.answer) == (("b", "c"), ("a", "b", "c"), "b")
+    assert (result.question, result.chain) == (("b", "c"), ("a", "b", "c"))
     assert result.share_in_chain == 0.5  # "c" stands in the chain, "e" does not
 
 

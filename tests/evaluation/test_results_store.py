@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -47,7 +48,9 @@ class Squares:
 
 def run(squares: Squares, folder: Path | None = None, metadata: EvalMetadata = METADATA, **options: Any) -> Any:
     job = {name: options.pop(name) for name in ("batch_size", "order", "summarize") if name in options}
-    return run_resumable(EvalJob(metadata, 23, squares, **{"batch_size": 5, **job}), folder, **options)
+    job = EvalJob(metadata, 23, squares, **{"batch_size": 5, **job})
+    with TemporaryDirectory() as empty:
+        return run_resumable(job, folder or Path(empty), **options)
 
 
 def test_group_items_inverts_to_records() -> None:

@@ -50,7 +50,7 @@ def built(seeds: int = 1) -> ComparisonReport:
         "kava",
         2,
         "7",
-        LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
+        LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), ((guesses,) * (M + 1),) * 3),
         (SimilarityMap("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
         (ChainSelection("rkv", mask),),
         policy="rkv",

@@ -134,6 +134,22 @@ def test_export_push_dry_run_writes_a_card(evaluated: Path, run_cli: RunCli, tmp
     assert str(tmp_path) not in card.content
 
 
+def test_model_card_lists_results_of_other_questions_and_protocols_apart(run_cli: RunCli, tmp_path: Path) -> None:
+    """As `laconic report` does: results on other questions share no table, and a run is no control of itself."""
+    run = train_tiny_run("kava", tmp_path)
+    for flags in (("--limit", "4"), ("--limit", "6", "--with-cot"), ("--limit", "4", "--protocol", "codi")):
+        result = run_cli("evaluate", run, "--tasks", "valid", *flags)
+        assert result.code == 0, result.err
+    result = run_cli("audit", run, "--task", "valid", "--limit", "20")
+    assert result.code == 0, result.err
+    card = build_model_card(run, "me/tiny")
+    assert "valid: 6 questions" in card
+    assert "valid: 4 questions" in card
+    assert "protocol codi" in card
+    assert "Verdict:" in card
+    assert "control" not in card
+
+
 def test_model_card_of_a_run_that_began_with_another(tmp_path: Path) -> None:
     first = train_tiny_run("cot", tmp_path)
     (tmp_path / "next").mkdir()

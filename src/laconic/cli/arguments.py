@@ -1,6 +1,8 @@
-"""Parse arguments that several commands share: UTF-8 text, comma-separated lists, dtypes."""
+"""Arguments that several commands share: UTF-8 text, comma-separated lists, dtypes, the command line itself."""
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +33,11 @@ def parse_dtype(name: DtypeName | None) -> Any:
     import torch
 
     return None if name is None else getattr(torch, name)
+
+
+def command_line() -> str:
+    """Return the command of this process, as one types it in a shell."""
+    return shlex.join(["laconic", *sys.argv[1:]])
 
 
 def to_utf8(text: str) -> str:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalProtocol, OptionalStr, OutputFormat, to_utf8
-from laconic.errors import UsageError
+from laconic.cli.arguments import OptionalProtocol, OptionalStr, OutputFormat, check_minimum, to_utf8
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,8 @@ class AuditCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Audit the run, store the result and print it."""
-        if self.limit < 2 or self.batch_size < 1:
-            raise UsageError(f"--limit {self.limit} --batch-size {self.batch_size}: must be at least 2 and 1")
+        check_minimum(2, limit=self.limit)
+        check_minimum(1, batch_size=self.batch_size)
         from laconic.cli.evaluate import print_report
         from laconic.cli.train import resolve_device
         from laconic.evaluation.audit.suite import AuditSuite

@@ -65,7 +65,6 @@ class ChatCommand(SamplingFlags):
     """commit, tag or branch on the hub"""
 
     def run(self) -> int:
-        """Load the model and answer turns until the input ends."""
         check_minimum(1, max_tokens=self.max_tokens)
         self.check_chats()
         with status(f"loading {self.model}"):
@@ -108,39 +107,36 @@ class ChatCommand(SamplingFlags):
         model = laconic.load(
             self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
         )
-        if isinstance(model, laconic.TextCompressor):
-            prefix = read_memories(model, self.memory) if self.memory else None
-            return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
-        if not isinstance(model, laconic.LanguageModel):
+        if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
-        prefix = read_kv_memories(model, self.memory) if self.memory else None
+        prefix = read_memories(model, self.memory) if self.memory else None
         return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
 
 
-def read_memories(compressor: "TextCompressor", paths: Sequence[Path]) -> "ChatPrefix | None":
-    """Return the concatenated memories of one text as the beginning of a conversation."""
+def read_memories(model: "TextCompressor | LanguageModel", paths: Sequence[Path]) -> "ChatPrefix | None":
+    """Return the joined memories of one text as the beginning of a conversation."""
+    import laconic
     from laconic.compression.memory import SummaryMemory
-    from laconic.experiment.chat_session import ChatPrefix
-
-    memory = SummaryMemory.concat_segments(*(compressor.load(path) for path in paths))
-    if memory.B != 1:
-        raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
-    prompt = compressor.prepare_prompts(["a"], memory)
-    if prompt.cache is None:
-        return None
-    position = None if prompt.positions is None else int(prompt.positions[0])
-    return ChatPrefix(prompt.cache, position, reading_mode=compressor.reading_mode)
-
-
-def read_kv_memories(model: "LanguageModel", paths: Sequence[Path]) -> "ChatPrefix":
-    """Return the joined KV memories of one text as the beginning of a conversation."""
     from laconic.experiment.chat_session import ChatPrefix
     from laconic.experiment.kv_compressor import load_kv_memories
 
-    memory = load_kv_memories(paths, model.decoder, model.tokenizer)
-    if memory.B != 1:
-        raise UsageError(f"--memory: {memory.B} texts in {paths[0]}; a conversation takes a memory of one text")
-    return ChatPrefix.from_kv_memory(memory, model.tokenizer)
+    if isinstance(model, laconic.LanguageModel):
+        memory = load_kv_memories(paths, model.decoder, model.tokenizer)
+        check_single_text(memory.B, paths)
+        return ChatPrefix.from_kv_memory(memory, model.tokenizer)
+    memory = SummaryMemory.concat_segments(*(model.load(path) for path in paths))
+    check_single_text(memory.B, paths)
+    prompt = model.prepare_prompts(["a"], memory)
+    if prompt.cache is None:
+        return None
+    position = None if prompt.positions is None else int(prompt.positions[0])
+    return ChatPrefix(prompt.cache, position, reading_mode=model.reading_mode)
+
+
+def check_single_text(num_texts: int, paths: Sequence[Path]) -> None:
+    """Raise `UsageError` (2) for a memory of several texts."""
+    if num_texts != 1:
+        raise UsageError(f"--memory: {num_texts} texts in {paths[0]}; a conversation takes a memory of one text")
 
 
 def read_turns(is_terminal: bool) -> Iterator[str]:

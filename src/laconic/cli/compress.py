@@ -1,6 +1,5 @@
 """`laconic compress`: compress texts into summary vectors, or into a fast-weight state, and print what it cost."""
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
-from laconic.cli.files import check_file, check_parent, check_replaceable
+from laconic.cli.files import check_file, check_output, check_replaceable, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 65_536  # bytes read at once
 KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
+LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # how many summary vectors
+SUMMARY_FLAGS = (*LENGTH_FLAGS, "segment_tokens")
 
 
 class SourceProgress:
@@ -137,7 +138,6 @@ class CompressCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Compress, write the file, and print the cost."""
         self.validate()
         from laconic.experiment.nested_model import is_nested
 
@@ -187,19 +187,17 @@ class CompressCommand:
         check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
         if self.source != "-":
             check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
-        check_parent("--out", self.out)
         check_replaceable("--out", self.out)
+        check_output("--out", self.out)
 
     @property
     def partial_path(self) -> Path:
-        """The file with saved progress."""
         return self.out.with_name(f"{self.out.name}.part")
 
     def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
         """Return everything except the text that determines the result."""
-        names = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "seed")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*LENGTH_FLAGS, "seed")},
             "segment_tokens": self.segment_tokens or compressor.segment_tokens,
             "batch_size": self.batch_size if self.is_jsonl else None,
             "weights": compressor.writer_fingerprint,
@@ -288,7 +286,7 @@ class CompressCommand:
         if self.format == "json":
             metadata = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
             metadata |= {"bytes": num_bytes, "seconds": round(seconds, 3)}
-            print(json.dumps(metadata | data, ensure_ascii=False, allow_nan=False))
+            print_json(metadata | data)
             return
         print("\n".join(lines))
         rate = f", {num_tokens / max(seconds, 1e-9):,.0f} tokens/s" if num_tokens else ""

@@ -2,41 +2,28 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
+from laconic.cli.compress import SUMMARY_FLAGS, CompressCommand
+from laconic.cli.generate_prompts import read_text
+from laconic.compression.cartridge import CartridgeConfig
+from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv_selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
-
-if TYPE_CHECKING:
-    from laconic.cli.compress import CompressCommand
-    from laconic.compression.kv_memory import KVMemory
-
-RUN_FLAGS = (
-    "stop_rule",
-    "quantile",
-    "threshold",
-    "vectors",
-    "total_vectors",
-    "segment_tokens",
-    "save_every",
-    "resume",
-)  # of trained compressors
+from laconic.data.documents.load import iter_texts
+from laconic.experiment.cartridge import fit_text
+from laconic.experiment.cost import format_bytes, format_count
+from laconic.experiment.kv_compressor import compress_text
 
 
-def compress_with_checkpoint(command: "CompressCommand") -> int:
+def compress_with_checkpoint(command: CompressCommand) -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
-    import laconic
-    from laconic.compression.cartridge import CartridgeConfig
-    from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
-    from laconic.compression.kv_memory import KVMemory
-    from laconic.compression.kv_selection import SHARED_METHODS
-    from laconic.experiment.cartridge import fit_text
-    from laconic.experiment.kv_compressor import compress_text
-
     reason = f"{command.model} is a plain model, which is not trained to compress"
-    refuse_flags({name: getattr(command, name) for name in RUN_FLAGS}, reason)
+    refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "save_every", "resume")}, reason)
     config = KVCompressionConfig(
         command.method or DEFAULT_CONFIG.method,
         command.keep,
@@ -70,16 +57,13 @@ def compress_with_checkpoint(command: "CompressCommand") -> int:
         )
     measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
     cost = compute_kv_cost(memory, windows, positions)
-    lines = [*cost.to_lines(), *(line for losses in measured for line in loss_lines(losses))]
-    command.print_result(lines, {"cost": vars(cost), "measured": measured}, time.perf_counter() - start)
+    lines = [*cost_lines(cost), *(line for losses in measured for line in loss_lines(losses))]
+    command.print_result(lines, {"cost": cost, "measured": measured}, time.perf_counter() - start)
     return 0
 
 
 def read_documents(source: str) -> list[tuple[str, str]]:
     """Return names and texts: one for a text or standard input, one per line of a .jsonl."""
-    from laconic.cli.generate_prompts import read_text
-    from laconic.data.documents.load import iter_texts
-
     path = Path(source)
     if not source.endswith(".jsonl"):
         return [("standard input" if source == "-" else path.name, read_text(path))]
@@ -87,67 +71,48 @@ def read_documents(source: str) -> list[tuple[str, str]]:
         return list(iter_texts(file, path.name))
 
 
-@dataclass(frozen=True)
-class KVCompressionCost:
-    """What all texts of a memory took and save.
+def compute_kv_cost(memory: KVMemory, num_windows: int, positions: int) -> dict[str, Any]:
+    """Return what all texts of a memory took and save, as JSON.
 
     Slots are those kept per KV head, on average, and of the heads that keep least and most. `used_cache_bytes` is the
-    KV cache of all texts in use, where each head of a batch is padded to its longest row; `positions_spent` are those
-    that the decoder read to compress.
+    KV cache of all texts in use, where each head of a batch is padded to its longest row; `positions` are those that
+    the decoder read to compress.
     """
-
-    method: str
-    num_texts: int
-    num_tokens: int
-    num_windows: int
-    num_slots: float
-    smallest_head: int
-    largest_head: int
-    kept_bytes: int
-    text_cache_bytes: int
-    used_cache_bytes: int
-    positions_spent: int
-
-    def to_lines(self) -> list[str]:
-        """Return the cost as lines of text."""
-        from laconic.experiment.cost import format_bytes, format_count
-
-        texts = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
-        windows = self.num_windows - self.num_texts
-        reading = f" in {self.num_windows:,} windows, each read without the others" if windows else ""
-        heads = (
-            "" if self.smallest_head == self.largest_head
-            else f"; a head keeps {self.smallest_head:,} to {self.largest_head:,}"
-        )  # fmt: skip
-        return [
-            f"read       {format_count(self.num_tokens, 'token')}{texts}{reading}",
-            f"slots      {self.num_slots:,.1f} per KV head, {self.num_slots * self.num_texts / self.num_tokens:.1%} "
-            f"by {self.method}{heads}",
-            f"bytes      {format_bytes(self.kept_bytes)} of keys and values in place of "
-            f"{format_bytes(self.text_cache_bytes)}; {format_bytes(self.used_cache_bytes)} in use",
-            f"positions  {self.positions_spent:,} spent; {self.num_tokens:,} saved each time the memory is used",
-        ]
-
-
-def compute_kv_cost(memory: "KVMemory", num_windows: int, positions: int) -> KVCompressionCost:
     assert memory.metadata is not None
     cache, heads = memory.to_cache(), memory.slots
     L, G, E = cache.shape_summary
-    per_slot = 2 * E * memory.keys[0].element_size()
     tokens = sum(document.tokens for row in memory.metadata.documents for document in row)
-    return KVCompressionCost(
-        method=memory.metadata.method,
-        num_texts=memory.B,
-        num_tokens=tokens,
-        num_windows=num_windows,
-        num_slots=float(memory.num_slots.mean()),
-        smallest_head=int(heads.min()),
-        largest_head=int(heads.max()),
-        kept_bytes=memory.num_bytes,
-        text_cache_bytes=L * G * tokens * per_slot,
-        used_cache_bytes=cache.kv_bytes,
-        positions_spent=positions,
+    return {
+        "method": memory.metadata.method,
+        "num_texts": memory.B,
+        "num_tokens": tokens,
+        "num_windows": num_windows,
+        "num_slots": float(memory.num_slots.mean()),
+        "smallest_head": int(heads.min()),
+        "largest_head": int(heads.max()),
+        "kept_bytes": memory.num_bytes,
+        "text_cache_bytes": L * G * tokens * 2 * E * memory.keys[0].element_size(),
+        "used_cache_bytes": cache.kv_bytes,
+        "positions_spent": positions,
+    }
+
+
+def cost_lines(cost: Mapping[str, Any]) -> list[str]:
+    """Return the result of `compute_kv_cost` as lines for people."""
+    num_texts, num_tokens, num_windows, num_slots = (
+        cost[name] for name in ("num_texts", "num_tokens", "num_windows", "num_slots")
     )
+    texts = f" of {num_texts:,} texts" if num_texts > 1 else ""
+    reading = f" in {num_windows:,} windows, each read without the others" if num_windows > num_texts else ""
+    smallest, largest = cost["smallest_head"], cost["largest_head"]
+    heads = "" if smallest == largest else f"; a head keeps {smallest:,} to {largest:,}"
+    return [
+        f"read       {format_count(num_tokens, 'token')}{texts}{reading}",
+        f"slots      {num_slots:,.1f} per KV head, {num_slots * num_texts / num_tokens:.1%} by {cost['method']}{heads}",
+        f"bytes      {format_bytes(cost['kept_bytes'])} of keys and values in place of "
+        f"{format_bytes(cost['text_cache_bytes'])}; {format_bytes(cost['used_cache_bytes'])} in use",
+        f"positions  {cost['positions_spent']:,} spent; {num_tokens:,} saved each time the memory is used",
+    ]
 
 
 def loss_lines(measured: Mapping[str, Any]) -> list[str]:

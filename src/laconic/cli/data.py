@@ -1,6 +1,5 @@
 """`laconic data list` and `laconic data check`: list the known data sets, and audit rows."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, split_commas
+from laconic.cli.files import print_json, print_rows
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
@@ -32,24 +32,18 @@ class DataListCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Print the data sets."""
         from laconic.data.reasoning.catalog import DATASETS
 
         if self.format == "json":
-            datasets = [dataset_to_json(info) for info in DATASETS.values()]
-            print(json.dumps({"schema": 1, "sets": datasets}, ensure_ascii=False))
+            print_json({"schema": 1, "sets": [dataset_to_json(info) for info in DATASETS.values()]})
             return 0
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("set", *SPLITS, "from", "licence", box=SIMPLE_HEAD)
+        rows: list[list[str]] = []
         for info in DATASETS.values():
-            rows = {name: split.num_rows for name, split in info.splits.items()}
             sources = [name for name, value in (("files", split_files(info)), ("hub", info.hub_repo)) if value]
-            counts = [f"{count:,}" if (count := rows.get(name)) else "" for name in SPLITS]
-            table.add_row(info.name, *counts, ", ".join(sources or ["sets"]), info.licence)
-        Console().print(table)
+            sizes = {name: split.num_rows for name, split in info.splits.items()}
+            counts = [f"{count:,}" if (count := sizes.get(name)) else "" for name in SPLITS]
+            rows.append([info.name, *counts, ", ".join(sources or ["sets"]), info.licence])
+        print_rows(("set", *SPLITS, "from", "licence"), rows)
         for info in DATASETS.values():
             hub = f"; hub: {info.hub_repo}" if info.hub_repo else ""
             generator = f"; laconic data make {info.generator} generates training rows" if info.generator else ""
@@ -62,7 +56,6 @@ def split_files(info: "DatasetInfo") -> dict[str, str]:
 
 
 def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
-    """Return a data set as JSON."""
     return {
         "name": info.name,
         "description": info.description,
@@ -116,13 +109,12 @@ class DataCheckCommand:
         with progress("checking") as show:
             result = audit_examples(scanned, tokenizer, self.max_length, show)
         if self.format == "json":
-            print(json.dumps(self.result_to_json(scanned, result), ensure_ascii=False))
+            print_json(self.result_to_json(scanned, result))
         else:
             self.print_result(scanned, result)
         return InputError.exit_code if result.problems else 0
 
     def scan_rows(self) -> "ScannedFile":
-        """Read the rows of the file or data set."""
         from laconic.config.data import DataConfig, is_row_file
         from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
         from laconic.data.reasoning.load import load_examples
@@ -171,22 +163,19 @@ class DataCheckCommand:
         if self.max_length is not None:
             title = f"rows of more than {self.max_length:,} tokens, which would be truncated"
             counts[f"{title}{format_ids(result.too_long)}"] = len(result.too_long)
-        for text, n in counts.items():
-            print(f"{n:>10,}  {text}")
+        print_counts(counts)
         if result.num_rows:
             answer, share = result.majority_answer
             print(f"{share:>10.1%}  of the answers are {answer!r}, the most common one")
         if result.answer_type == "text":
             print('note: most answers are texts; set data.answer_type = "text" in a recipe')
-        print("\n".join([*(f"note: {text}" for text in scanned.notes), f"sha256 {scanned.sha256}"]))
-        if result.lengths:
-            self.print_lengths(result.lengths)
+        print_origin(scanned.notes, scanned.sha256, result.lengths)
 
     def print_documents(self, audit: "DocumentAudit") -> int:
         if self.format == "json":
             metadata = {"schema": 1, "file": self.file, "max_length": self.max_length}
             tokens = None if audit.token_lengths is None else audit.token_lengths._asdict()
-            print(json.dumps(metadata | asdict(audit) | {"token_lengths": tokens}, ensure_ascii=False))
+            print_json(metadata | asdict(audit) | {"token_lengths": tokens})
             return 0
         counts = {
             "documents" if part == "unspecified" else f"documents, part {part}": n
@@ -194,22 +183,22 @@ class DataCheckCommand:
         }
         counts |= {"sections": audit.num_sections, "duplicate sections": audit.num_duplicate_sections}
         counts |= {} if audit.num_rows is None else {f"rows of {self.max_length:,} tokens": audit.num_rows}
-        for text, n in counts.items():
-            print(f"{n:>10,}  {text}")
-        print("\n".join([*(f"note: {text}" for text in audit.notes), f"sha256 {audit.sha256}"]))
-        if audit.token_lengths:
-            self.print_lengths({"document": audit.token_lengths})
+        print_counts(counts)
+        print_origin(audit.notes, audit.sha256, {"document": audit.token_lengths} if audit.token_lengths else {})
         return 0
 
-    def print_lengths(self, lengths: "Mapping[str, LengthQuantiles]") -> None:
-        """Print token lengths by part."""
-        from rich.console import Console
-        from rich.table import Table
 
-        table = Table("tokens", "p50", "p90", "p99", "max")
-        for part, quantiles in lengths.items():
-            table.add_row(part, *(f"{n:,}" for n in quantiles))
-        Console().print(table)
+def print_counts(counts: Mapping[str, int]) -> None:
+    for text, n in counts.items():
+        print(f"{n:>10,}  {text}")
+
+
+def print_origin(notes: Iterable[str], sha256: str, lengths: "Mapping[str, LengthQuantiles]") -> None:
+    """Print notes, the hash of the file, and lengths in tokens by part, if they were counted."""
+    print("\n".join([*(f"note: {text}" for text in notes), f"sha256 {sha256}"]))
+    if lengths:
+        rows = [(part, *(f"{n:,}" for n in quantiles)) for part, quantiles in lengths.items()]
+        print_rows(("tokens", "p50", "p90", "p99", "max"), rows)
 
 
 def parse_columns(text: str | None) -> dict[str, str]:

@@ -4,22 +4,19 @@ The runs are subprocesses, two at a time. A run starts when the run whose weight
 """
 
 import contextlib
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum
+from laconic.cli.arguments import OptionalPath, OutputFormat, check_minimum, command_line
 from laconic.cli.demo_run import TEACHER_ENTRY
-from laconic.cli.files import write_file
+from laconic.cli.files import print_json, write_file
 from laconic.console import log_message, progress, status
 from laconic.errors import LaconicError, UsageError
 
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
 MIN_TEACHER_ACCURACY = 0.99  # on unseen problems, before anything is distilled from the chain
 NUM_WORKERS = 2
 RUN_COMMAND = ("-m", "laconic.cli.demo_run")  # arguments of Python before those of a run
+POLL_SECONDS = 0.1
 STOP_SECONDS = 10.0  # that a run has to commit a step after SIGTERM
 EXIT_UNEXPECTED = 70  # Python itself exits with 1 after an exception that nothing caught
 
@@ -135,7 +133,6 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        """Name in progress and messages."""
         return name_run(self.entry.name, self.seed)
 
     @property
@@ -164,7 +161,6 @@ def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], e
 
 
 def run_path(out: Path, name: str, seed: int) -> Path:
-    """Return the directory of an entry's run."""
     return out / name / f"seed-{seed}"
 
 
@@ -186,7 +182,6 @@ def check_same_recipe(path: Path, recipe: "Recipe") -> None:
 
 
 def is_finished(run: DemoRun) -> bool:
-    """Return whether a run is trained and evaluated."""
     from laconic.cli.demo_run import planned_conditions
     from laconic.config.load import load_recipe
     from laconic.evaluation.reasoning.run import load_result
@@ -221,41 +216,37 @@ class DemoScheduler:
         self.waiting = list(runs)
         self.finished: set[str] = set()
         self.skipped: dict[str, str] = {}
-        self.processes: set[subprocess.Popen[bytes]] = set()
-        self.is_stopping = False
+        self.processes: dict[subprocess.Popen[bytes], DemoRun] = {}
 
     def run_all(self, report_progress: Callable[[str, int, int], None]) -> None:
         """Run to the end; on an error or an interrupt stop all subprocesses. Raises `DemoRunError`."""
-        total, active = len(self.waiting), dict[Future[None], DemoRun]()
-        with ThreadPoolExecutor(NUM_WORKERS) as pool:
-            try:
-                while self.waiting or active:
-                    active |= {pool.submit(self.execute, run): run for run in self.take_ready()}
-                    for future in wait(active, timeout=1.0, return_when=FIRST_COMPLETED).done:
-                        run = active.pop(future)
-                        future.result()
-                        self.finish(run)
-                    running = " and ".join(run.name for run in list(active.values())[:NUM_WORKERS])
-                    report_progress(running, total - len(active) - len(self.waiting), total)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.stop()
-                raise
+        total = len(self.waiting)
+        try:
+            while self.waiting or self.processes:
+                for run in self.take_ready():
+                    self.start(run)
+                names = " and ".join(run.name for run in self.processes.values())
+                report_progress(names, total - len(self.processes) - len(self.waiting), total)
+                time.sleep(POLL_SECONDS)
+                for process in [process for process in self.processes if process.poll() is not None]:
+                    self.finish(self.processes.pop(process), process.returncode)
+        finally:
+            self.stop()
 
     def take_ready(self) -> Iterator[DemoRun]:
-        """Remove and yield the waiting runs whose base is finished; skip those whose base was skipped."""
+        """Remove and yield waiting runs whose base is finished, while there are workers; skip those without a base."""
         for run in list(self.waiting):
             if run.base in self.skipped:
                 self.skipped[run.name] = self.skipped[run.base]
-            elif run.base is not None and run.base not in self.finished:
-                continue
-            self.waiting.remove(run)
-            if run.name not in self.skipped:
+                self.waiting.remove(run)
+            elif (run.base is None or run.base in self.finished) and len(self.processes) < NUM_WORKERS:
+                self.waiting.remove(run)
                 yield run
 
-    def execute(self, run: DemoRun) -> None:
-        """Train and evaluate one run in a subprocess unless it is finished. Raises `DemoRunError`."""
+    def start(self, run: DemoRun) -> None:
+        """Start the subprocess that trains and evaluates a run, unless it is finished."""
         if is_finished(run):
+            self.finish(run)
             return
         run.log.parent.mkdir(parents=True, exist_ok=True)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
@@ -265,17 +256,13 @@ class DemoScheduler:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **threads},
                 start_new_session=True,  # Ctrl-C reaches the subprocess once, through `stop`
             )  # fmt: skip
-        self.processes.add(process)
-        if self.is_stopping:  # `stop` ran while the process started
-            process.terminate()
-        code = process.wait()
-        self.processes.discard(process)
+        self.processes[process] = run
+
+    def finish(self, run: DemoRun, code: int = 0) -> None:
+        """Mark a run as finished, or as skipped if nothing can start from it; raise `DemoRunError` if it failed."""
         if code:
             exit_code = EXIT_UNEXPECTED if code == 1 else code if code > 0 else 128 - code
             raise DemoRunError(f"{run.name} exited with {code}: {last_line(run.log)}; see {run.log}", exit_code)
-
-    def finish(self, run: DemoRun) -> None:
-        """Mark a run as finished, or as skipped if nothing can start from it."""
         problem = check_teacher(run)
         if problem is None:
             self.finished.add(run.name)
@@ -284,12 +271,10 @@ class DemoScheduler:
 
     def stop(self) -> None:
         """Terminate the subprocesses, which then commit a step; kill those that do not exit in time."""
-        self.is_stopping = True
-        processes = list(self.processes)
-        for process in processes:
+        for process in self.processes:
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
-        for process in processes:
+        for process in self.processes:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -345,10 +330,10 @@ def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], 
     rank = {name: index for index, name in enumerate(TABLE_ORDER)}
     table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
     with status("measuring the time per answer, and writing the report"):
-        report = build_demo_report(table_entries, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
+        report = build_demo_report(table_entries, out, seeds, seconds, command_line())
         write_file(out / "report.html", runs_table.render_report(report))
     if format == "json":
-        print(json.dumps(runs_table.report_to_json(report), ensure_ascii=False, allow_nan=False))
+        print_json(runs_table.report_to_json(report))
         return
     print_table(runs_table.build_terminal_table(report))
     print(runs_table.format_footnotes(report))

@@ -1,15 +1,11 @@
 """`laconic demo read`: a chapter in an eighth of its KV cache, beside the full text and no text."""
 
-import json
-import shlex
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.cli.arguments import OutputFormat, to_utf8
-from laconic.cli.files import write_file
-from laconic.cli.threads import format_threads
+from laconic.cli.arguments import OutputFormat, command_line, to_utf8
+from laconic.cli.files import print_json, write_file
 from laconic.console import log_message, progress, status
 
 TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); text of Standard Ebooks, CC0"
@@ -34,12 +30,12 @@ class DemoReadCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Compress the chapter, answer the questions, print the tables and write the page."""
         import torch
 
         import laconic
         from laconic.evaluation.compression import reading_demo, reading_page
         from laconic.evaluation.tables import print_table
+        from laconic.experiment.cost import format_count
 
         start = time.monotonic()
         model = to_utf8(self.model)
@@ -51,16 +47,17 @@ class DemoReadCommand:
             comparison = reading_demo.compare_reading(
                 decoder, tokenizer, chapter, reading_demo.QUESTIONS, self.out / "memory.safetensors", show
             )
+        threads = format_count(torch.get_num_threads(), "thread")
         facts = [
             ("model", model),
-            ("device", f"{self.device}, {format_threads()}, PyTorch {torch.__version__}"),
+            ("device", f"{self.device}, {threads}, PyTorch {torch.__version__}"),
             ("chapter", f"{comparison.num_tokens:,} tokens: {TITLE}"),
             ("time", f"{time.monotonic() - start:.0f} s"),
-            ("command", shlex.join(["laconic", *sys.argv[1:]])),
+            ("command", command_line()),
         ]
         write_file(self.out / "report.html", reading_page.render_reading_page(comparison, TITLE, chapter, facts))
         if self.format == "json":
-            print(json.dumps({"schema": 1, "model": model} | comparison.to_json(), ensure_ascii=False))
+            print_json({"schema": 1, "model": model} | comparison.to_json())
             return 0
         print_table(reading_page.build_costs_table(comparison))
         for index in range(len(comparison.questions)):

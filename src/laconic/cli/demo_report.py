@@ -10,9 +10,9 @@ import torch
 from laconic.batches import ReasoningBatch
 from laconic.cli.demo_run import EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
-from laconic.config.recipe import Recipe
+from laconic.config.recipe import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.evaluation.inspection.inspected_run import load_inspected_run
+from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
 from laconic.evaluation.reasoning.latency import Latency, measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
@@ -44,6 +44,7 @@ def build_demo_report(
     latencies = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
     focus = FOCUS_ENTRY if FOCUS_ENTRY in runs else entries[0].name
     run = runs[focus]
+    values = flatten(run.recipe.model_dump())
     return ComparisonReport(
         title="Latent thoughts: what can replace a chain of thought",
         lead=describe_task(run),
@@ -54,9 +55,7 @@ def build_demo_report(
         focus=focus,
         cot_baseline=TEACHER_ENTRY,
         caveats=describe_caveats(run, out / TEACHER_ENTRY / f"seed-{seeds[0]}"),
-        recipe_differences=[
-            (key, str(get_recipe_value(run.recipe, key)), why) for key, why in run.recipe.deviations.items()
-        ],
+        recipe_differences=[(key, str(values.get(key)), why) for key, why in run.recipe.deviations.items()],
         facts=collect_run_facts(run, seconds),
         runs=[
             (f"{name}, seed {seed}", describe_run(folder))
@@ -99,7 +98,6 @@ def seed_accuracies(row: ReasoningRow) -> list[float]:
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -109,8 +107,7 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
         return None
     questions = load_question_set(run, "test", DIGIT, limit=1)
     batch = cast(ReasoningBatch, questions.source.batch([0], 0, 0))
-    decoding = decoding_for(run, questions)
-    return inspect_question(load_inspected_run(run, run.folder.name, CPU, decoding), batch)
+    return inspect_question(InspectedRun(run, run.folder.name, decoding_for(run, questions)), batch)
 
 
 def describe_task(run: LoadedRun) -> str:
@@ -152,7 +149,6 @@ def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
 
 
 def collect_run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
-    """Return wall time, data, device and versions."""
     environment = json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
     manifest = RunDirectory(run.folder).get_step(run.step).manifest
     minutes, rest = divmod(round(seconds), 60)
@@ -180,11 +176,3 @@ def describe_run(folder: Path) -> str:
     spent = sum(line["seconds"] for line in lines)
     recipe = committed.manifest.fingerprints["recipe"]
     return f"{committed.step} steps in {spent:.0f} s, {skipped} skipped; recipe {recipe[:12]}…, weights {weights[:12]}…"
-
-
-def get_recipe_value(recipe: Recipe, key: str) -> Any:
-    """Return a recipe's value by its dotted key."""
-    value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part, None)
-    return value

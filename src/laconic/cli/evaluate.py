@@ -1,6 +1,5 @@
 """`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from laconic.cli.arguments import (
     split_commas,
     to_utf8,
 )
+from laconic.cli.files import print_json
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ class EvaluateCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Evaluate, store the results and print them."""
         self.validate()
         from laconic.cli.train import resolve_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
@@ -147,7 +146,6 @@ class EvaluateCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for invalid flags."""
         if not self.runs:
             raise UsageError("no run given; laconic evaluate RUN")
         counts = ("limit", "shots", "batch_size", "tokens", "fit")
@@ -190,11 +188,10 @@ class EvaluateCommand:
 
 
 def print_report(report: "EvalReport", format: OutputFormat) -> None:
-    """Print tables and lines, or one JSON object."""
     from laconic.evaluation.tables import Table, print_table
 
     if format == "json":
-        print(json.dumps(report.data, ensure_ascii=False, allow_nan=False))
+        print_json(report.data)
         return
     for block in report.blocks:
         print_table(block) if isinstance(block, Table) else print(block)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -11,7 +11,8 @@ from laconic.cli.files import write_file
 from laconic.console import log_message, status
 from laconic.errors import CorruptArtifactError, UsageError
 
-OptionalTarget = Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")]
+if TYPE_CHECKING:
+    from laconic.experiment.load_run import RunStep
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ExportCommand:
     --equal-heads, or with --to vllm a memory of summary vectors"""
     out: Path
     """folder to write; must be new or empty. With --to vllm and a memory: safetensors file"""
-    to: OptionalTarget = None
+    to: Annotated[Literal["vllm"] | None, arg(metavar="{vllm}", help_behavior_hint="")] = None
     """vllm: write a run for vllm serve, or a memory of summary vectors as prompt_embeds"""
     reader: OptionalPath = None
     """with --to vllm and a memory: run or checkpoint that reads the memory"""
@@ -50,7 +51,6 @@ class ExportCommand:
     """dtype of the weights (default: as stored)"""
 
     def run(self) -> int:
-        """Load the model, merge the adapter and write the folder."""
         from laconic.experiment import build_nested, lora
         from laconic.experiment.export import export_model
         from laconic.experiment.load_run import find_run
@@ -65,8 +65,8 @@ class ExportCommand:
             refuse_flags(flags, f"{self.model} is a memory")
             return self.export_cartridge(kind) if self.to is None else self.export_prompt_embeds(kind)
         refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is no memory")
-        if find_run(self.model) is not None:
-            return self.export_run()
+        if (run_dir := find_run(self.model)) is not None:
+            return self.export_run(run_dir)
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         with status(f"loading {self.model}"):
@@ -115,16 +115,14 @@ class ExportCommand:
         log_message(f"wrote {self.out}: a peft cartridge of {memory.M:,} positions")
         return 0
 
-    def export_run(self) -> int:
+    def export_run(self, run_dir: "RunStep") -> int:
         """Write a run: its decoder with the adapter merged, and what else it needs to answer."""
         import torch
 
         from laconic.experiment.export import export_run
-        from laconic.experiment.load_run import find_run, load_run
+        from laconic.experiment.load_run import load_run
         from laconic.storage.atomic import check_new_folder
 
-        run_dir = find_run(self.model)
-        assert run_dir is not None
         refuse_flags({"adapter": self.adapter}, f"{self.model} is a run, which is exported as trained")
         card = self.build_card(run_dir.folder)
         check_new_folder(self.out)

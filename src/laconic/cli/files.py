@@ -1,6 +1,9 @@
-"""Write the text files that commands produce."""
+"""Check and write the files that commands are given, and print tables and JSON."""
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from laconic.console import log_message
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
@@ -14,8 +17,10 @@ def check_file(path: Path, expected: str) -> None:
         raise InputError(f"no file {path}; give {expected}")
 
 
-def check_parent(flag: str, path: Path) -> None:
-    """Raise `UsageError` (2) if the folder of a file that a flag names does not exist, before the work for it."""
+def check_output(flag: str, path: Path) -> None:
+    """Raise `UsageError` (2) if a file that a flag names cannot be written, before the work for it."""
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder; give a file")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{flag} {path}: folder {path.parent} does not exist; create it first")
 
@@ -32,6 +37,23 @@ def check_replaceable(flag: str, path: Path) -> None:
             read_safetensors_header(path)
         except LaconicError:
             raise BusyError(f"{flag} {path} exists and is not a memory; delete it or choose another file") from None
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON object to standard output, for `--format json`."""
+    print(json.dumps(data, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table that fits the width of the terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def write_file(path: Path, text: str) -> None:

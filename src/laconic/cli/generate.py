@@ -1,6 +1,5 @@
 """`laconic generate`: continue prompts, reply to chat messages, or answer questions with a trained run."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +21,16 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_parent
+from laconic.cli.files import check_output, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
-from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, to_chat
+from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
-from laconic.console import escape_controls, log_message, status
+from laconic.console import log_message, status
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
-    from laconic import Decoder, Generation, GenerationConfig, SummaryMemory
+    from laconic import Decoder, Generation, GenerationConfig
+    from laconic.compression.kv_memory import KVMemory
     from laconic.data.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 128
@@ -122,7 +122,7 @@ class GenerateCommand(SamplingFlags):
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
         if read_run_method(self.model) is not None and not self.is_language_model_run:
-            return self.answer_questions(self.read_plain_prompts())
+            return self.answer_questions([row.text or "" for row in self.read_plain_prompts()])
         flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
         refuse_flags(flags, f"{self.model} is not a run of laconic train")
         return self.generate_with_checkpoint(self.read_prompts())
@@ -145,7 +145,7 @@ class GenerateCommand(SamplingFlags):
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
-            check_parent("--output", self.output)
+            check_output("--output", self.output)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
         check_minimum(1, batch_size=self.batch_size)
@@ -161,11 +161,11 @@ class GenerateCommand(SamplingFlags):
         rows = read_texts(self.prompts, self.file)
         return [to_chat(row, self.system) for row in rows] if self.chat else rows
 
-    def read_plain_prompts(self) -> list[str]:
-        """Return the prompts of a run as texts; raise `UsageError` (2) for flags of checkpoints."""
+    def read_plain_prompts(self) -> list[PromptRow]:
+        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints."""
         names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt", "quantize")
         refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
-        return [row.text or "" for row in read_texts(self.prompts, self.file)]
+        return read_texts(self.prompts, self.file)
 
     def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set, with the callbacks of a printer."""
@@ -175,14 +175,15 @@ class GenerateCommand(SamplingFlags):
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
         """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
         import laconic
-        from laconic.cli.generate_kv import encode_after_memory, match_rows
         from laconic.experiment.kv_compressor import build_row_caches, load_kv_memories
 
         with status(f"loading {self.model}"):
             decoder, tokenizer = self.load_decoder()
             memory = load_kv_memories(self.memory, decoder, tokenizer) if self.memory else None
-        rows = rows if memory is None else match_rows(rows, memory)
-        ids = [row.encode(tokenizer) if memory is None else encode_after_memory(row, tokenizer, memory) for row in rows]
+        if memory is None:
+            ids = [row.encode(tokenizer) for row in rows]
+        else:
+            rows, ids = encode_after_memory(rows, tokenizer, memory)
         room = self.check_context(decoder, rows, ids, 0 if memory is None else int(memory.num_tokens.max()))
         max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
         config = replace(
@@ -195,15 +196,13 @@ class GenerateCommand(SamplingFlags):
 
             generate_rows(self, decoder, tokenizer, rows, ids, config, memory)
             return 0
-        labels = [row.text or "" if row.should_echo and not self.no_echo else "" for row in rows]
-        printer = GenerationPrinter(labels, is_silent=self.format == "json")
+        printer = self.build_printer(rows)
         state = None if memory is None else build_row_caches(memory, range(len(rows)))
         generations = laconic.generate(decoder, tokenizer, input_ids=ids, state=state, config=printer.attach(config))
-        self.print_generations([row.to_json() for row in rows], generations, decoder, printer)
+        self.print_generations(rows, generations, decoder, printer)
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
-        """Load a checkpoint, or the decoder of a run of method lm."""
         import laconic
         from laconic.experiment.load_run import is_export
 
@@ -246,7 +245,7 @@ class GenerateCommand(SamplingFlags):
                 )
         return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - memory_tokens - max(map(len, ids))
 
-    def generate_with_memory(self, prompts: list[str]) -> int:
+    def generate_with_memory(self, rows: list[PromptRow]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
         from laconic.compression.memory import SummaryMemory
         from laconic.experiment.compressor import load_compressor
@@ -256,12 +255,12 @@ class GenerateCommand(SamplingFlags):
             compressor = load_compressor(self.model, self.device)
             memories = [compressor.load(path) for path in self.memory]
             memory = SummaryMemory.concat_segments(*memories) if memories else None
-        titled = prompts
-        if len(prompts) == 1:
-            titled = [f"{title}{prompts[0]}" for title in memory_row_titles(memory)]
-        printer = GenerationPrinter(titled, is_silent=self.format == "json")
+        prompts = [row.text or "" for row in rows]
+        if memory is not None:
+            rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
+        printer = self.build_printer(rows)
         generations = compressor.generate(prompts, memory, config=self.generation_config(printer))
-        self.print_generations([{"prompt": text} for text in titled], generations, compressor.decoder, printer)
+        self.print_generations(rows, generations, compressor.decoder, printer)
         return 0
 
     def refuse_checkpoint_flags(self, flags: dict[str, object]) -> None:
@@ -302,16 +301,21 @@ class GenerateCommand(SamplingFlags):
                 for prompt, answer in zip(prompts, answers, strict=True)
             ]
             metadata = {"schema": 1, "model": self.model, "step": model.run.step, "method": model.recipe.method}
-            print(json.dumps(metadata | {"seconds": round(seconds, 3), "generations": rows}, ensure_ascii=False))
+            print_json(metadata | {"seconds": round(seconds, 3), "generations": rows})
             return 0
         print("\n".join(answer.text for answer in answers))
         num_tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.passes.total for a in answers)
         log_message(f"{num_tokens} tokens in {passes} passes, {seconds:.2f} s")
         return 0
 
+    def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
+        """Return what prints each row's title, the prompt if it is echoed, and the continuation."""
+        labels = [row.title + (row.text or "" if row.should_echo and not self.no_echo else "") for row in rows]
+        return GenerationPrinter(labels, is_silent=self.format == "json")
+
     def print_generations(
         self,
-        prompts: Sequence[dict[str, object]],
+        prompts: Sequence[PromptRow],
         generations: "Sequence[Generation]",
         decoder: "Decoder",
         printer: GenerationPrinter,
@@ -320,18 +324,27 @@ class GenerateCommand(SamplingFlags):
         printer.finish(generations)
         if self.format == "json":
             rows = [
-                prompt | generation_to_json(generation, self.logprobs)
+                prompt.to_json() | generation_to_json(generation, self.logprobs)
                 for prompt, generation in zip(prompts, generations, strict=True)
             ]
             metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint}
-            print(json.dumps(metadata | printer.timer.to_json() | {"generations": rows}, ensure_ascii=False))
+            print_json(metadata | printer.timer.to_json() | {"generations": rows})
             return
         log_message(printer.timer.describe())
 
 
-def memory_row_titles(memory: "SummaryMemory | None") -> list[str]:
-    """Return a prefix for each row of a memory of several texts: the names of its documents; "" for a single text."""
-    if memory is None or memory.B == 1 or memory.metadata is None:
-        return [""] * (1 if memory is None else memory.B)
-    names = [", ".join(document.name for document in row) for row in memory.metadata.documents]
-    return [f"[{escape_controls(name)}] " for name in names]
+def encode_after_memory(
+    rows: Sequence[PromptRow], tokenizer: "Tokenizer", memory: "KVMemory"
+) -> tuple[list[PromptRow], list[list[int]]]:
+    """Return as many prompts as texts of a memory, and their ids; after a memory of a chat they are user messages."""
+    from laconic.experiment.kv_compressor import encode_messages, encode_prompt, is_chat_memory
+    from laconic.experiment.text_model import match_prompts
+
+    rows = match_prompts([to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows, memory.B)
+    ids = [
+        encode_messages(tokenizer, memory, row.messages)
+        if row.text is None
+        else encode_prompt(tokenizer, memory, row.text)
+        for row in rows
+    ]
+    return rows, ids

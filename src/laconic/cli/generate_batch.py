@@ -4,10 +4,10 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from laconic.cli.generate_kv import hash_memory_files
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
 from laconic.cli.generate_prompts import PromptRow
 from laconic.compression.kv_memory import KVMemory
@@ -109,6 +109,12 @@ def batch_key(decoder: Decoder, rows: Sequence[PromptRow], config: GenerationCon
     options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
     prompts = [row.to_json() | {"source": row.source} for row in rows]
     return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, *more])
+
+
+def hash_memory_files(paths: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 of each file of the memories, of which a peft cartridge is a folder."""
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    return [sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 class PartialOutput:

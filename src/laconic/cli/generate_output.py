@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from laconic.cli.threads import format_threads
 from laconic.console import ProgressFn, progress
 
 if TYPE_CHECKING:
@@ -44,17 +43,14 @@ class GenerationTimer:
             self.phase_start = now
 
     def close_progress(self) -> None:
-        """Remove the progress bar."""
         self.stack.close()
         self.show = None
 
     def on_token(self) -> None:
-        """Note the time of the first token."""
         if self.first_token_seconds is None:
             self.first_token_seconds = time.perf_counter() - self.start
 
     def add(self, generations: "Sequence[Generation]") -> None:
-        """Count the results of a finished call."""
         self.decode_seconds += time.perf_counter() - self.phase_start
         self.prompt_tokens += sum(g.num_prompt_tokens for g in generations)
         self.new_tokens += sum(len(g.token_ids) for g in generations)
@@ -66,15 +62,18 @@ class GenerationTimer:
         return (self.new_tokens - self.rows) / max(self.decode_seconds, 1e-9)
 
     def describe(self) -> str:
-        """Return a line with prefill and decoding."""
+        import torch
+
+        from laconic.experiment.cost import format_count
+
         rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
         return (
             f"{self.prompt_tokens:,} tokens read in {self.prefill_seconds:.1f} s, "
-            f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, {format_threads()}"
+            f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, "
+            f"{format_count(torch.get_num_threads(), 'thread')}"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measurements for `--format json`."""
         import torch
 
         rates = (self.prompt_tokens / max(self.prefill_seconds, 1e-9), self.decode_rate)
@@ -139,7 +138,6 @@ class GenerationPrinter:
             self.num_printed += 1
 
     def finish(self, generations: "Sequence[Generation]") -> None:
-        """End the output and the measurement."""
         self.timer.close_progress()
         self.timer.add(generations)
         if self.is_streaming:
@@ -153,7 +151,6 @@ def write_text(text: str) -> None:
 
 
 def generation_to_json(generation: "Generation", should_add_logprobs: bool) -> dict[str, Any]:
-    """Return a result as it stands in JSON output."""
     row: dict[str, Any] = {
         "text": generation.text,
         "ids": generation.token_ids,

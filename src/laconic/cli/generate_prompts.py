@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.cli.arguments import to_utf8
 from laconic.cli.files import check_file
+from laconic.console import escape_controls
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ class PromptRow:
         return ids
 
     def to_json(self) -> dict[str, Any]:
-        """Return the prompt as it stands in JSON output."""
         return {"messages": list(self.messages)} if self.text is None else {"prompt": self.title + self.text}
 
 
@@ -90,6 +90,16 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
     ]
 
 
+def title_rows(rows: Sequence[PromptRow], num_texts: int, documents: Sequence[Sequence[Any]]) -> list[PromptRow]:
+    """Return a single prompt once for each of several texts of a memory, with the names of its documents as title."""
+    if len(rows) > 1 or num_texts == 1:
+        return list(rows)
+    names = [f"row {number}" for number in range(1, num_texts + 1)]
+    if len(documents) == num_texts:
+        names = [", ".join(document.name for document in row) for row in documents]
+    return [replace(rows[0], title=f"[{escape_controls(name)}] ") for name in names]
+
+
 def to_chat(row: PromptRow, system: str | None) -> PromptRow:
     """Return a text as a user message, after a system message if one is given."""
     from laconic.data.messages import add_system_message
@@ -99,7 +109,6 @@ def to_chat(row: PromptRow, system: str | None) -> PromptRow:
 
 
 def read_message_file(path: Path, system: str | None) -> PromptRow:
-    """Return the messages of a JSON file, or of standard input."""
     from laconic.data.messages import parse_messages
 
     name = "standard input" if str(path) == STANDARD_INPUT else path.name

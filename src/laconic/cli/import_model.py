@@ -27,7 +27,6 @@ class ImportCommand:
     """dtype of the weights (default: as stored; float32 for quantised ones)"""
 
     def run(self) -> int:
-        """Convert the file."""
         from laconic.experiment.export import export_model
         from laconic.models.decoder import Decoder
         from laconic.models.gguf.convert import convert_gguf

@@ -1,12 +1,8 @@
 """`laconic inspect`: look at the latent thoughts of a run, and test whether its answers depend on them."""
 
-import json
-import shlex
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -15,19 +11,12 @@ from laconic.cli.arguments import (
     OptionalProtocol,
     OptionalStr,
     OutputFormat,
+    check_minimum,
     parse_ints,
-    to_utf8,
 )
-from laconic.cli.files import write_file
-from laconic.console import escape_controls, progress, status
-from laconic.errors import InputError, LaconicError, UsageError
-from laconic.evaluation.run_names import short_run_names
-
-if TYPE_CHECKING:
-    from laconic.data.reasoning.answer_matching import AnswerProtocol
-    from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
-    from laconic.evaluation.reasoning.question_sets import QuestionSet
-    from laconic.experiment.load_run import LoadedRun
+from laconic.cli.files import check_output, print_json
+from laconic.console import escape_controls
+from laconic.errors import InputError, UsageError
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,6 @@ class InspectCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Inspect, print the summary and write the page."""
         from laconic.models.named_models import NAMED_MODELS
 
         folder = Path(self.model)
@@ -90,46 +78,14 @@ class InspectCommand:
                 f"{self.model} is a peft cartridge, whose files do not name a text; use it with "
                 f"laconic generate MODEL PROMPT --memory {self.model}"
             )
-        from laconic.evaluation.inspection.dataset_tables import dataset_tables, describe_set
-        from laconic.evaluation.inspection.page import render_inspection_page
-        from laconic.evaluation.inspection.summary import (
-            QuestionSummary,
-            format_question,
-            list_caveats,
-            summary_to_json,
-        )
-        from laconic.evaluation.tables import print_table
-        from laconic.experiment.load_run import load_run
-        from laconic.models.weights import resolve_device
-
         self.validate()
-        device = resolve_device(self.device)
-        with status(f"loading {self.model}"):
-            runs = [load_run(path, device) for path in (self.model, *self.baseline)]
-        check_comparable(runs)
-        inspect = self.inspect_dataset if self.task else self.inspect_question
-        summary = inspect(runs, device)
-        if self.format == "json":
-            print(json.dumps(summary_to_json(summary), ensure_ascii=False, allow_nan=False), flush=True)
-        elif isinstance(summary, QuestionSummary):
-            print(format_question(summary), flush=True)
-        else:
-            print(describe_set(summary))
-            for _, table, note in dataset_tables(summary):
-                print()
-                print_table(table)
-                print(note)
-            print("\n".join(["", *list_caveats(summary)]), flush=True)
-        if self.page_path is not None:
-            with status("drawing the page"):
-                page = render_inspection_page(summary)
-            write_file(self.page_path, page)
-        return 0
+        from laconic.cli.inspect_run import inspect_runs
+
+        return inspect_runs(self)
 
     def inspect_file(self) -> int:
         """Describe a memory or state file. Raises `UsageError` (2) for flags of runs, `CorruptArtifactError` (76)."""
-        from laconic.cli.inspect_file import describe_kv_memory_file, describe_memory_file
-        from laconic.cli.nested import describe_state_file
+        from laconic.cli.inspect_file import describe_kv_memory_file, describe_memory_file, describe_state_file
         from laconic.compression.kv_memory_file import FILE_KIND
         from laconic.nested.state_file import ARTIFACT_KIND
         from laconic.storage.atomic import read_artifact_kind
@@ -138,13 +94,14 @@ class InspectCommand:
             raise UsageError(f"{self.model} is a file; give the directory of a run, or the file alone")
         describe = {ARTIFACT_KIND: describe_state_file, FILE_KIND: describe_kv_memory_file}
         data, lines = describe.get(read_artifact_kind(Path(self.model)), describe_memory_file)(Path(self.model))
-        is_json = self.format == "json"
-        print(json.dumps(data, ensure_ascii=False, allow_nan=False) if is_json else escape_controls("\n".join(lines)))
+        if self.format == "json":
+            print_json(data)
+        else:
+            print(escape_controls("\n".join(lines)))
         return 0
 
     @property
     def page_path(self) -> Path | None:
-        """The page to write, or None."""
         return self.out or (Path("inspect.html") if self.format == "human" else None)
 
     def validate(self) -> None:
@@ -155,155 +112,8 @@ class InspectCommand:
             raise UsageError("--chain and --answer require a question; a task has its own")
         if self.question is not None and self.jacobi_iterations is not None:
             raise UsageError(f"--jacobi-iterations {self.jacobi_iterations}: requires --task")
-        page = self.page_path
-        if page is not None and (page.is_dir() or not page.parent.is_dir()):
-            raise UsageError(f"--out {page}: must be a file in an existing folder")
-        if self.limit < 2 or self.batch_size < 1:
-            raise UsageError(f"--limit {self.limit} --batch-size {self.batch_size}: must be at least 2 and 1")
-
-    def load_inspected_runs(
-        self, runs: "Sequence[LoadedRun]", question_sets: "Sequence[QuestionSet]", device: Any
-    ) -> list[Any]:
-        """Return the runs for inspection; chains are selected and matched as the first run was trained."""
-        from laconic.evaluation.inspection.inspected_run import load_inspected_run
-        from laconic.evaluation.reasoning.run import decoding_for
-
-        names = short_run_names([run.folder for run in runs])
-        return [
-            load_inspected_run(run, name, device, decoding_for(run, questions), runs[0].recipe)
-            for run, name, questions in zip(runs, names, question_sets, strict=True)
-        ]
-
-    def inspect_question(self, runs: "Sequence[LoadedRun]", device: Any) -> "QuestionSummary":
-        from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
-        from laconic.evaluation.inspection.run import with_given_chain, with_teacher_chain
-        from laconic.evaluation.inspection.summary import QuestionSummary
-        from laconic.evaluation.reasoning.question_sets import single_question
-        from laconic.evaluation.reasoning.run import choose_protocol
-
-        text, gold = to_utf8(str(self.question)), None if self.answer is None else to_utf8(self.answer)
-        first, steps = runs[0], [to_utf8(step) for step in self.chain]
-        protocol = choose_protocol(first.recipe, self.protocol)
-        question_sets = [single_question(run, text, steps, gold, protocol) for run in runs]
-        inspected = self.load_inspected_runs(runs, question_sets, device)
-        has_teacher = inspected[0].teacher_chain is not None
-        with status("reading other questions of the recipe, and writing the teacher's chain"):
-            others, note = reference_questions(first, protocol, self.data_dir)
-            if has_teacher and not steps:
-                question = with_teacher_chain(first, question_sets[0], device)
-            else:
-                question = with_given_chain(first, question_sets[0])
-        inspections: list[QuestionInspection] = []
-        for run in inspected:
-            with progress(run.name) as show:
-                inspections.append(inspect_question(run, question.batch, others, seed=self.seed, progress=show))
-        chain = inspections[0].lens.chain
-        notes = [note, *list_notes(runs, len(chain))]
-        if not has_teacher:
-            notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
-        return QuestionSummary(
-            text,
-            question.chain_source,
-            chain,
-            gold,
-            question.teacher_output,
-            inspections,
-            protocol,
-            notes,
-            describe_runs(runs),
-        )
-
-    def inspect_dataset(self, runs: "Sequence[LoadedRun]", device: Any) -> "DatasetSummary":
-        """Inspect the questions of a task."""
-        from laconic.data.reasoning.read_examples import most_common_answer
-        from laconic.evaluation.inspection.dataset import NUM_REFERENCE_QUESTIONS, inspect_dataset
-        from laconic.evaluation.inspection.summary import DatasetSummary
-        from laconic.evaluation.reasoning.question_sets import load_question_set
-        from laconic.evaluation.reasoning.run import choose_protocol
-
-        name, limit = to_utf8(str(self.task)), max(self.limit, NUM_REFERENCE_QUESTIONS)
-        protocol = choose_protocol(runs[0].recipe, self.protocol)
-        question_sets = [
-            load_question_set(run, name, protocol, root=self.data_dir, limit=limit, with_chains=True) for run in runs
-        ]
-        ids = [[example.id for example in questions.examples] for questions in question_sets]
-        if any(other != ids[0] for other in ids):
-            raise UsageError("--baseline: the runs drop different rows of the task (data.on_too_long)")
-        inspections: list[Any] = []
-        inspected = self.load_inspected_runs(runs, question_sets, device)
-        with progress("inspecting") as show:
-            for run, inspected_run, questions in zip(runs, inspected, question_sets, strict=True):
-                inspections.append(
-                    inspect_dataset(
-                        inspected_run,
-                        questions,
-                        limit=self.limit,
-                        iterations=iteration_counts(self.jacobi_iterations, run),
-                        seed=self.seed,
-                        batch_size=self.batch_size,
-                        progress=show,
-                    )
-                )
-        first = question_sets[0]
-        majority = most_common_answer(first.examples[: self.limit])
-        notes = [*first.notes, *list_notes(runs, None)]
-        return DatasetSummary(first.name, protocol, majority, inspections, notes, describe_runs(runs))
-
-
-def iteration_counts(text: str | None, run: "LoadedRun") -> Sequence[int]:
-    """Return the numbers of Jacobi iterations to try; none for sequential latents."""
-    latents = run.parts.latents
-    if latents is None or latents.num_iterations is None:
-        return []
-    if text is not None:
-        return parse_ints("--jacobi-iterations", text)
-    return sorted({*range(latents.num_iterations + 3), latents.num_latents})
-
-
-def check_comparable(runs: "Sequence[LoadedRun]") -> None:
-    """Raise `UsageError` (2) for runs with different tokenizers or row formats."""
-    first = runs[0]
-    for run in runs[1:]:
-        if run.parts.tokenizer.fingerprint != first.parts.tokenizer.fingerprint:
-            raise UsageError(f"--baseline {run.folder}: has a different tokenizer than {first.folder}")
-        ours, theirs = first.recipe.data, run.recipe.data
-        for key in ("source", "format", "chain_steps"):
-            if getattr(ours, key) != getattr(theirs, key):
-                raise UsageError(
-                    f"--baseline {run.folder}: data.{key} is {getattr(theirs, key)}, that of {first.folder} is "
-                    f"{getattr(ours, key)}; compare runs with the same rows"
-                )
-
-
-def reference_questions(run: "LoadedRun", protocol: "AnswerProtocol", root: str | None) -> tuple[Any, str]:
-    """Return other questions of the run's recipe for mean and swap, or None, and a note on what these rest on."""
-    from laconic.evaluation.inspection.question import NUM_MEAN_QUESTIONS
-    from laconic.evaluation.reasoning.question_sets import load_question_set
-
-    try:
-        source = load_question_set(run, "valid", protocol, root=root, limit=NUM_MEAN_QUESTIONS).source
-    except LaconicError as error:
-        return None, f"mean and swap are left out, because they need other questions of the recipe: {error}"
-    return source, f"mean is that of the first {len(source)} validation questions; --task takes more."
-
-
-def list_notes(runs: "Sequence[LoadedRun]", num_chain_tokens: int | None) -> list[str]:
-    """Return what the results do not show."""
-    caveats = [
-        "A word that can be decoded from a latent, or a diagonal map, does not show that the answer uses it. The "
-        "interventions show whether the answer depends on the latents, not on what is in them."
-    ]
-    if len(runs) == 1:
-        caveats.append("There is no run without distillation to compare with (--baseline).")
-    M = runs[0].recipe.latents.num_latents if runs[0].recipe.latents else 0
-    if num_chain_tokens is not None and 0 < num_chain_tokens <= M:
-        caveats.append(f"{M} latents cover {num_chain_tokens} chain tokens, so nothing is selected.")
-    return caveats
-
-
-def describe_runs(runs: "Sequence[LoadedRun]") -> list[tuple[str, str]]:
-    """Return method, step and seed of each run, and the command."""
-    return [
-        *((str(run.folder), f"method {run.recipe.method}, step {run.step}, seed {run.recipe.seed}") for run in runs),
-        ("command", shlex.join(["laconic", *sys.argv[1:]])),
-    ]
+        parse_ints("--jacobi-iterations", self.jacobi_iterations)
+        if self.page_path is not None:
+            check_output("--out", self.page_path)
+        check_minimum(2, limit=self.limit)
+        check_minimum(1, batch_size=self.batch_size)

@@ -1,25 +1,31 @@
-"""Describe a memory file for `laconic inspect`: its origin, vectors per segment, and size."""
+"""Describe a memory or state file for `laconic inspect`: its origin, vectors or updates, and size."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from laconic.compression.kv_memory import KVMemory
-    from laconic.compression.memory import SummaryMemory
+from laconic.cli.compress_kv import loss_lines
+from laconic.compression.kv_memory import KVMemory
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_file import abbreviate_hash
+from laconic.experiment.cost import format_count
+from laconic.experiment.state_report import format_reports, state_file_to_json
+from laconic.experiment.untrained_levels import read_untrained_levels, read_writer_metadata
+from laconic.nested.hope.model import STATE_KIND
+from laconic.nested.state_check import translate_structure_errors
+from laconic.nested.state_file import read_state_file
 
 MAX_SEGMENTS_LISTED = 24
 
 
 def describe_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a memory file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
-    from laconic.compression.memory import SummaryMemory
-
     memory = SummaryMemory.load(path)
     return memory_to_json(path, memory), memory_lines(path, memory)
 
 
-def document_rows(memory: "SummaryMemory") -> list[dict[str, Any]]:
+def document_rows(memory: SummaryMemory) -> list[dict[str, Any]]:
     """Return each document with its tokens and vectors per segment."""
     assert memory.metadata is not None
     rows: list[dict[str, Any]] = []
@@ -31,7 +37,7 @@ def document_rows(memory: "SummaryMemory") -> list[dict[str, Any]]:
     return rows
 
 
-def memory_to_json(path: Path, memory: "SummaryMemory") -> dict[str, Any]:
+def memory_to_json(path: Path, memory: SummaryMemory) -> dict[str, Any]:
     assert memory.metadata is not None
     metadata = memory.metadata.to_json()
     del metadata["documents"]
@@ -42,10 +48,7 @@ def memory_to_json(path: Path, memory: "SummaryMemory") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def memory_lines(path: Path, memory: "SummaryMemory") -> list[str]:
-    """Return the metadata as lines for people."""
-    from laconic.compression.memory_file import abbreviate_hash
-
+def memory_lines(path: Path, memory: SummaryMemory) -> list[str]:
     metadata = memory.metadata
     assert metadata is not None
     config = metadata.method["compression"]
@@ -74,8 +77,6 @@ def document_lines(row: dict[str, Any]) -> list[str]:
 
 def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata and sizes of a KV memory as JSON and as lines. Raises `CorruptArtifactError` (76)."""
-    from laconic.compression.kv_memory import KVMemory
-
     memory = KVMemory.load(path)
     assert memory.metadata is not None
     heads = [[list(map(int, layer)) for layer in row] for row in memory.slots.transpose(0, 1)]
@@ -84,12 +85,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     return data | {"metadata": asdict(memory.metadata)}, kv_memory_lines(path, memory)
 
 
-def kv_memory_lines(path: Path, memory: "KVMemory") -> list[str]:
-    """Return the metadata and sizes of a KV memory as lines for people."""
-    from laconic.cli.compress_kv import loss_lines
-    from laconic.compression.memory_file import abbreviate_hash
-    from laconic.experiment.cost import format_count
-
+def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
     metadata, heads = memory.metadata, memory.slots
     assert metadata is not None
     settings = ", ".join(f"{name} {value}" for name, value in metadata.settings.items())
@@ -110,3 +106,37 @@ def kv_memory_lines(path: Path, memory: "KVMemory") -> list[str]:
             f"sha256 {document.sha256[:12]}…"
         )
     return lines + (loss_lines(metadata.measured) if metadata.measured else [])
+
+
+def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
+    state, metadata = read_state_file(path, STATE_KIND)
+    with translate_structure_errors(path):
+        summary = state_file_to_json(state, metadata)
+        data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, "state": summary}
+        return data, state_lines(path, state, metadata, summary)
+
+
+def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
+    return [
+        f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
+        f"{path.stat().st_size:,} bytes",
+        f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…{describe_levels(path)}",
+        f"written    {summary['created'] or 'at an unknown time'} by laconic "
+        f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
+        *(format_reports(state, chunk_sizes) if chunk_sizes else []),
+        *(
+            f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {document['sha256'][:12]}…"
+            for row in summary["documents"]
+            for document in row
+        ),
+    ]
+
+
+def describe_levels(path: Path) -> str:
+    """Return checkpoint and learning rate of a state that a plain checkpoint wrote, else ""."""
+    levels = read_untrained_levels(path)
+    if levels is None:
+        return ""
+    return f"; checkpoint {read_writer_metadata(path)['checkpoint'][:12]}… with inner_lr {levels.initial_inner_lr:g}"

@@ -175,7 +175,6 @@ def format_choices(match: re.Match[str]) -> str:
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
-    """Return the exit code of an error and the line to print."""
     from laconic.errors import LaconicError
 
     match error:

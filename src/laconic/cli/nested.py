@@ -2,37 +2,38 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
-from laconic.cli.files import check_parent
-from laconic.cli.generate_output import GenerationPrinter, GenerationTimer
+from laconic.cli.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
+from laconic.cli.files import check_output
+from laconic.cli.generate import GenerateCommand
+from laconic.cli.generate_output import GenerationTimer
+from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
 from laconic.errors import UsageError
+from laconic.experiment.nested_model import NestedTextModel, is_nested, load_nested, match_rows, read_documents
+from laconic.experiment.read_into_state import ReadDocument
+from laconic.experiment.state_report import compute_state_cost, format_reports
+from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
+from laconic.nested.state import FastWeightState, concat_rows
 
-if TYPE_CHECKING:
-    from laconic.cli.compress import CompressCommand
-    from laconic.cli.generate import GenerateCommand
-    from laconic.experiment.nested_model import NestedTextModel
-    from laconic.experiment.read_into_state import ReadDocument
-    from laconic.nested.state import FastWeightState
-
-VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "segment_tokens", "seed")
 BATCH_FLAGS = ("input", "output", "sample", "allow_long_prompt", "quantize")
 MIN_REPORTED_PROMPT = 256  # tokens of prompts from which their loss is printed
 
 
 def load_model(
-    command: "CompressCommand | GenerateCommand",
+    command: CompressCommand | GenerateCommand,
     memory: Path | None,
     dtype: str | None = None,
     revision: str | None = None,
-) -> "NestedTextModel":
+) -> NestedTextModel:
     """Load a model with fast weights, or a plain checkpoint with the levels of a state, or as the flags say.
 
     `dtype` and `revision` are those of a plain checkpoint.
@@ -40,11 +41,6 @@ def load_model(
     Raises:
         UsageError: For a run that does not learn while it reads (2).
     """
-    import laconic
-    from laconic.cli.compress import is_plain_model
-    from laconic.experiment.nested_model import NestedTextModel, is_nested, load_nested
-    from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
-
     name = to_utf8(command.model)
     if is_nested(name):
         flags = {"inner_lr": command.inner_lr, "dtype": dtype, "revision": revision}
@@ -66,14 +62,10 @@ def load_model(
     return NestedTextModel.from_decoder(decoder, laconic.load_tokenizer(decoder.source_folder or name), levels)
 
 
-def compress_text(command: "CompressCommand") -> int:
+def compress_text(command: CompressCommand) -> int:
     """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of other memories."""
-    from laconic.cli.compress import KV_FLAGS
-    from laconic.experiment.nested_model import read_documents
-    from laconic.experiment.state_report import compute_state_cost, format_reports
-
     reason = f"not available with a fast-weight state, which {command.model} writes here"
-    refuse_flags({name: getattr(command, name) for name in (*VECTOR_FLAGS, *KV_FLAGS)}, reason)
+    refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "seed", *KV_FLAGS)}, reason)
     with status(f"loading {command.model}"):
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load(command.memory)
@@ -97,7 +89,7 @@ def compress_text(command: "CompressCommand") -> int:
     return 0
 
 
-def compress_resume_key(command: "CompressCommand", model: "NestedTextModel") -> dict[str, Any]:
+def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
     """Return everything except the text that determines the state."""
     return {
         "batch_size": command.batch_size if command.is_jsonl else None,
@@ -106,12 +98,10 @@ def compress_resume_key(command: "CompressCommand", model: "NestedTextModel") ->
     } | ({} if command.memory is None else {"memory": sha256(command.memory.read_bytes()).hexdigest()})
 
 
-def generate_text(command: "GenerateCommand") -> int:
+def generate_text(command: GenerateCommand) -> int:
     """Continue prompts from a state; `--save-state` saves the updated state."""
     validate_generate(command)
     rows, memory = command.read_prompts(), command.memory[0] if command.memory else None
-    from laconic.experiment.nested_model import match_rows, read_documents
-
     with status(f"loading {command.model}"):
         model = load_model(command, memory, command.dtype, command.revision)
         if command.learn and not model.update_weights:
@@ -119,10 +109,8 @@ def generate_text(command: "GenerateCommand") -> int:
         state = None if memory is None else model.load(memory)
         documents = [] if memory is None else read_documents(memory)
     ids, state = match_rows([row.encode(model.tokenizer, is_continuation=state is not None) for row in rows], state)
-    if len(rows) < len(ids):
-        rows = [replace(row, title=title) for row in rows for title in state_row_titles(documents, len(ids))]
-    labels = [row.title + (row.text or "" if row.should_echo and not command.no_echo else "") for row in rows]
-    printer = GenerationPrinter(labels, is_silent=command.format == "json")
+    rows = title_rows(rows, len(ids), documents)
+    printer = command.build_printer(rows)
     show_reading = partial(report_reading, printer.timer)
     if command.max_tokens == 0:
         states, answers = [model.read_ids(ids, state, on_reading=show_reading)], [""] * len(ids)
@@ -132,8 +120,8 @@ def generate_text(command: "GenerateCommand") -> int:
     else:
         config = replace(command.generation_config(printer), update_on_prompt=command.learn or None)
         generations = model.generate_from_ids(ids, state, config, show_reading)
-        command.print_generations([row.to_json() for row in rows], generations, model.model, printer)
-        states = [cast("FastWeightState", generation.state) for generation in generations]
+        command.print_generations(rows, generations, model.model, printer)
+        states = [cast(FastWeightState, generation.state) for generation in generations]
         answers = [generation.text for generation in generations]
         counts = [generation.num_prompt_tokens + len(generation.token_ids) for generation in generations]
     if command.save_state is not None:
@@ -150,7 +138,7 @@ def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -
         log_message(f"learned from {total:,} tokens, {nats:.3f} nats per token")
 
 
-def validate_generate(command: "GenerateCommand") -> None:
+def validate_generate(command: GenerateCommand) -> None:
     """Raise `UsageError` (2) for flags that are invalid for a model with fast weights."""
     names = ("with_cot", "allow_missing", *BATCH_FLAGS)
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
@@ -160,21 +148,14 @@ def validate_generate(command: "GenerateCommand") -> None:
         return
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
-    check_parent("--save-state", command.save_state)
-
-
-def state_row_titles(documents: "Sequence[Sequence[ReadDocument]]", rows: int) -> list[str]:
-    """Return a prefix for each row of a state: the names of its documents, or the row number."""
-    if rows == 1 or len(documents) != rows:
-        return [f"[row {row}] " for row in range(1, rows + 1)]
-    return [f"[{', '.join(document.name for document in row)}] " for row in documents]
+    check_output("--save-state", command.save_state)
 
 
 def save_generated_state(
     path: Path,
-    model: "NestedTextModel",
-    states: "Sequence[FastWeightState]",
-    documents: "list[list[ReadDocument]]",
+    model: NestedTextModel,
+    states: Sequence[FastWeightState],
+    documents: list[list[ReadDocument]],
     texts: Sequence[tuple[str, int]],
 ) -> None:
     """Save the state after prompts and answers.
@@ -182,9 +163,6 @@ def save_generated_state(
     `documents` is what each row had read before; `texts` are the rows' prompts with answers, and their numbers of
     tokens.
     """
-    from laconic.experiment.read_into_state import ReadDocument
-    from laconic.nested.state import concat_rows
-
     state, n = concat_rows(*states), len(texts)
     row_documents = documents if len(documents) == n else documents * n or [[] for _ in texts]
     updated = [
@@ -194,47 +172,3 @@ def save_generated_state(
     model.save(state, path, updated)
     tokens = int(state.position.sum())
     log_message(f"wrote {path}, {path.stat().st_size:,} bytes: {tokens:,} tokens read so far")
-
-
-def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of a state file as JSON and as lines. Raises `CorruptArtifactError` (76)."""
-    from laconic.experiment.state_report import state_file_to_json
-    from laconic.nested.hope.model import STATE_KIND
-    from laconic.nested.state_check import translate_structure_errors
-    from laconic.nested.state_file import read_state_file
-
-    state, metadata = read_state_file(path, STATE_KIND)
-    with translate_structure_errors(path):
-        summary = state_file_to_json(state, metadata)
-        data = {"schema": 1, "file": str(path), "bytes": path.stat().st_size, "state": summary}
-        return data, state_lines(path, state, metadata, summary)
-
-
-def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """Return the metadata and reports of a state as lines for people."""
-    from laconic.experiment.state_report import format_reports
-
-    rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
-    return [
-        f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
-        f"{path.stat().st_size:,} bytes",
-        f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…{describe_levels(path)}",
-        f"written    {summary['created'] or 'at an unknown time'} by laconic "
-        f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
-        *(format_reports(state, chunk_sizes) if chunk_sizes else []),
-        *(
-            f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {document['sha256'][:12]}…"
-            for row in summary["documents"]
-            for document in row
-        ),
-    ]
-
-
-def describe_levels(path: Path) -> str:
-    """Return checkpoint and learning rate of a state that a plain checkpoint wrote, else ""."""
-    from laconic.experiment.untrained_levels import read_untrained_levels, read_writer_metadata
-
-    levels = read_untrained_levels(path)
-    if levels is None:
-        return ""
-    return f"; checkpoint {read_writer_metadata(path)['checkpoint'][:12]}… with inner_lr {levels.initial_inner_lr:g}"

@@ -1,6 +1,5 @@
 """`laconic recipes`: list the recipes that come with laconic, and print one."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -10,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OutputFormat
+from laconic.cli.files import print_json
 
 
 def describe_recipe(path: Path) -> str:
@@ -21,7 +21,6 @@ def describe_recipe(path: Path) -> str:
 
 
 def list_recipes() -> Iterator[tuple[str, str]]:
-    """Yield name and description of every recipe."""
     from laconic.config.load import SHIPPED_RECIPES
 
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
@@ -41,11 +40,10 @@ class RecipesListCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Print a line for each recipe."""
         recipes = list(list_recipes())
         if self.format == "json":
             rows = [{"name": name, "description": text} for name, text in recipes]
-            print(json.dumps({"schema": 1, "recipes": rows}, ensure_ascii=False))
+            print_json({"schema": 1, "recipes": rows})
             return 0
         width = max(len(name) for name, _ in recipes)
         print("\n".join(f"{name:<{width}}  {text}" for name, text in recipes))

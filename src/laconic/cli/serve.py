@@ -88,7 +88,6 @@ class ServeCommand:
     """sessions of a model that learns, else status 400"""
 
     def run(self) -> int:
-        """Serve until a signal."""
         key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
         if key is not None and not key.strip():
             raise UsageError("--api-key is empty; give a key, or leave it out")
@@ -165,7 +164,6 @@ def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":
 
 
 def parse_memory(text: str) -> tuple[str, Path]:
-    """Return the name and file of a `--memory`."""
     name, equals, file = text.partition("=")
     if not equals or not file:
         raise UsageError(f"--memory {text}: give NAME=FILE")

@@ -1,10 +1,10 @@
 """`laconic tasks list`: the names that `laconic evaluate --tasks` accepts."""
 
-import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from laconic.cli.arguments import OutputFormat
+from laconic.cli.files import print_json, print_rows
 
 
 class TaskInfo(NamedTuple):
@@ -60,20 +60,12 @@ class TasksListCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Print the table."""
         from laconic.data.reasoning.catalog import DATASETS
 
         catalog = [TaskInfo(info.name, LATENT, info.description) for info in DATASETS.values()]
         tasks = [*TASKS[:1], *catalog, *TASKS[1:]]
         if self.format == "json":
-            print(json.dumps({"schema": 1, "tasks": [task._asdict() for task in tasks]}, ensure_ascii=False))
+            print_json({"schema": 1, "tasks": [task._asdict() for task in tasks]})
             return 0
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("task", "runs", "measures", box=SIMPLE_HEAD)
-        for task in tasks:
-            table.add_row(*task)
-        Console().print(table)
+        print_rows(("task", "runs", "measures"), tasks)
         return 0

@@ -33,11 +33,3 @@ def apply_cpu_quota(cgroup: Path = CGROUP) -> None:
     quota = read_cpu_quota(cgroup)
     if quota is not None and "OMP_NUM_THREADS" not in os.environ and quota < count_cores():
         os.environ["OMP_NUM_THREADS"] = str(max(1, math.ceil(quota)))
-
-
-def format_threads() -> str:
-    """Return torch's number of threads as text."""
-    import torch
-
-    threads = torch.get_num_threads()
-    return f"{threads} thread{'s' * (threads != 1)}"

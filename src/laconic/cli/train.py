@@ -5,9 +5,7 @@ import dataclasses
 import json
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,8 +21,10 @@ from laconic.cli.arguments import (
     OptionalTracker,
     OutputFormat,
     check_minimum,
+    command_line,
     to_utf8,
 )
+from laconic.cli.files import print_json
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
 from laconic.training.signals import StopSignal, handle_signals
@@ -101,7 +101,7 @@ class TrainCommand:
         with handle_signals() as stop:
             results = [self.train_run(recipe, out, stop) for recipe, out in self.iterate_runs(recipe)]
         if self.format == "json" and os.environ.get("RANK", "0") == "0":
-            print(json.dumps({"schema": 1, "runs": results}, ensure_ascii=False, allow_nan=False))
+            print_json({"schema": 1, "runs": results})
         return 0
 
     def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
@@ -164,7 +164,6 @@ class TrainCommand:
         return {"out": str(out), **outcome_to_json(outcome)}
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
-        """Log the last step, its first metrics, and the validation."""
         from laconic.training.run import select_progress_metrics
 
         numbers = {**select_progress_metrics(outcome.metrics), **outcome.validation}
@@ -175,11 +174,13 @@ class TrainCommand:
             log_note(note)
 
     def print_plan(self, recipe: "Recipe") -> int:
-        """Print the tokens, memory and time that the run would take."""
         from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
 
         plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
-        print(json.dumps(plan, ensure_ascii=False) if self.format == "json" else format_plan(plan))
+        if self.format == "json":
+            print_json(plan)
+        else:
+            print(format_plan(plan))
         return 0
 
     def print_replay(self, folder: Path) -> int:
@@ -188,8 +189,7 @@ class TrainCommand:
 
         recorded, repeated = replay_update(folder, resolve_device(self.device))
         if self.format == "json":
-            report = {"schema": 1, "recorded": recorded, "repeated": repeated}
-            print(json.dumps(report, ensure_ascii=False, allow_nan=False))
+            print_json({"schema": 1, "recorded": recorded, "repeated": repeated})
             return 0
         print(f"step {repeated['step']}: {repeated['status']}, first in {repeated['first'] or 'nothing'}")
         for name, value in repeated["metrics"].items():
@@ -253,13 +253,12 @@ def describe_environment(device: str, ranks: int) -> dict[str, Any]:
         "device": device,
         "ranks": ranks,
         "commit": current_commit(),
-        "command": shlex.join(["laconic", *sys.argv[1:]]),
+        "command": command_line(),
         "start": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 def current_commit() -> str | None:
-    """Return the git commit of the checkout with this file, or None."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,14 +1,12 @@
 """`laconic verify`: compare models with a reference implementation."""
 
 import json
-import shlex
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalPath, OptionalStr
+from laconic.cli.arguments import OptionalPath, OptionalStr, command_line
 from laconic.cli.files import write_file
 from laconic.console import progress
 from laconic.errors import InputError, UsageError
@@ -51,7 +49,7 @@ class VerifyParityCommand:
                 reference=self.reference,
                 dtype=self.dtype,
                 inputs=self.inputs,
-                command=shlex.join(["laconic", *sys.argv[1:]]),
+                command=command_line(),
                 on_case=show,
             )
         Console().print(report.to_table())

@@ -125,7 +125,6 @@ class LaconicLM(TemplateLM):
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation with the model's chat template."""
         return self.tokenizer.apply_chat_template(chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
@@ -257,7 +256,6 @@ class LaconicLM(TemplateLM):
 
 
 def cut_at(text: str, stop_strings: Iterable[str]) -> str:
-    """Return a text up to the first stop string."""
     ends = [text.find(stop) for stop in stop_strings if stop in text]
     return text[: min(ends)] if ends else text
 

@@ -11,9 +11,9 @@ from laconic import __version__
 from laconic.config.load import load_recipe, to_toml
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.catalog import DATASETS
-from laconic.evaluation.run_names import short_run_names
-from laconic.evaluation.runs import load_recipes
-from laconic.evaluation.suite import EvalRequest, load_results
+from laconic.evaluation.reasoning.suite import group_results
+from laconic.evaluation.runs import load_recipes, short_run_names
+from laconic.evaluation.suite import EvalRequest, Results, load_results
 from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import Table
 from laconic.experiment.export import remove_folders
@@ -139,12 +139,20 @@ def describe_results(run: str | Path) -> list[str]:
     """Return the stored results of a run as tables and lines of Markdown, as `laconic evaluate` prints them."""
     blocks: list[str] = []
     for suite in SUITES:
-        results = load_results(suite, [str(run)])
-        if any(results.values()):
-            request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
+        request = EvalRequest([str(run)], (), torch.device("cpu"), StopSignal())
+        for results in split_results(load_results(suite, [str(run)])):
             for block in suite.report(request, results).blocks:
                 blocks.append(to_markdown(block) if isinstance(block, Table) else quote_lines(block))
     return blocks
+
+
+def split_results(results: Results) -> list[Results]:
+    """Return stored results in parts that one report can hold; audits are without controls, which are other runs."""
+    if "audit" in results:
+        return [{"audit": [audit], "reasoning": []} for audit in results["audit"]]
+    if "reasoning" in results:
+        return [{"reasoning": group} for group in group_results(results["reasoning"])]
+    return [results] if any(results.values()) else []
 
 
 def to_markdown(table: Table) -> str:
@@ -158,5 +166,4 @@ def to_markdown(table: Table) -> str:
 
 
 def quote_lines(text: str) -> str:
-    """Return lines as a list of Markdown."""
     return "\n".join(f"- {line.strip()}" for line in text.splitlines() if line.strip())

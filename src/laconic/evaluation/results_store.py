@@ -19,6 +19,7 @@ from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
 from laconic.storage.atomic import check_not_link, write_file_atomically, write_folder_atomically
 from laconic.storage.manifest import hash_json, hash_line
+from laconic.storage.run_dir import truncate_partial_line
 from laconic.storage.strict_json import read_json, to_canonical_json
 from laconic.training.ranks import Ranks
 
@@ -135,7 +136,7 @@ def folder_safe_name(name: str) -> str:
 
 def run_resumable(
     job: EvalJob,
-    folder: Path | None = None,
+    folder: Path,
     *,
     extra_files: Mapping[str, str] | None = None,
     progress: ProgressCallback | None = None,
@@ -144,9 +145,9 @@ def run_resumable(
 ) -> list[EvalItem]:
     """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
 
-    Without a folder, nothing is stored; `extra_files` are further text files to store, by name. `progress` is called
-    before the first batch and after each, with an empty name, the number of finished units and their total.
-    `before_batch` may raise to interrupt. The first rank writes.
+    `extra_files` are further text files to store, by name. `progress` is called before the first batch and after each,
+    with an empty name, the number of finished units and their total. `before_batch` may raise to interrupt. The first
+    rank writes.
 
     Returns:
         The items of all units, in order of the units.
@@ -156,16 +157,14 @@ def run_resumable(
         CorruptArtifactError: A stored file was changed.
     """
     ranks = ranks or Ranks()
-    target = None if folder is None else folder / job.metadata.folder_name
-    if target is not None:
-        stored = ranks.run_on_rank_zero(lambda: _read_committed(target, job.metadata))
-        if stored:
-            return group_items([parse_record(line) for line in stored])
+    target = folder / job.metadata.folder_name
+    if stored := ranks.run_on_rank_zero(lambda: _read_committed(target, job.metadata)):
+        return parse_records(stored)
     order = range(job.num_units) if job.order is None else job.order
-    partial = None if target is None else partial_folder(target)
-    lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
+    partial = partial_folder(target)
+    lines = [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
     digest = reduce(hash_line, lines, "")
-    with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
+    with (partial / UNITS_FILE).open("a", encoding="utf-8") if ranks.rank == 0 else io.StringIO() as file:
         if progress:
             progress("", len(lines), job.num_units)
         while len(lines) < job.num_units:
@@ -185,8 +184,7 @@ def run_resumable(
                 progress("", len(lines), job.num_units)
     by_unit = sorted(zip(order, lines, strict=True), key=lambda unit: unit[0])
     records = [EvalRecord(**record) for _, line in by_unit for record in json.loads(line)]
-    if target is not None:
-        ranks.run_on_rank_zero(lambda: _commit(target, job, records, extra_files or {}))
+    ranks.run_on_rank_zero(lambda: _commit(target, job, records, extra_files or {}))
     return group_items(records)
 
 
@@ -196,7 +194,6 @@ def partial_folder(folder: Path) -> Path:
 
 
 def to_records(metadata: EvalMetadata, items: Sequence[EvalItem]) -> list[EvalRecord]:
-    """Return one record per item and condition."""
     m = metadata
     return [
         EvalRecord(m.task, m.run, m.seed, m.step, item.id, condition, metrics)
@@ -218,8 +215,8 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
     return items
 
 
-def parse_record(line: str) -> EvalRecord:
-    return EvalRecord(**json.loads(line))
+def parse_records(text: str) -> list[EvalItem]:
+    return group_items([EvalRecord(**json.loads(line)) for line in text.splitlines()])
 
 
 def load_items(folder: Path) -> list[EvalItem]:
@@ -229,7 +226,7 @@ def load_items(folder: Path) -> list[EvalItem]:
         CorruptArtifactError: A file is missing or was changed.
     """
     manifest.verify_folder(folder, "evaluation")
-    return group_items([parse_record(line) for line in (folder / RECORDS_FILE).read_text("utf-8").splitlines()])
+    return parse_records((folder / RECORDS_FILE).read_text("utf-8"))
 
 
 def load_stored(folder: Path) -> StoredEvaluation:
@@ -264,7 +261,6 @@ def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], St
 
 
 def _format_unit(metadata: EvalMetadata, items: Sequence[EvalItem]) -> str:
-    """Return the records of a unit as one line of the partial results."""
     return to_canonical_json([asdict(record) for record in to_records(metadata, items)]) + "\n"
 
 
@@ -282,10 +278,10 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     elif mark.read_text(encoding="utf-8", errors="replace") != text:
         raise BusyError(f"{partial} holds partial results of another checkpoint or other data; {REMOVE_HINT}")
     check_not_link(units)
-    stored = units.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if units.exists() else []
-    if stored and not stored[-1].endswith("\n"):
-        stored.pop()
-        write_file_atomically(units, lambda new: new.write_text("".join(stored), encoding="utf-8"))
+    if not units.exists():
+        return []
+    truncate_partial_line(units)
+    stored = units.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     lines, digest = list[str](), ""
     for number, (expected, _, line) in enumerate((item.partition(" ") for item in stored), 1):
         digest = hash_line(digest, line)
@@ -295,15 +291,15 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     return lines
 
 
-def _read_committed(folder: Path, metadata: EvalMetadata) -> list[str]:
-    """Return the lines of a committed evaluation with this metadata; empty where there is no such folder."""
+def _read_committed(folder: Path, metadata: EvalMetadata) -> str:
+    """Return the records of a committed evaluation with this metadata; empty where there is no such folder."""
     if not folder.exists():
-        return []
+        return ""
     manifest.verify_folder(folder, "evaluation")
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     if to_canonical_json(result.get("metadata")) != _metadata_text(metadata):
         raise BusyError(f"{folder} is the evaluation of another checkpoint or of other data; {REMOVE_HINT}")
-    return (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+    return (folder / RECORDS_FILE).read_text(encoding="utf-8")
 
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Runs under evaluation: their seeds and checkpoints, and an environment as in training."""
+"""Runs under evaluation: their names, seeds and checkpoints, and an environment as in training."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +13,20 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE, is_export, is_run_dir, latest_step
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.validation_log import read_validations
+
+
+def short_run_names(paths: Sequence[str | Path]) -> list[str]:
+    """Return short unique names of runs: the last parts of their paths; `seed-0` alone is not a name."""
+    for n in (1, 2, 3):
+        names = ["/".join(Path(path).resolve().parts[-n:]) for path in paths]
+        if len(set(names)) == len(names) and not any(name.startswith("seed-") for name in names):
+            return names
+    return list(map(str, paths))
+
+
+def seed_run_name(name: str, path: str | Path, run_dir: Path) -> str:
+    """Return the name of one run of a directory with several seeds; `name` is the directory's."""
+    return name if run_dir == Path(path) else f"{name}/{run_dir.name}"
 
 
 def seed_runs(path: str | Path) -> list[Path]:
@@ -56,7 +70,6 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int:
 
 
 def step_hash(folder: Path, step: int) -> str:
-    """Return the SHA-256 of a checkpoint's manifest."""
     return sha256(RunDirectory(folder).get_step(step).manifest.canonical_text.encode()).hexdigest()
 
 

@@ -82,7 +82,6 @@ def bootstrap_means(scores: ScoreMatrix) -> ScoreMatrix:
 
 
 def percentile_interval(draws: ScoreMatrix) -> tuple[float, float]:
-    """Return the central 95 % of resampled means."""
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -144,7 +143,6 @@ def describe_difference(difference: Difference, is_significant: bool) -> str:
 
 
 def format_seeds(n: int) -> str:
-    """Return a number of seeds with its noun."""
     return "1 seed" if n == 1 else f"{n} seeds"
 
 

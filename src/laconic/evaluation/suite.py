@@ -40,8 +40,15 @@ from laconic.evaluation.results_store import (
     load_stored,
     run_resumable,
 )
-from laconic.evaluation.run_names import seed_run_name, short_run_names
-from laconic.evaluation.runs import flush_denormals, load_recipes, resolve_step, seed_runs, step_hash
+from laconic.evaluation.runs import (
+    flush_denormals,
+    load_recipes,
+    resolve_step,
+    seed_run_name,
+    seed_runs,
+    short_run_names,
+    step_hash,
+)
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
 from laconic.storage import lock
@@ -95,6 +102,11 @@ class EvalRequest:
     baseline: str | None = None
     latency: int = 0
     memories: MemoryOptions = MemoryOptions()
+
+    @property
+    def paths(self) -> list[str]:
+        """The runs, then the baseline if it is not one of them."""
+        return list(dict.fromkeys((*self.runs, *([self.baseline] if self.baseline else ()))))
 
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
@@ -220,10 +232,9 @@ def evaluate_runs(suite: EvalSuite, request: EvalRequest) -> Results:
         UsageError: The suite cannot evaluate these runs as requested.
         PreemptedError: After a signal; finished items are stored.
     """
-    paths = list(dict.fromkeys((*request.runs, *([request.baseline] if request.baseline else ()))))
-    suite.check(request, load_recipes(paths))
+    suite.check(request, load_recipes(request.paths))
     results: dict[EvalKind, list[RunResult]] = {kind: [] for kind in suite.kinds}
-    for path, title in zip(paths, short_run_names(paths), strict=True):
+    for path, title in zip(request.paths, short_run_names(request.paths), strict=True):
         per_group: dict[tuple[Any, ...], list[SeedResult]] = {}
         info: dict[str, Any] = {}
         for folder in seed_runs(path):
@@ -335,7 +346,6 @@ def load_seed_results(suite: EvalSuite, kind: EvalKind, folders: Sequence[Path],
 
 
 def merge_seeds(title: str, info: Mapping[str, Any], seeds: Sequence[SeedResult]) -> RunResult:
-    """Return the result of several seeds of a run on one task."""
     metadata = [seed.stored.metadata for seed in seeds]
     return RunResult(
         title,

@@ -72,7 +72,6 @@ class TextLossSuite:
         return {}
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
-        """Yield the evaluation of a checkpoint on all windows."""
         decoder, options = run.parts.decoder, request.memories
         assert options.documents is not None
         if options.tokens > decoder.config.max_position_embeddings:
@@ -99,13 +98,13 @@ class TextLossSuite:
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return a table of all models, with differences from the baseline if there is one."""
-        paths = list(dict.fromkeys((*request.runs, request.baseline)))
-        baseline = None if request.baseline is None else results["loss"][paths.index(request.baseline)]
+        baseline = None
+        if request.baseline is not None:
+            baseline = results["loss"][request.paths.index(request.baseline)]
         rows = compare_losses(results["loss"], baseline)
         return EvalReport([build_table(COLUMNS, rows)], {"schema": 1, "results": figures_to_json(rows)})
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return a section with one table of all models."""
         rows = compare_losses(results["loss"], None)
         return [PageSection("Loss", [render_table(build_table(COLUMNS[:5], rows))])] if rows else []
 

@@ -19,11 +19,10 @@ import torch
 from laconic.batches import ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.synthetic.digits import TOKEN_IDS
-from laconic.evaluation.audit.conditions import list_conditions
-from laconic.evaluation.audit.job import AuditedQuestions, audit_batch
+from laconic.evaluation.audit.job import AuditedQuestions, audit_batch, list_conditions
 from laconic.evaluation.audit.verdict import ThoughtAudit
 from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
-from laconic.evaluation.inspection.inspected_run import load_inspected_run
+from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import choose_donors
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.question_sets import QuestionSet, encode_questions
@@ -102,7 +101,7 @@ def audit_in_memory(run: LoadedRun, n: int = 100) -> ThoughtAudit:
     latents = run.parts.latents
     assert latents is not None
     decoding = replace(decoding_for(run, questions), max_tokens=1)
-    inspected = load_inspected_run(run, "planted", torch.device("cpu"), decoding)
+    inspected = InspectedRun(run, "planted", decoding)
     with torch.no_grad():
         num_latents = inspected.think(load_batch(inspected, questions.source, np.array([0]))).latents.shape[1]
         conditions = list_conditions(num_latents, latents.num_iterations)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from laconic.errors import InputError
-from laconic.evaluation.audit.conditions import AS_TRAINED, list_conditions
-from laconic.evaluation.audit.verdict import ThoughtAudit, audit_to_json
+from laconic.evaluation.audit.job import list_conditions
+from laconic.evaluation.audit.verdict import AS_TRAINED, ThoughtAudit, audit_to_json
 from laconic.evaluation.results_store import EvalItem
 from tests.evaluation.answers import row
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pytest
@@ -32,9 +33,9 @@ def decoder() -> Decoder:
 
 def run_plan(model: Any, rows: Path, orders: Sequence[int], log: Any = None) -> dict[str, Any]:
     plan = plan_class_incremental(model, build_byte_tokenizer(), "banking77", rows, orders=orders)
-    return plan.summarise(
-        run_resumable(EvalJob(METADATA, len(plan), lambda units: [[plan.run_unit(i, log)] for i in units]))
-    )
+    job = EvalJob(METADATA, len(plan), lambda units: [[plan.run_unit(i, log)] for i in units])
+    with TemporaryDirectory() as folder:
+        return plan.summarise(run_resumable(job, Path(folder)))
 
 
 @pytest.fixture

@@ -1,19 +1,19 @@
 """Answer every question as trained and under each condition of an audit, as a job whose results are stored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from laconic.batches import ReasoningBatch
 from laconic.errors import InputError
-from laconic.evaluation.audit.conditions import AS_TRAINED, AuditCondition, list_conditions
-from laconic.evaluation.audit.verdict import ThoughtAudit, audit_to_json
+from laconic.evaluation.audit.verdict import AS_TRAINED, ThoughtAudit, audit_to_json
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
-from laconic.evaluation.inspection.inspected_run import InspectedRun, load_inspected_run
-from laconic.evaluation.inspection.interventions import InterventionInputs, ReferenceMeans
+from laconic.evaluation.inspection.inspected_run import InspectedRun
+from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
 from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
@@ -25,6 +25,44 @@ from laconic.experiment.load_run import LoadedRun
 from laconic.latent.rollout import LatentRollout
 
 AUDIT_SEED = 0  # of donors, shuffles and noise
+
+
+class AuditCondition(NamedTuple):
+    """A change of the thoughts: its key in stored results, and what returns the rollout that the answers follow."""
+
+    name: str
+    apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
+
+
+def replace_thoughts(spec: InterventionSpec) -> AuditCondition:
+    """Replace the thoughts by an intervention of `laconic inspect`: as vectors, or as keys and values in the cache."""
+    return AuditCondition(
+        f"{spec.kind} {spec.target}",
+        lambda run, batch, inputs: interventions.run_intervention(run, batch, spec, inputs),
+    )
+
+
+def cut_thoughts(n: int) -> AuditCondition:
+    """Cut all thoughts but the first `n` off the cache."""
+
+    def apply(run: InspectedRun, batch: ReasoningBatch, inputs: InterventionInputs) -> LatentRollout:
+        rollout = inputs.rollout
+        return rollout._replace(cache=rollout.cache.crop(rollout.cache.S - rollout.latents.shape[1] + n))
+
+    return AuditCondition(f"first {n}", apply)
+
+
+def limit_iterations(n: int) -> AuditCondition:
+    """Think with fewer Jacobi iterations than in training; after 0, the thoughts are the placeholders."""
+    return AuditCondition(f"{n} iterations", lambda run, batch, inputs: run.think(batch, iterations=n))
+
+
+def list_conditions(num_latents: int, num_iterations: int | None) -> list[AuditCondition]:
+    """Return the conditions of an audit, for M thoughts and T Jacobi iterations of training, if there are any."""
+    replaced = map(replace_thoughts, interventions.list_interventions(num_latents))
+    lengths = dict.fromkeys((num_latents // 2, 0))
+    iterations = dict.fromkeys((num_iterations // 2, 0)) if num_iterations else ()
+    return [*replaced, *map(cut_thoughts, lengths), *map(limit_iterations, iterations)]
 
 
 class AuditedQuestions(NamedTuple):
@@ -43,8 +81,8 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         InputError: There are too few questions for any effect to be significant.
         UsageError: The run's method has no latents, or this step of the run has none yet.
     """
-    name, device = run_name(run.folder), run.parts.decoder.token_embedding.weight.device
-    inspected = load_inspected_run(run, name, device, decoding := decoding_for(run, questions))
+    name, decoding = run_name(run.folder), decoding_for(run, questions)
+    inspected = InspectedRun(run, name, decoding)
     first = load_batch(inspected, questions.source, np.array([0]))
     with torch.no_grad():
         conditions = list_conditions(inspected.think(first).latents.shape[1], inspected.num_iterations)

@@ -6,9 +6,8 @@ from typing import Any
 
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.errors import UsageError
-from laconic.evaluation.audit.conditions import AS_TRAINED
 from laconic.evaluation.audit.job import build_audit_job
-from laconic.evaluation.audit.verdict import ControlComparison, ThoughtAudit, audit_to_json
+from laconic.evaluation.audit.verdict import AS_TRAINED, ControlComparison, ThoughtAudit, audit_to_json
 from laconic.evaluation.reasoning import table as reasoning_table
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.reasoning.run import build_question_job
@@ -63,9 +62,7 @@ class AuditSuite:
         yield build_job(run, questions, limit=request.limit, batch_size=request.batch_size)
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
-        """Return the table of the audit, its verdict and notes; nothing for a run without an audit."""
-        if not results["audit"]:
-            return EvalReport([], {})
+        """Return the table of the audit, its verdict and notes."""
         result = results["audit"][0]
         controls = [reasoning_table.build_rows(control)[0] for control in results["reasoning"]]
         audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed, controls)
@@ -78,7 +75,6 @@ class AuditSuite:
         return EvalReport(blocks, data)
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return one section per audit, without controls."""
         sections: list[PageSection] = []
         for result in results["audit"]:
             audit = ThoughtAudit(reasoning_table.build_rows(result)[0], result.items_by_seed)
@@ -100,7 +96,6 @@ def label_condition(name: str) -> tuple[str, str]:
 
 
 def format_p(p: float) -> str:
-    """Return a p-value with three digits, or as a bound."""
     return f"< {MIN_P}" if p < MIN_P else f"{p:.3g}"
 
 
@@ -133,7 +128,6 @@ def comparison_cells(comparison: ControlComparison) -> list[str]:
 
 
 def explain_columns(audit: ThoughtAudit) -> list[str]:
-    """Return the legend of the table."""
     test = "McNemar's binomial test" if audit.row.accuracy.num_seeds == 1 else "bootstrap over seeds and questions"
     return [
         "vectors: replaced before the model reads them, in every iteration; keys and values: replaced in the finished "

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.evaluation import statistics
-from laconic.evaluation.audit.conditions import AS_TRAINED
 from laconic.evaluation.paired_proportions import compare_answers, detectable_loss, detectable_loss_over_seeds
 from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable, pair_seeds
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.tables import figures_to_json, format_percent
 
+AS_TRAINED = "as trained"  # name of the condition without a change
 VerdictName = Literal["used", "positions", "presence", "not shown", "undetermined"]
 SWAPS = ("swap vectors", "swap cache")
 
@@ -71,7 +71,6 @@ class ThoughtAudit:
 
     @property
     def conditions(self) -> list[str]:
-        """Names of the conditions, in order."""
         return [name for name in self.items_by_seed[0][0].conditions if name != AS_TRAINED]
 
     @property
@@ -133,8 +132,7 @@ class ThoughtAudit:
 
     @property
     def floor(self) -> float:
-        """Accuracy of always giving the most frequent answer."""
-        return self.row.results[0].majority_baseline[1]
+        return self.row.results[0].majority_baseline.share
 
     @property
     def swaps(self) -> tuple[ConditionEffect, ConditionEffect]:
@@ -233,12 +231,11 @@ def describe_bound(effect: ConditionEffect) -> str:
 
 
 def audit_to_json(audit: ThoughtAudit) -> dict[str, Any]:
-    answer, share = audit.row.results[0].majority_baseline
     return {
         "questions": audit.row.accuracy.num_items,
         "seeds": list(audit.row.seeds),
         "protocol": audit.row.results[0].protocol,
-        "majority_baseline": {"answer": answer, "share": share},
+        "majority_baseline": audit.row.results[0].majority_baseline._asdict(),
         "accuracy": audit.row.accuracy._asdict(),
         "conditions": figures_to_json(audit.effects),
         "controls": figures_to_json(audit.comparisons),

@@ -1,46 +1,27 @@
 """Inspect a set of questions: answers with and without interventions, and what a logit lens shows of the thoughts."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample
+from laconic.batches import ReasoningBatch
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, top_token_ids
-from laconic.evaluation.reasoning.evaluate import match_answers
+from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import ProgressCallback
-from laconic.evaluation.statistics import ScoreMatrix
 from laconic.interfaces import TrainingData
 
 NUM_REFERENCE_QUESTIONS = 256  # for the mean of a latent
 TokenIds = tuple[int, ...]
-
-
-@dataclass
-class AnswerLog:
-    """The predictions for a set's questions, and whether they are correct."""
-
-    predictions: list[str | None] = field(default_factory=list[str | None])
-    is_correct: list[bool] = field(default_factory=list[bool])
-
-    def add(self, answers: AnswerBatch, examples: Sequence[ReasoningExample], protocol: AnswerProtocol) -> None:
-        """Add the answers to the next questions."""
-        for record in match_answers(answers, examples, protocol):
-            self.predictions.append(record.prediction)
-            self.is_correct.append(record.is_correct)
-
-    @property
-    def correct(self) -> ScoreMatrix:
-        """1 for each correct answer, [N]."""
-        return np.array(self.is_correct, dtype=np.float64)
 
 
 @dataclass
@@ -54,9 +35,9 @@ class DatasetInspection:
 
     name: str
     method: str
-    baseline: AnswerLog
-    by_intervention: dict[InterventionSpec, AnswerLog]
-    by_iterations: dict[int, AnswerLog]
+    baseline: ReasoningResult
+    by_intervention: dict[InterventionSpec, ReasoningResult]
+    by_iterations: dict[int, ReasoningResult]
     donors: NDArray[np.int64]
     trained_iterations: int | None
     chain_word_rates: NDArray[np.float64]
@@ -64,7 +45,8 @@ class DatasetInspection:
     def changed_to_donor(self, spec: InterventionSpec, protocol: AnswerProtocol) -> NDArray[np.float64]:
         """Return whether each answer under an intervention is the donor's, where the donor's was different."""
         changed: list[bool] = []
-        baseline, predictions = self.baseline.predictions, self.by_intervention[spec].predictions
+        results = (self.baseline, self.by_intervention[spec])
+        baseline, predictions = ([record.prediction for record in result.records] for result in results)
         for before, after, i in zip(baseline, predictions, self.donors.tolist(), strict=True):
             donor = baseline[i]
             if donor is not None and not (before is not None and protocol.is_correct(before, donor)):
@@ -100,21 +82,22 @@ def inspect_dataset(
     source, protocol, examples = questions.source, questions.protocol, questions.examples[:limit]
     donors = interventions.choose_donors(len(examples), seed)
     means = reference_means_of(run, source, batch_size)
-    baseline, top_ids, chain_ids = AnswerLog(), list[TokenIds](), list[TokenIds]()
-    by_intervention: dict[InterventionSpec, AnswerLog] = {}
-    by_iterations = {n: AnswerLog() for n in iterations}
+    baseline, top_ids, chain_ids = list[AnswerRecord](), list[TokenIds](), list[TokenIds]()
+    by_intervention = defaultdict[InterventionSpec, list[AnswerRecord]](list)
+    by_iterations = defaultdict[int, list[AnswerRecord]](list)
     for start in range(0, len(examples), batch_size):
         indices = np.arange(start, min(start + batch_size, len(examples)))
         batch, batch_examples = load_batch(run, source, indices), [examples[i] for i in indices.tolist()]
         rollout = run.think(batch, record_passes=True)
-        baseline.add(run.answer(batch, rollout), batch_examples, protocol)
+        baseline += match_answers(run.answer(batch, rollout), batch_examples, protocol)
         donor_rollout = run.think(load_batch(run, source, donors[indices]), record_passes=True)
         inputs = InterventionInputs(rollout, indices, seed, donor_rollout, means)
         for spec in interventions.list_interventions(rollout.latents.shape[1]):
             changed = interventions.run_intervention(run, batch, spec, inputs)
-            by_intervention.setdefault(spec, AnswerLog()).add(run.answer(batch, changed), batch_examples, protocol)
-        for n, log in by_iterations.items():
-            log.add(run.answer(batch, run.think(batch, iterations=n)), batch_examples, protocol)
+            by_intervention[spec] += match_answers(run.answer(batch, changed), batch_examples, protocol)
+        for n in iterations:
+            changed = run.think(batch, iterations=n)
+            by_iterations[n] += match_answers(run.answer(batch, changed), batch_examples, protocol)
         top_ids += top_token_ids(rollout, run.decoder.logits)
         chain_ids += [tuple(ids[mask].tolist()) for ids, mask in zip(batch.chain_ids, batch.chain_mask, strict=True)]
         if progress:
@@ -122,9 +105,9 @@ def inspect_dataset(
     return DatasetInspection(
         run.name,
         run.method,
-        baseline,
-        by_intervention,
-        by_iterations,
+        ReasoningResult(tuple(baseline), protocol.name),
+        {spec: ReasoningResult(tuple(records), protocol.name) for spec, records in by_intervention.items()},
+        {n: ReasoningResult(tuple(records), protocol.name) for n, records in by_iterations.items()},
         donors,
         run.num_iterations,
         compute_chain_word_rates(top_ids, chain_ids, seed),
@@ -132,7 +115,6 @@ def inspect_dataset(
 
 
 def load_batch(run: InspectedRun, source: TrainingData, indices: NDArray[np.int64]) -> ReasoningBatch:
-    """Return some rows of a set on the run's device."""
     return cast(ReasoningBatch, source.batch([int(i) for i in indices], 0, 0)).to(run.device)
 
 

@@ -36,7 +36,6 @@ def dataset_tables(summary: DatasetSummary) -> list[TitledTable]:
 
 
 def describe_set(summary: DatasetSummary) -> str:
-    """Return number and name of the questions, protocol and majority baseline."""
     answer, floor = summary.majority_baseline
     return (
         f"{summary.num_questions:,} questions of {summary.name}, protocol {summary.protocol.name}; majority baseline "
@@ -94,5 +93,4 @@ def chain_words_table(summary: DatasetSummary) -> Table:
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """Return a share in percent with its interval."""
     return f"{format_percent(estimate.mean)} ({format_interval(estimate)})"

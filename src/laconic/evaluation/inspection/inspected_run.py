@@ -5,11 +5,10 @@ Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples hav
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import KVDistillationConfig, KVSelectionConfig
@@ -73,124 +72,100 @@ class LatentKeysValues(NamedTuple):
 class InspectedRun:
     """A run as inspection uses it.
 
-    `teacher_chain` returns what the teacher's cache holds of chains; it is None for a method without a teacher.
-    `num_iterations` is that of training, None for sequential latents. `read_questions` returns the cache of questions
-    for `think`; it is None for a method that reads them itself.
-    """
-
-    name: str
-    method: str
-    decoder: Decoder
-    decode_token: DecodeToken
-    think: Callable[..., LatentRollout]  # with the arguments of `latent_function`'s result
-    answer: Callable[[ReasoningBatch, LatentRollout], AnswerBatch]
-    teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
-    num_iterations: int | None
-    device: torch.device
-    read_questions: Callable[[ReasoningBatch], KVCache] | None = None
-
-    def with_questions(self, questions: ReasoningBatch) -> "InspectedRun":
-        """Return a run that has read these questions, so that `think` about them reads them no more."""
-        if self.read_questions is None:
-            return self
-        return replace(self, think=partial(self.think, question_cache=self.read_questions(questions)))
-
-
-def load_inspected_run(
-    run: LoadedRun, name: str, device: torch.device, decoding: AnswerDecoding, selection_recipe: Recipe | None = None
-) -> InspectedRun:
-    """Prepare a run for inspection.
-
     The tables [kv_selection] and [kv_distillation] of `selection_recipe`, by default the run's own, apply to the
-    chains.
+    chains. `question_cache` is the cache of questions that `think` is going to be about.
 
     Raises:
         UsageError: The run's method has no latents.
     """
-    latents, recipe = run.parts.latents, run.recipe
-    if latents is None:
-        raise UsageError(f"{name}: method {recipe.method} has no latents; give a run of codi, pccot, kava or coconut")
-    tokenizer = run.parts.tokenizer.backend
-    has_teacher = recipe.method in COT_TEACHER_METHODS
-    return InspectedRun(
-        name=name,
-        method=recipe.method,
-        decoder=run.parts.decoder,
-        decode_token=lambda i: tokenizer.decode([i], skip_special_tokens=False) or tokenizer.id_to_token(i) or str(i),
-        think=latent_function(run),
-        answer=answer_function(run, decoding),
-        teacher_chain=teacher_chain_function(run, selection_recipe or recipe) if has_teacher else None,
-        num_iterations=latents.num_iterations,
-        device=device,
-        read_questions=partial(read_questions, run) if can_cache_questions(run.method) else None,
-    )
 
+    run: LoadedRun
+    name: str
+    decoding: AnswerDecoding
+    selection_recipe: Recipe | None = None
+    question_cache: KVCache | None = None
 
-def can_cache_questions(method: nn.Module) -> bool:
-    """Return whether `think` accepts the KV cache of the questions."""
-    return isinstance(method, Codi | LatentDocumentReasoning)
+    def __post_init__(self) -> None:
+        if self.run.parts.latents is None:
+            raise UsageError(
+                f"{self.name}: method {self.method} has no latents; give a run of codi, pccot, kava or coconut"
+            )
 
+    @property
+    def method(self) -> str:
+        return self.run.recipe.method
 
-def read_questions(run: LoadedRun, questions: ReasoningBatch) -> KVCache:
-    """Return the KV cache of questions, after their documents if the run reads these."""
-    method, decoder = run.method, run.parts.decoder
-    with eval_no_grad(decoder), flush_denormals(questions.question_ids.device):
-        state = method.find_state(questions, None) if isinstance(method, LatentDocumentReasoning) else None
-        return encode_question(decoder, questions, state).cache
+    @property
+    def decoder(self) -> Decoder:
+        return self.run.parts.decoder
 
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.token_embedding.weight.device
 
-def latent_function(run: LoadedRun) -> Callable[..., LatentRollout]:
-    """Return the function that computes a run's latents.
+    @property
+    def num_iterations(self) -> int | None:
+        """The number of Jacobi iterations of training; None for sequential latents."""
+        return require(self.run.parts.latents).num_iterations
 
-    `iterations` replaces the number of Jacobi iterations of training, and `question_cache` saves reading the questions.
-    """
-    method = cast(Any, run.method)
+    @property
+    def has_teacher(self) -> bool:
+        return self.method in COT_TEACHER_METHODS
+
+    def decode_token(self, i: int) -> str:
+        tokenizer = self.run.parts.tokenizer.backend
+        return tokenizer.decode([i], skip_special_tokens=False) or tokenizer.id_to_token(i) or str(i)
+
+    def with_questions(self, questions: ReasoningBatch) -> "InspectedRun":
+        """Return a run that has read these questions, so that `think` about them reads them no more."""
+        if not isinstance(self.run.method, Codi | LatentDocumentReasoning):
+            return self  # its `think` takes no cache
+        return replace(self, question_cache=self.read_questions(questions))
+
+    def read_questions(self, questions: ReasoningBatch) -> KVCache:
+        """Return the KV cache of questions, after their documents if the run reads these."""
+        method = self.run.method
+        with eval_no_grad(self.decoder), flush_denormals(questions.question_ids.device):
+            state = method.find_state(questions, None) if isinstance(method, LatentDocumentReasoning) else None
+            return encode_question(self.decoder, questions, state).cache
 
     def think(
+        self,
         questions: ReasoningBatch,
         intervention: Intervention | None = None,
         record_passes: bool = False,
         iterations: int | None = None,
-        question_cache: KVCache | None = None,
     ) -> LatentRollout:
-        cached = {} if question_cache is None else {"question_cache": question_cache}
+        """Compute the latents of questions; `iterations` replaces the number of Jacobi iterations of training."""
+        run, method = self.run, cast(Any, self.run.method)
+        cached = {} if self.question_cache is None else {"question_cache": self.question_cache}
         with with_iterations(run, iterations), flush_denormals(questions.question_ids.device):
             rollout = method.think(questions, intervention=intervention, record_passes=record_passes, **cached)
         if not rollout.latents.shape[1]:
             raise UsageError(f"{run.folder}: step {run.step} is in a stage without latents; choose a later step")
         return rollout
 
-    return think
-
-
-def answer_function(run: LoadedRun, decoding: AnswerDecoding) -> Callable[[ReasoningBatch, LatentRollout], AnswerBatch]:
-    """Return the function that answers after the latents."""
-    method, decoder, end = run.method, run.parts.decoder, require(run.parts.latents).end
-
-    def answer(batch: ReasoningBatch, latents: LatentRollout) -> AnswerBatch:
+    def answer(self, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:
+        """Answer questions after their latents."""
+        method, decoding = self.run.method, self.decoding
         if isinstance(method, Coconut):
-            prompt = method.prompt_after_latents(latents, decoding)
+            prompt = method.prompt_after_latents(rollout, decoding)
         else:
-            prompt = prompt_after_latents(decoder, latents, end, decoding.answer_prompt)
-        return decode_answers(decoder, batch, prompt, decoding)
+            end = require(self.run.parts.latents).end
+            prompt = prompt_after_latents(self.decoder, rollout, end, decoding.answer_prompt)
+        return decode_answers(self.decoder, batch, prompt, decoding)
 
-    return answer
+    def teacher_chain(self, batch: ReasoningBatch) -> TeacherChain:
+        """Return what the teacher's cache holds of chains, and what each policy selects of it.
 
-
-def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[ReasoningBatch], TeacherChain]:
-    """Return the function that computes what the run's teacher leaves of chains, with a recipe's selection.
-
-    CODI and PCCoT distill no keys and values; for them KaVa's defaults apply.
-    """
-    selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
-    kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
-    decoder, M, seed = run.parts.decoder, require(run.parts.latents).num_latents, run.recipe.seed
-    L = decoder.config.num_hidden_layers
-    distilled_layers = find_distilled_layers(kv_config, L)
-
-    def teacher_chain(batch: ReasoningBatch) -> TeacherChain:
+        CODI and PCCoT distill no keys and values; for them KaVa's defaults apply.
+        """
+        run, decoder, recipe = self.run, self.decoder, self.selection_recipe or self.run.recipe
+        selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
+        kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
+        M, L, seed = require(run.parts.latents).num_latents, decoder.config.num_hidden_layers, run.recipe.seed
         with eval_no_grad(decoder):
-            teacher = encode_chain(decoder, batch, read_questions(run, batch), ("q_rot", "k"))
+            teacher = encode_chain(decoder, batch, self.read_questions(batch), ("q_rot", "k"))
             unrotated, rotated = (
                 [
                     rkv.select_tokens(decoder, batch, teacher, l, selection_config, M, seed, space, True)
@@ -210,11 +185,9 @@ def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[Reasonin
             tuple(layer.R for layer in targets),
             choices,
             selection_config.policy,
-            distilled_layers,
+            find_distilled_layers(kv_config, L),
             run_kv_config is not None and run_kv_config.weight > 0,
         )
-
-    return teacher_chain
 
 
 def select_with_policy(

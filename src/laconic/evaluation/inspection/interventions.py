@@ -56,7 +56,6 @@ class ReferenceMeans(NamedTuple):
     vectors: Tensor
     keys_before_rope: LayerTensors
     values: LayerTensors
-    num_questions: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ def norm_matched_noise(like: Tensor, inputs: InterventionInputs, *key: int) -> T
 
 
 def is_sequential(rollout: LatentRollout) -> bool:
-    """Return whether the latents were computed one after the other."""
     return rollout.passes[0].latent_setup == 0
 
 
@@ -212,4 +210,4 @@ def compute_reference_means(run: InspectedRun, batches: Iterable[ReasoningBatch]
         n += batch.B
     vectors, *rest = [x / n for x in totals]
     L = len(rest) // 2
-    return ReferenceMeans(vectors, tuple(rest[:L]), tuple(rest[L:]), n)
+    return ReferenceMeans(vectors, tuple(rest[:L]), tuple(rest[L:]))

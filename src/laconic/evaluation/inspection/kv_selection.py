@@ -27,7 +27,6 @@ class ChainSelection(NamedTuple):
 
     @property
     def token_shares(self) -> tuple[float, ...]:
-        """Share of layers and heads that select each token."""
         return tuple(self.mask.mean((0, 1)).tolist())
 
 

@@ -78,5 +78,4 @@ def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, n: int) -> t
 
 
 def to_rows(map: Float[Tensor, "M N"]) -> MapRows:
-    """Convert a map to tuples."""
     return tuple(tuple(row) for row in map.tolist())

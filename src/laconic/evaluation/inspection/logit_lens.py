@@ -34,7 +34,6 @@ class LogitLens:
 
     question: tuple[str, ...]
     chain: tuple[str, ...]
-    answer: str
     passes: tuple[tuple[tuple[TokenGuess, ...], ...], ...]
 
     @property
@@ -64,11 +63,9 @@ def apply_logit_lens(
     """
     if batch.B != 1:
         raise InputError(f"the logit lens takes one question, got {batch.B}")
-    number = batch.answer_mask & batch.answer_number_mask
     return LogitLens(
         decode_valid_tokens(batch.question_ids, batch.question_mask, decode_token),
         decode_valid_tokens(batch.chain_ids, batch.chain_mask, decode_token),
-        "".join(decode_valid_tokens(batch.answer_ids, number, decode_token)),
         tuple(
             top_tokens_of_pass(rollout.begin_hidden, record.hidden_states, logits, decode_token, top)
             for record in rollout.records

@@ -65,7 +65,6 @@ def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
 
 
 def question_sections(summary: QuestionSummary) -> list[PageSection]:
-    """Return the sections about one question."""
     answers = [
         (f"{run.name} ({run.method})", run.answer + correctness_suffix(run.answer, summary)) for run in summary.runs
     ]
@@ -73,11 +72,14 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
         answers.append(("its teacher, with the chain written out", summary.teacher_output))
     chain = render_tokens(list(map(show_whitespace, summary.chain))) if summary.chain else "none"
     maps = [
-        block for space in KV_SPACES for baseline in BASELINE_LABELS for block in map_blocks(summary, space, baseline)
+        block
+        for space in KV_SPACES
+        for baseline in BASELINE_LABELS
+        for block in map_blocks(summary.runs, summary.chain, space, baseline)
     ]
     return [
         PageSection("Answers", [render_facts(answers), f"The chain, {summary.chain_source}:", chain]),
-        PageSection("Logit lens", lens_blocks(summary)),
+        PageSection("Logit lens", lens_blocks(summary.runs, summary.chain)),
         PageSection("Similarity to the teacher's chain", [*maps, SIMILARITY_TERMS] if maps else []),
         PageSection(
             "Tokens selected of the chain",
@@ -88,7 +90,6 @@ def question_sections(summary: QuestionSummary) -> list[PageSection]:
 
 
 def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
-    """Return the sections about a set."""
     sections = [
         PageSection(title, [render_table(table), *filter(None, [note])])
         for title, table, note in dataset_tables(summary)
@@ -96,19 +97,18 @@ def dataset_sections(summary: DatasetSummary) -> list[PageSection]:
     return [*sections, PageSection("Interventions", [render_facts(list(INTERVENTION_LABELS.items()))])]
 
 
-def lens_blocks(summary: QuestionSummary) -> list[str]:
-    """Return the logit lens of each run."""
+def lens_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str]) -> list[str]:
     blocks = [
         "The most likely token at each latent after each pass, with its probability in percent. A hidden state becomes "
         "the next latent, so a token stands one column before its own. That a token can be read there does not show "
         "that it is used."
     ]
-    for run in summary.runs:
+    for run in runs:
         passes = list(zip(name_passes(run), run.lens.passes, strict=True))
         header = ["pass", "bot", *(str(i + 1) for i in range(len(run.lens.top_tokens)))]
         rows = [[name, *(shade_guess(slot[0]) for slot in row)] for name, row in passes]
         blocks.append(render_table(Table(header, rows, run.name, len(header))))
-        if summary.chain:
+        if chain:
             blocks.append(
                 f"After the last pass, {format_percent(run.lens.share_in_chain)} % of the latents name a token of the "
                 f"chain; in order, {format_percent(run.lens.lcs_ratio)} % of it."
@@ -134,14 +134,14 @@ def describe_guess(guess: TokenGuess) -> str:
     return f"{show_whitespace(guess.token)} {format_percent(guess.probability)} %"
 
 
-def map_blocks(summary: QuestionSummary, space: str, baseline: str) -> list[str]:
+def map_blocks(runs: Sequence[QuestionInspection], chain: Sequence[str], space: str, baseline: str) -> list[str]:
     """Return one similarity map of every run that has it, on a common scale, and its layers."""
-    matches = [(run, map) for run in summary.runs if (map := run.find_map(space, baseline))]
+    matches = [(run, map) for run in runs if (map := run.find_map(space, baseline))]
     if not matches:
         return []
     num_rows, num_columns = len(matches[0][1].mean), len(matches[0][1].mean[0])
-    is_chain = num_columns == len(summary.chain) and baseline == "chain"
-    columns = list(summary.chain) if is_chain else number_labels(num_columns)
+    is_chain = num_columns == len(chain) and baseline == "chain"
+    columns = list(chain) if is_chain else number_labels(num_columns)
     title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
     captions = "; ".join(
         f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
@@ -185,7 +185,6 @@ def map_blocks(summary: QuestionSummary, space: str, baseline: str) -> list[str]
 
 
 def describe_row_maxima(map: Sequence[Sequence[float]], columns: Sequence[str]) -> str:
-    """Return the most similar column of every latent as text."""
     best = [max(range(len(row)), key=row.__getitem__) for row in map]
     return "most similar: " + ", ".join(f"{m + 1} {columns[i]} {map[m][i]:.2f}" for m, i in enumerate(best))
 
@@ -242,7 +241,6 @@ def number_labels(n: int) -> list[str]:
 
 
 def effect_blocks(summary: QuestionSummary) -> list[str]:
-    """Return the answers of every run under interventions."""
     runs, changed = summary.runs, Markup("<b>{}</b> <small>changed</small>")
     rows: list[list[str]] = [["none", "", *(run.answer for run in runs)]]
     for effect in runs[0].effects:

@@ -12,6 +12,7 @@ from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
+from laconic.evaluation.reasoning.evaluate import MajorityBaseline
 from laconic.evaluation.statistics import Difference, Estimate
 from laconic.evaluation.tables import figures_to_json, format_percent
 
@@ -42,21 +43,21 @@ class QuestionSummary:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """A set of questions as each run answers it; the first run is the inspected one.
-
-    `majority_baseline` is the most frequent gold answer and its share.
-    """
+    """A set of questions as each run answers it; the first run is the inspected one."""
 
     name: str
     protocol: AnswerProtocol
-    majority_baseline: tuple[str, float]
     runs: Sequence[DatasetInspection]
     notes: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
 
     @property
     def num_questions(self) -> int:
-        return len(self.runs[0].baseline.is_correct)
+        return len(self.runs[0].baseline.records)
+
+    @property
+    def majority_baseline(self) -> MajorityBaseline:
+        return self.runs[0].baseline.majority_baseline
 
 
 class InterventionEffect(NamedTuple):
@@ -118,7 +119,7 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
     """Return what the accuracy does not allow to conclude, then the notes on the set."""
-    floor, caveats = summary.majority_baseline[1], list[str]()
+    floor, caveats = summary.majority_baseline.share, list[str]()
     for run in summary.runs:
         accuracy = statistics.estimate_proportion(run.baseline.correct)
         if accuracy.low <= floor:
@@ -173,13 +174,12 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
 
 
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
-    """Return the results on a set as JSON."""
     return {
         "schema": 3,
         "dataset": summary.name,
         "questions": summary.num_questions,
         "protocol": summary.protocol.name,
-        "majority_baseline": dict(zip(("answer", "share"), summary.majority_baseline, strict=True)),
+        "majority_baseline": summary.majority_baseline,
         "runs": [
             {
                 "run": run.name,
@@ -210,7 +210,6 @@ def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
 
 
 def format_question(summary: QuestionSummary) -> str:
-    """Return the results on one question as text for a terminal."""
     lines = [summary.text, f"chain, {summary.chain_source}: {join_words(''.join(summary.chain)) or 'none'}"]
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")

@@ -46,6 +46,13 @@ class AnswerRecord(NamedTuple):
         return cls(id=item.id, passes=passes, cache_positions=positions, **metrics)
 
 
+class MajorityBaseline(NamedTuple):
+    """The most frequent gold answer and its share: the accuracy of always giving it."""
+
+    answer: str
+    share: float
+
+
 @dataclass(frozen=True)
 class ReasoningResult:
     """The answers of one run to one question set, matched by a protocol; the figures are means over them."""
@@ -56,7 +63,6 @@ class ReasoningResult:
 
     @classmethod
     def from_items(cls, items: Sequence[EvalItem], protocol: str, bytes_per_position: int) -> "ReasoningResult":
-        """Return the result that stored items give."""
         return cls(tuple(map(AnswerRecord.from_item, items)), protocol, bytes_per_position)
 
     @property
@@ -65,10 +71,9 @@ class ReasoningResult:
         return np.array([record.is_correct for record in self.records], dtype=np.float64)
 
     @property
-    def majority_baseline(self) -> tuple[str, float]:
-        """The most frequent gold answer and its share: the accuracy of always giving it."""
+    def majority_baseline(self) -> MajorityBaseline:
         answer, count = Counter(record.gold for record in self.records).most_common(1)[0]
-        return answer, count / len(self.records)
+        return MajorityBaseline(answer, count / len(self.records))
 
     @property
     def mean_passes(self) -> tuple[float, float, float, float]:
@@ -78,21 +83,19 @@ class ReasoningResult:
 
     @property
     def mean_cache_positions(self) -> tuple[float, float]:
-        """Cache positions when the answer begins and at its end."""
         begin, end = np.array([record.cache_positions for record in self.records], dtype=np.float64).mean(0).tolist()
         return begin, end
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, without the records."""
-        accuracy, (answer, share) = statistics.estimate_proportion(self.correct), self.majority_baseline
-        begin, end = self.mean_cache_positions
+        accuracy, (begin, end) = statistics.estimate_proportion(self.correct), self.mean_cache_positions
         return {
             "protocol": self.protocol,
             "bytes_per_position": self.bytes_per_position,
             "questions": len(self.records),
             "accuracy": accuracy.mean,
             "interval": [accuracy.low, accuracy.high],
-            "majority_baseline": {"answer": answer, "share": share},
+            "majority_baseline": self.majority_baseline._asdict(),
             "unanswered": sum(record.prediction is None for record in self.records),
             "passes": dict(zip(PassCounts._fields, self.mean_passes, strict=True)) | {"total": sum(self.mean_passes)},
             "cache_positions": {"begin": begin, "end": end, "bytes": end * self.bytes_per_position},

@@ -174,7 +174,6 @@ def load_result(folder: Path, task: str, condition: EvalCondition = AS_TRAINED) 
 
 
 def gold_hash(questions: QuestionSet) -> str:
-    """Return the SHA-256 of the questions and their gold answers."""
     return manifest.hash_json([[example.id, example.question, example.answer] for example in questions.examples])
 
 

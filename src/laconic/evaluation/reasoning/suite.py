@@ -32,12 +32,11 @@ from laconic.evaluation.reasoning.run import (
     choose_protocol,
     decoding_for,
 )
-from laconic.evaluation.reasoning.table import ReasoningRow, ReasoningTable
+from laconic.evaluation.reasoning.table import ReasoningTable
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.report.recipe_diff import recipe_differences
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.run_names import short_run_names
-from laconic.evaluation.runs import flush_denormals, seed_runs
+from laconic.evaluation.runs import flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
 from laconic.experiment.cost import format_count
@@ -64,7 +63,6 @@ class ReasoningSuite:
     )
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether no run reads documents."""
         return not any(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
@@ -105,8 +103,7 @@ class ReasoningSuite:
 
     def report(self, request: EvalRequest, results: Results) -> EvalReport:
         """Return one table of all sets, with comparisons, caveats and notes; runs are timed here if requested."""
-        paths = list(dict.fromkeys((*request.runs, *([request.baseline] if request.baseline else ()))))
-        titles = dict(zip(short_run_names(paths), paths, strict=True))
+        titles = dict(zip(short_run_names(request.paths), request.paths, strict=True))
         runs = results["reasoning"]
         timings = measure_timings(request, runs, titles) if request.latency else {}
         rows = [row for result in runs for row in table.build_rows(result, timings.get(id(result)))]
@@ -121,24 +118,14 @@ class ReasoningSuite:
         return EvalReport(blocks, table.table_to_json(outcome))
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
-        """Return one section per protocol and question set, with all runs and conditions.
-
-        Results on other questions of a set, such as its first 100, have a section of their own; the longest comes
-        first.
-        """
-        by_protocol: dict[tuple[str, int], list[ReasoningRow]] = {}
-        selections: dict[tuple[str, str], list[Sequence[tuple[str, str]]]] = {}
-        for row in (row for result in results["reasoning"] for row in table.build_rows(result)):
-            first = row.results[0]
-            questions = tuple((record.question_hash, record.gold) for record in first.records)
-            if questions not in (of_set := selections.setdefault((first.protocol, row.dataset), [])):
-                of_set.append(questions)
-            by_protocol.setdefault((first.protocol, of_set.index(questions)), []).append(row)
+        """Return one section per protocol and question set, with all runs and conditions."""
         sections: list[PageSection] = []
-        for (protocol, _), rows in sorted(by_protocol.items(), key=lambda item: -count_questions(item[1])):
+        for group in group_results(results["reasoning"]):
+            rows = [row for result in group for row in table.build_rows(result)]
             datasets, runs = [row.dataset for row in rows], [row.run for row in rows]
             rows.sort(key=lambda row: (datasets.index(row.dataset), runs.index(row.run), row.condition))
             outcome = ReasoningTable(rows)
+            protocol = outcome.protocol
             header = [column.title for column in table.list_columns(outcome)]
             for title, cells in table.rows_by_dataset(outcome):
                 full = [[*row, *[""] * (len(header) - len(row))] for row in cells]
@@ -152,9 +139,20 @@ class ReasoningSuite:
         return sections
 
 
-def count_questions(rows: Sequence[ReasoningRow]) -> int:
-    """Return the number of questions of the longest row."""
-    return max(len(row.results[0].records) for row in rows)
+def group_results(results: Sequence[RunResult]) -> list[list[RunResult]]:
+    """Group stored results that can share a table: of one protocol, and of each set the same questions.
+
+    Results on other questions of a set, such as its first 100, are in another group; the longest comes first.
+    """
+    groups: dict[tuple[str, int], list[RunResult]] = {}
+    selections: dict[tuple[str, str], list[Sequence[tuple[str, str]]]] = {}
+    for result in results:
+        protocol = result.figures[0]["protocol"]
+        questions = tuple((item.shared["question_hash"], item.shared["gold"]) for item in result.items_by_seed[0])
+        if questions not in (of_set := selections.setdefault((protocol, result.task), [])):
+            of_set.append(questions)
+        groups.setdefault((protocol, of_set.index(questions)), []).append(result)
+    return sorted(groups.values(), key=lambda group: -max(len(result.items_by_seed[0]) for result in group))
 
 
 def request_protocol(request: EvalRequest, recipe: Recipe) -> answer_matching.AnswerProtocol:
@@ -211,14 +209,12 @@ def list_notes(request: EvalRequest, results: Sequence[RunResult]) -> Iterator[s
 
 
 def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:
-    """Return the title of a run, and its method, dtype and checkpoints."""
     first = results[0]
     seeds = ", ".join(f"seed {seed} at step {step}" for seed, step in zip(first.seeds, first.steps, strict=True))
     return first.run, f"{first.info['method']}, {first.info['dtype']}; {seeds}"
 
 
 def environment_facts(device: torch.device) -> list[tuple[str, str]]:
-    """Return the device and the versions of the libraries."""
     threads = format_count(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))

@@ -61,27 +61,22 @@ class ReasoningRow:
 
     @property
     def title(self) -> str:
-        """The run and its condition."""
         return f"{self.run}, {self.condition}" if self.condition else self.run
 
     @property
     def mean_passes(self) -> tuple[float, ...]:
-        """Forward passes per question, by part."""
         return tuple(np.mean([result.mean_passes for result in self.results], axis=0).tolist())
 
     @property
     def mean_cache_positions(self) -> tuple[float, float]:
-        """Cache positions when the answer begins and at its end."""
         begin, end = np.mean([result.mean_cache_positions for result in self.results], axis=0).tolist()
         return begin, end
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes of the cache at the answer's end."""
         return self.mean_cache_positions[1] * self.results[0].bytes_per_position
 
     def costs_to_json(self) -> dict[str, Any]:
-        """Return accuracy, passes and cache positions as JSON."""
         begin, end = self.mean_cache_positions
         return {
             "accuracy": self.accuracy._asdict(),
@@ -122,11 +117,9 @@ class ReasoningTable:
 
     @property
     def datasets(self) -> list[str]:
-        """Question sets, in order."""
         return list(dict.fromkeys(row.dataset for row in self.rows))
 
     def rows_of(self, dataset: str) -> list[ReasoningRow]:
-        """Return the rows of a question set."""
         return [row for row in self.rows if row.dataset == dataset]
 
     @property
@@ -264,7 +257,6 @@ def format_footnotes(table: ReasoningTable) -> str:
 
 
 def list_caveats(table: ReasoningTable) -> list[str]:
-    """Return what the figures do not show."""
     caveats: list[str] = []
     few = sorted({row.accuracy.num_seeds for row in table.rows if row.accuracy.num_seeds < MIN_SEEDS})
     if few:
@@ -298,7 +290,7 @@ def table_to_json(table: ReasoningTable) -> dict[str, Any]:
         {
             "dataset": name,
             "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
-            "majority_baseline": dict(zip(("answer", "share"), rows[0].results[0].majority_baseline, strict=True)),
+            "majority_baseline": rows[0].results[0].majority_baseline,
             "is_subset": rows[0].is_subset,
             "runs": [row_to_json(row) for row in rows],
         }

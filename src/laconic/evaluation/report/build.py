@@ -7,8 +7,7 @@ from laconic.errors import InputError
 from laconic.evaluation.checkpoints import NO_FILE
 from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_facts, render_list, render_page
 from laconic.evaluation.report.plots import has_matplotlib
-from laconic.evaluation.run_names import short_run_names
-from laconic.evaluation.runs import load_recipes
+from laconic.evaluation.runs import load_recipes, short_run_names
 from laconic.evaluation.suite import load_results
 from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import MIN_SEEDS

@@ -1,6 +1,7 @@
 """HTML pages from one template: self-contained, without scripts, in light and dark mode."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ def render_facts(facts: Sequence[tuple[str, str]]) -> Markup:
     return render_table(Table((), facts, num_text_columns=2))
 
 
+@cache
 def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent)
     return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)

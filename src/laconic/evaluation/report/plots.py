@@ -181,7 +181,6 @@ def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:
 
 
 def _dark_colors() -> dict[str, Any]:
-    """Return matplotlib settings for dark pages."""
     from cycler import cycler
 
     text = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), f"#{DARK_TEXT}")

@@ -23,7 +23,6 @@ def recipe_differences(recipe: Recipe) -> list[str]:
 
 
 def changed_keys(ours: Recipe, theirs: Recipe) -> list[str]:
-    """Return the keys with different values."""
     a, b = (flatten(recipe.model_dump(mode="json")) for recipe in (ours, theirs))
     keys = [key for key in {**a, **b} if key not in IGNORED_KEYS and not key.startswith("deviations.")]
     return [key for key in keys if a.get(key) != b.get(key)]

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
-from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.inspection.summary import QuestionSummary
 from laconic.evaluation.reasoning.table import ReasoningRow, pair_seeds
 from laconic.evaluation.report.page import (
     NO_PLOTS,
@@ -66,7 +64,6 @@ class MethodResult:
 
     @property
     def num_passes(self) -> float:
-        """Forward passes per question."""
         return sum(self.row.mean_passes)
 
 
@@ -164,7 +161,6 @@ def build_terminal_table(report: ComparisonReport) -> Table:
 
 
 def format_footnotes(report: ComparisonReport) -> str:
-    """Return the lines under the table."""
     answer, share = report.first_row.results[0].majority_baseline
     lines = [
         f'majority baseline {format_percent(share)} % (always "{answer}"); {report.first_row.accuracy.num_items:,} '
@@ -202,7 +198,7 @@ def report_to_json(report: ComparisonReport) -> dict[str, Any]:
         "protocol": first.protocol,
         "seeds": list(report.seeds),
         "questions": len(first.records),
-        "majority_baseline": dict(zip(("answer", "share"), first.majority_baseline, strict=True)),
+        "majority_baseline": first.majority_baseline._asdict(),
         "rows": rows,
         "comparisons": comparisons,
         "caveats": list_caveats(report),
@@ -261,7 +257,6 @@ def render_report(report: ComparisonReport) -> str:
 
 
 def results_blocks(report: ComparisonReport) -> list[str]:
-    """Return the plots and the table of results."""
     first = report.first_row
     answer, floor = first.results[0].majority_baseline
     n = "" if len(report.seeds) >= MIN_SEEDS else f" {statistics.format_seeds(len(report.seeds))}."
@@ -308,13 +303,11 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[floa
 
 
 def inspection_blocks(inspection: QuestionInspection) -> list[str]:
-    """Return what the first question shows of the latents."""
     lens = inspection.lens
-    summary = QuestionSummary("".join(lens.question), "", lens.chain, None, None, (inspection,), DIGIT)
     blocks = [f"The first test problem: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
     if inspection.best_tokens:
         tokens = ", ".join(f"{m + 1} {token} {100 * x:.0f} %" for m, (token, x) in enumerate(inspection.best_tokens))
         blocks.append(f"Each latent is distilled towards, with the share of layers and heads that chose it: {tokens}.")
-    blocks += lens_blocks(summary)
-    blocks += [block for space in INSPECTED_SPACES for block in map_blocks(summary, space, "chain")]
+    blocks += lens_blocks([inspection], lens.chain)
+    blocks += [block for space in INSPECTED_SPACES for block in map_blocks([inspection], lens.chain, space, "chain")]
     return [*blocks, *(selection_blocks(inspection, lens.chain) if inspection.selections else [])]
