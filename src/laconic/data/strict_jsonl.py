@@ -55,10 +55,9 @@ class RowProblem(NamedTuple):
 
 
 class NumberedRow(NamedTuple):
-    """A parsed row: its number from 1, the byte offset of its line, its JSON text, and the object."""
+    """A parsed row: its number from 1, its JSON text, and the object."""
 
     number: int
-    offset: int
     text: str
     row: dict[str, Any]
 
@@ -103,7 +102,7 @@ def parse_lines(
 
     `parse` turns the text of a line into an object; by default `parse_row`.
     """
-    number, offset, first_blank, is_continuation = 1, 0, 0, False
+    number, first_blank, is_continuation = 1, 0, False
     for line in lines:
         if not is_continuation:
             try:
@@ -114,12 +113,12 @@ def parse_lines(
                     if first_blank:
                         yield RowProblem(first_blank, 1, "blank lines", f"a blank line between rows; {ONE_OBJECT}")
                         first_blank = 0
-                    yield NumberedRow(number, offset, text, (parse or parse_row)(text))
+                    yield NumberedRow(number, text, (parse or parse_row)(text))
             except RowError as error:
                 yield RowProblem(number, error.column, error.kind, error.message)
         # Of a line over the limit, only the first part is reported.
         is_continuation = not line.endswith(b"\n")
-        number, offset = number + (not is_continuation), offset + len(line)
+        number += not is_continuation
     if first_blank:
         notes["blank lines at the end"] += 1
 
@@ -127,7 +126,7 @@ def parse_lines(
 def number_table_rows(rows: Iterable[dict[str, Any]]) -> Iterator[NumberedRow]:
     """Yield the rows of a table with their numbers, and as JSON text in which errors are located."""
     for number, row in enumerate(rows, 1):
-        yield NumberedRow(number, number - 1, json.dumps(row, ensure_ascii=False, default=str), row)
+        yield NumberedRow(number, json.dumps(row, ensure_ascii=False, default=str), row)
 
 
 def convert_rows(

@@ -55,14 +55,12 @@ class ExamplesFile:
     Attributes:
         examples: The rows.
         sha256: SHA-256 of the file; of a Hub table, of its rows as JSON.
-        offsets: Byte at which each row begins; for a table, its row number from 0.
         notes: Messages for the user.
         skipped: Problems of the rows that `on_invalid_row = "skip"` dropped.
     """
 
     examples: tuple[ReasoningExample, ...]
     sha256: str
-    offsets: tuple[int, ...]
     notes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
 
@@ -123,7 +121,6 @@ class ExampleReader:
         self.name, self.config, self.max_rows, self.columns = name, config, max_rows, columns
         self.hash = hashlib.sha256()
         self.examples: list[ReasoningExample] = []
-        self.offsets: list[int] = []
         self.problems: list[RowProblem] = []
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
@@ -189,7 +186,6 @@ class ExampleReader:
             raise RowError(column, "duplicate ids", f"duplicate id {example.id[:60]!r}; ids must be unique")
         self.ids.add(example.id)
         self.examples.append(example)
-        self.offsets.append(numbered.offset)
 
     def result(self) -> ExamplesFile:
         """Return what was read. Raises `InputError` with the problems."""
@@ -206,7 +202,7 @@ class ExampleReader:
             notes.append(f"{self.name}: {repeated:,} questions are repeated")
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
         notes += [f"skipped: {problem}" for problem in skipped]
-        return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(self.offsets), tuple(notes), skipped)
+        return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(notes), skipped)
 
 
 @dataclass(frozen=True)
