@@ -276,13 +276,15 @@ def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0
     )
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids to [B, longest].
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False, width: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Pad rows of ids to [B, width], by default as wide as the longest.
 
     Returns:
         The ids, and a bool mask that is True where they are not padding.
     """
-    width = max(map(len, rows), default=0)
+    width = max(map(len, rows), default=0) if width is None else width
     ids, mask = torch.full((len(rows), width), pad_value), torch.zeros(len(rows), width, dtype=torch.bool)
     for b, row in enumerate(rows):
         columns = slice(width - len(row), width) if pad_left else slice(0, len(row))
