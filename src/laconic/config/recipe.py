@@ -346,6 +346,11 @@ class Recipe(ConfigModel):
         return (*METHOD_TABLES.get(self.method, ()), *(("compression",) if self.reads_documents else ()))
 
     @property
+    def num_latents(self) -> int:
+        """M, latent thoughts of the method; 0 if it has none."""
+        return self.latents.num_latents if self.latents and "latents" in self.method_tables else 0
+
+    @property
     def validation_metrics(self) -> tuple[str, ...]:
         """Names of the metrics of a validation."""
         if self.data.source in DOCUMENT_SOURCES:

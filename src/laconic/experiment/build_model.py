@@ -170,7 +170,7 @@ def attention_projection_names(decoder: Decoder) -> list[str]:
 def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:
     """Build the initial control vectors and projection of a recipe; None if the method has none."""
     config = recipe.latents
-    if config is None or "latents" in recipe.unused_tables:
+    if config is None or not recipe.num_latents:
         return None
     options: dict[str, Any] = config.model_dump()
     start = config.control_init
@@ -242,15 +242,14 @@ def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: st
 
 def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
-    limit, row_tokens = config.max_position_embeddings, recipe.data.max_tokens or 0
-    num_latents = recipe.latents.num_latents if recipe.latents else 0
+    limit, row_tokens, num_latents = config.max_position_embeddings, recipe.data.max_tokens or 0, recipe.num_latents
     if row_tokens + num_latents > limit:
         raise UsageError(
             f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
             f"positions, the model has {limit}; lower one of them"
         )
     check_segment_fits(recipe, limit, config)
-    layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.kv_distillation.layers else ()
+    layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.method == "kava" else None
     if layers and max(layers) >= config.num_hidden_layers:
         raise UsageError(
             f"kv_distillation.layers names layer {max(layers)}, but the model has layers 0 to "

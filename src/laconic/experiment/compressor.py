@@ -292,11 +292,7 @@ def compute_writer_fingerprint(method: AutoCompressor) -> str:
 
 
 def as_compressor(run: LoadedRun) -> TextCompressor:
-    """Return a loaded run as a `TextCompressor`.
-
-    Raises:
-        UsageError: If the run's method does not compress.
-    """
+    """Return a loaded run as a `TextCompressor`. Raises `UsageError` if the run's method does not compress."""
     method, data = run.method, run.recipe.data
     if isinstance(method, DocumentReasoning):
         method = method.compressor

@@ -219,7 +219,9 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     steps, per_epoch = train.total_updates(rows.num_rows), train.updates_per_epoch(rows.num_rows)
     micro = min(train.micro_batch_size or train.batch_size, train.batch_size)
     batches = make_micro_batches(rows.lengths, micro)
-    epochs = [0] if recipe.coconut is None else [0, recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1)]
+    epochs = [0]
+    if recipe.method == "coconut" and recipe.coconut is not None:  # also the last stage, which has the most latents
+        epochs.append(recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1))
     wide = [make_blank_batch(recipe, rows, batches[-1], context, epoch, 0) for epoch in epochs]
     costs = [estimate_update(recipe, config, tokenizer, batch) for batch in wide]
     per_row = max(cost.saved_bytes for cost in costs) / micro

@@ -116,7 +116,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     tokenizer = load_tokenizer(committed.path)
     check_fingerprint(committed, "tokenizer", tokenizer.fingerprint)
     shards = (committed.path / checkpoint.SHARDS_FOLDER).is_dir()
-    parts = (build_parts_for_shards if shards else restore_parts)(recipe, committed, tokenizer, device)
+    parts = restore_parts(recipe, committed, tokenizer, device, shards)
     method = build_method(parts, recipe, 1).to(device)
     files = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
     if shards:
@@ -124,7 +124,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     elif parts.method_parameters is not None:
         parts.method_parameters.load(committed.path / "method.safetensors", files.fingerprints)
     epoch = None
-    if recipe.coconut is not None:
+    if recipe.method == "coconut":
         progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
         epoch = progress["epoch"] - (progress["row_offset"] == 0)
         set_stage(method, epoch)
@@ -189,41 +189,34 @@ def check_fingerprint(step: StepFolder, name: str, expected: str) -> None:
         )
 
 
-def restore_parts(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
-    """Return decoder, adapter and trainable extras with the weights of a step.
+def restore_parts(
+    recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device, shards: bool
+) -> ModelParts:
+    """Return decoder, adapter and trainable extras with the weights of a step; those of `shards` are still to be read.
 
     Trained parameters require gradients as in training, because torch uses other kernels otherwise.
     """
-    if recipe.train.trainable == "full":
-        decoder = build_nested.load_decoder(step.path, getattr(torch, recipe.model.dtype), device)
-        base = decoder.fingerprint
-    else:
+    dtype, is_full = getattr(torch, recipe.model.dtype), recipe.train.trainable == "full"
+    if not is_full:
         decoder, _ = load_initial_decoder(recipe, device)
-        base = decoder.fingerprint
-        check_fingerprint(step, "base", base)
+        check_fingerprint(step, "base", decoder.fingerprint)
+    elif not shards:
+        decoder = build_nested.load_decoder(step.path, dtype, device)
+    elif nested := build_nested.read_saved_config(step.path):
+        decoder = build_nested.model_class(nested)(nested, seed=None).to(device, dtype)
+    else:
+        decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(dtype)
+    if shards:
+        return build_model.build_parts(recipe, decoder, tokenizer, "" if is_full else decoder.fingerprint)
+    base = decoder.fingerprint
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
-    decoder.requires_grad_(recipe.train.trainable == "full")
+    decoder.requires_grad_(is_full)
     adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
     parts = ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
     for name, module in parts.extra_modules.items():
         module.load(step.path / name, ModelCheckpoint(parts, recipe.method, recipe.train.trainable).fingerprints)
     return parts
-
-
-def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
-    """Return decoder, adapter and extras whose trained parameters are still to be read from a step's shards."""
-    if recipe.train.trainable == "full":
-        nested = build_nested.read_saved_config(step.path)
-        if nested is None:
-            decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device)
-        else:
-            decoder = build_nested.model_class(nested)(nested, seed=None).to(device)
-        return build_model.build_parts(recipe, decoder.to(getattr(torch, recipe.model.dtype)), tokenizer, "")
-    decoder, _ = load_initial_decoder(recipe, device)
-    base = decoder.fingerprint
-    check_fingerprint(step, "base", base)
-    return build_model.build_parts(recipe, decoder, tokenizer, base)
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:

@@ -53,11 +53,7 @@ class TokenStream:
             yield chunk
 
     def next_segment(self) -> list[int]:
-        """Return the ids of the next segment, empty at the end.
-
-        Raises:
-            InputError: If the whole text is empty.
-        """
+        """Return the ids of the next segment, empty at the end. Raises `InputError` if the whole text is empty."""
         ids = next(self.ids, [])
         if ids:
             self.bytes += len(self.tokenizer.decode(ids).encode())

@@ -101,11 +101,7 @@ def find_dataset(name: str) -> DatasetInfo | None:
 
 
 def get_dataset(name: str) -> DatasetInfo:
-    """Return the data set of a catalog name or Hub name.
-
-    Raises:
-        InputError: With the nearest known name.
-    """
+    """Return the data set of a catalog name or Hub name. Raises `InputError` with the nearest known name."""
     info, base = find_dataset(name), split_name(name)[0]
     if info is None:
         suffixes = ", ".join(ROW_FILE_SUFFIXES)
