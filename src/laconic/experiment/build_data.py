@@ -8,11 +8,10 @@ from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig, SplitName, TextConfig
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
-from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
+from laconic.data.documents.dataset import DocumentDataset, permute_vocabulary, tokenize_documents
 from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.documents.tokenize import TokenArray
-from laconic.data.documents.vocabulary_drift import permute_vocabulary
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids

@@ -24,7 +24,7 @@ from laconic.config.recipe import Recipe
 from laconic.console import format_duration
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
-from laconic.experiment.build import build_experiment
+from laconic.experiment.build import build_experiment, build_optimizer
 from laconic.experiment.build_data import check_validation
 from laconic.experiment.cost import format_bytes, format_count
 from laconic.experiment.load_run import load_config_and_tokenizer
@@ -34,7 +34,6 @@ from laconic.experiment.meta_model import (
     with_num_layers,
     without_checkpointing,
 )
-from laconic.experiment.optimizers import build_optimizer
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig

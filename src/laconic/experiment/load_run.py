@@ -10,7 +10,8 @@ from torch import nn
 
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
-from laconic.config.recipe import MEASURE_KEYS, Recipe, explicit_values, flatten
+from laconic.config.recipe import MEASURE_KEYS, Recipe
+from laconic.config.recipe_keys import explicit_values, flatten
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment import build_model, build_nested, lora
