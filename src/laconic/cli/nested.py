@@ -42,14 +42,14 @@ def load_model(
     """
     import laconic
     from laconic.cli.compress import is_plain_model
-    from laconic.experiment.nested_model import NestedTextModel, is_nested, load_nested
+    from laconic.experiment.nested_model import NestedTextModel, is_nested
     from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
 
     name = to_utf8(command.model)
     if is_nested(name):
         flags = {"inner_lr": command.inner_lr, "dtype": dtype, "revision": revision}
         refuse_flags(flags, f"not available for a trained model such as {command.model}")
-        return load_nested(name, command.device)
+        return cast("NestedTextModel", laconic.load(name, device=command.device))
     if not is_plain_model(name):
         raise UsageError(
             f"{command.model} has no fast weights, so it cannot learn while it reads; give a checkpoint or a run of "
