@@ -227,33 +227,32 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
     """
     model = recipe.model
     if model.init_from_run is not None:
-        if not is_run_dir(model.init_from_run):
-            return load_config_and_tokenizer(load_recipe(read_planned_recipe(model.init_from_run))[0])
-        before, _ = load_recipe(Path(model.init_from_run) / RECIPE_FILE)
-        folder = latest_step(Path(model.init_from_run)).path
+        run = Path(model.init_from_run)
+        if is_export(run):
+            return build_nested.read_decoder_config(run), load_tokenizer(run)
+        if not is_run_dir(run):
+            return load_config_and_tokenizer(load_recipe(read_planned_recipe(run))[0])
+        before, _ = load_recipe(run / RECIPE_FILE)
         if before.train.trainable != "full":
             return load_config_and_tokenizer(before)
+        folder = latest_step(run).path
         return build_nested.read_decoder_config(folder), load_tokenizer(folder)
-    if model.name is not None:
-        folder = weights.find_checkpoint(model.name, model.revision, with_weights=False)
-        model = model.model_copy(update={"name": str(folder)})
     tokenizer = build_model.load_model_tokenizer(model)
-    config = build_model.load_decoder_config(recipe, tokenizer, Path(model.name) if model.name else None)
+    folder = weights.find_checkpoint(model.name, model.revision, with_weights=False) if model.name is not None else None
+    config = build_model.load_decoder_config(recipe, tokenizer, folder)
     build_model.check_vocabulary(tokenizer, config)
-    folder = Path(model.name) if model.name is not None else None
     if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
         config = resolve_tied_head(folder, config).config
     return config, tokenizer
 
 
-def read_planned_recipe(run: str) -> str:
+def read_planned_recipe(run: Path) -> str:
     """Return the shipped recipe of a run that does not exist yet, by its name."""
-    name = Path(run).name
-    if not (SHIPPED_RECIPES / f"{name}.toml").is_file():
+    if not (SHIPPED_RECIPES / f"{run.name}.toml").is_file():
         raise InputError(
             f"model.init_from_run {run}: no run, and no recipe of its name; train it first, or set model.name"
         )
-    return name
+    return run.name
 
 
 class InitialModel(NamedTuple):
