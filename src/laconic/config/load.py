@@ -31,20 +31,7 @@ SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Groups of keys of which a recipe sets exactly one; an override with another key of the group replaces it.
 EXCLUSIVE_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))
 # Tables and keys that were renamed before version 0.1.0.
-OLD_TABLES = (
-    "thinking",
-    "distilling",
-    "keeping",
-    "matching",
-    "removing",
-    "staging",
-    "scoring",
-    "reading",
-    "halting",
-    "memory",
-    "levels",
-    "learning",
-)
+OLD_TABLES = ["thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring", "reading", "halting", "memory", "levels", "learning"]
 OLD_KEYS = {"data": {"kind"}, "train": {"what", "lr", "batch"}, "model": {"start"}}
 
 

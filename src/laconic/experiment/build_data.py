@@ -15,6 +15,7 @@ from laconic.data.documents.tokenize import TokenArray
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
+from laconic.data.synthetic.base import build_word_tokenizer
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
 from laconic.data.synthetic.digit_documents import (
     DigitDocumentsDataset,
@@ -22,9 +23,9 @@ from laconic.data.synthetic.digit_documents import (
     generate_document_examples,
 )
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer, generate_digit_examples
-from laconic.data.synthetic.fact_recall import FactRecallDataset, build_recall_tokenizer
-from laconic.data.synthetic.formal_languages import FormalLanguageDataset, build_languages_tokenizer
-from laconic.data.synthetic.mqar import MQARDataset, build_mqar_tokenizer
+from laconic.data.synthetic.fact_recall import FactRecallDataset
+from laconic.data.synthetic.formal_languages import FormalLanguageDataset
+from laconic.data.synthetic.mqar import MQARDataset
 from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
@@ -35,13 +36,13 @@ SPLIT_NAMES = get_args(SplitName)
 SyntheticData = (
     FactRecallDataset | MQARDataset | SelectiveCopyingDataset | ContinualTranslationDataset | FormalLanguageDataset
 )
-SYNTHETIC_TASKS: Mapping[str, tuple[Callable[..., SyntheticData], Callable[[], Tokenizer], str]] = {
-    "recall": (FactRecallDataset, build_recall_tokenizer, "recall documents"),
-    "mqar": (MQARDataset, build_mqar_tokenizer, "mqar documents"),
-    "copying": (SelectiveCopyingDataset, build_mqar_tokenizer, "documents to copy from"),
-    "continual_translation": (ContinualTranslationDataset, build_mqar_tokenizer, "documents of languages"),
-    "formal_languages": (FormalLanguageDataset, build_languages_tokenizer, "strings"),
-}  # data set, tokenizer, and what its rows are called in messages
+SYNTHETIC_TASKS: Mapping[str, tuple[type[SyntheticData], str]] = {
+    "recall": (FactRecallDataset, "recall documents"),
+    "mqar": (MQARDataset, "mqar documents"),
+    "copying": (SelectiveCopyingDataset, "documents to copy from"),
+    "continual_translation": (ContinualTranslationDataset, "documents of languages"),
+    "formal_languages": (FormalLanguageDataset, "strings"),
+}  # data set, and what its rows are called in messages
 HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every run
 
 
@@ -239,8 +240,8 @@ def build_synthetic(
     data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, max_rows: int | None
 ) -> SyntheticData:
     """Build the dataset of a synthetic task. Raises `CorruptArtifactError` if the tokenizer is not the task's own."""
-    dataset, build_tokenizer, rows = SYNTHETIC_TASKS[data.source]
-    check_synthetic_tokenizer(tokenizer, build_tokenizer(), rows)
+    dataset, rows = SYNTHETIC_TASKS[data.source]
+    check_synthetic_tokenizer(tokenizer, build_word_tokenizer(dataset.vocabulary), rows)
     return dataset(seed, getattr(data, data.source), part, max_rows)
 
 

@@ -216,7 +216,7 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     notes = (*rows.notes, *check_validation(recipe, tokenizer, config))
     build_nested.check_levels_trainable(recipe, int(rows.lengths.sum(1).max()))
     steps, per_epoch = train.total_updates(rows.num_rows), train.updates_per_epoch(rows.num_rows)
-    micro = min(train.micro_batch_size or train.batch_size, train.batch_size)
+    micro = train.micro_batch_size or train.batch_size
     batches = make_micro_batches(rows.lengths, micro)
     epochs = [0]
     if recipe.method == "coconut" and recipe.coconut is not None:  # also the last stage, which has the most latents
