@@ -140,21 +140,34 @@ def convert_rows(
     """Convert rows and raise `InputError` with all problems if there are any."""
     converted: list[T] = []
     problems: list[RowProblem] = []
-    for row in rows:
+    for result in convert_each(name, rows, convert, is_table=is_table):
+        if isinstance(result, RowProblem):
+            problems.append(result)
+        else:
+            converted.append(result)
         if max_rows is not None and len(converted) >= max_rows:
             break
-        if isinstance(row, RowProblem):
-            problems.append(row)
-            continue
-        try:
-            converted.append(convert(row.row, row.text, f"{name}:{row.number}"))
-        except RowError as error:
-            problems.append(locate_problem(error, name, row, is_table=is_table))
     if problems:
         raise InputError(format_problems(problems, name))
     if not converted:
         raise InputError(f"{name}: contains no row; {ONE_OBJECT}")
     return converted
+
+
+def convert_each(
+    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], *, is_table: bool = False
+) -> Iterator[T | RowProblem]:
+    """Yield what each row becomes, or its problem."""
+    for row in rows:
+        if isinstance(row, RowProblem):
+            yield row
+            continue
+        try:
+            value = convert(row.row, row.text, f"{name}:{row.number}")
+        except RowError as error:
+            yield locate_problem(error, name, row, is_table=is_table)
+        else:
+            yield value
 
 
 def require_text(row: Mapping[str, Any], field: str, text: str, accepted: str) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from laconic.batches import DocumentBatch, ReasoningBatch
+from laconic.batches import DocumentBatch
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
@@ -27,7 +27,7 @@ from laconic.experiment.load_run import (
 )
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
-from laconic.interfaces import Batch, TrainingData
+from laconic.interfaces import TrainingData
 from laconic.nested.optim.dgd import DGD
 from laconic.nested.optim.input_recording import record_inputs
 from laconic.nested.optim.m3 import M3
@@ -115,12 +115,6 @@ def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters
     target.load_state_dict(source.state_dict())
 
 
-def find_documents(batch: Batch) -> Tensor:
-    """Return the documents of a batch of questions, or the questions if these have none."""
-    assert isinstance(batch, ReasoningBatch)
-    return batch.question_ids if batch.document_ids is None else batch.document_ids
-
-
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:
     """Build a run from its recipe.
 
@@ -146,22 +140,19 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
     checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
     if recipe.model.name is not None and parts.summary_parameters is not None:
         batch = data.batch([0], 0, 0).to(device)
-        input_ids = batch.input_ids if isinstance(batch, DocumentBatch) else find_documents(batch)
-        input_ids = input_ids[:, :NOTE_TOKENS]
+        if isinstance(batch, DocumentBatch):
+            input_ids = batch.input_ids
+        else:
+            input_ids = batch.question_ids if batch.document_ids is None else batch.document_ids
         config = parts.summary_parameters.config
-        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids))
+        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids[:, :NOTE_TOKENS]))
     return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)
 
 
-class ReplayResult(NamedTuple):
-    """The recorded incident and the repeated one."""
+def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Repeat the update of RUN/incidents/step-N, and return the recorded incident and the repeated one.
 
-    recorded: dict[str, Any]
-    repeated: dict[str, Any]
-
-
-def replay_update(folder: Path, device: torch.device) -> ReplayResult:
-    """Repeat the update of RUN/incidents/step-N without writing anything.
+    Nothing is written.
 
     Raises:
         InputError: If the folder is not an incident of a run.
@@ -174,4 +165,4 @@ def replay_update(folder: Path, device: torch.device) -> ReplayResult:
     check_code_allowed(recipe, run, False)
     setup = build_experiment(recipe, device).build_training_setup(device)
     repeated = replay(setup, RunDirectory(run), int(recorded["step"]))
-    return ReplayResult(recorded, repeated)
+    return recorded, repeated

@@ -95,7 +95,8 @@ def export_run(
             fields.update(server.config_fields)
             for name, data in server.files.items():
                 (new / name).write_bytes(data)
-        update_config(new / "config.json", fields)
+        config_file = new / "config.json"
+        config_file.write_text(json.dumps(read_foreign_json(config_file) | fields, indent=2) + "\n", encoding="utf-8")
         extras = new / EXPORT_FOLDER
         if adapter is not None:
             lora.save_adapter(adapter, extras)
@@ -141,11 +142,6 @@ def export_model(
         write_export_record(new)
 
     atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
-
-
-def update_config(path: Path, fields: Mapping[str, Any]) -> None:
-    """Add or replace fields of a config.json."""
-    path.write_text(json.dumps({**read_foreign_json(path), **fields}, indent=2) + "\n", encoding="utf-8")
 
 
 def remove_folders(recipe: dict[str, Any]) -> None:

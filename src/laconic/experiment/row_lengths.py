@@ -202,12 +202,9 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
         return DocumentBatch(text, mask, mask.clone(), cuts, index, names, epoch, step, windows=windows)
     examples: list[EncodedExample] = []
     for row in chosen:
-        question, chain, answer, *document = ((0,) * n for n in rows.lengths[row].tolist())
+        question, chain, answer, *documents = ((0,) * n for n in rows.lengths[row].tolist())
         step_index = tuple(i // STEP_TOKENS for i in range(len(chain)))
-        n = len(answer)  # of which the last but one is the number
-        examples.append(
-            EncodedExample(
-                str(row), question, chain, step_index, answer, (n - 2, n - 1), max(n - 3, 0), document_ids=sum(document, ())
-            )
-        )
+        n, parts = len(answer), (question, chain, step_index, answer)  # token n - 2 of the answer is its number
+        document_ids = documents[0] if documents else ()
+        examples.append(EncodedExample(str(row), *parts, (n - 2, n - 1), max(n - 3, 0), document_ids=document_ids))
     return collate(examples, chosen, epoch, step)

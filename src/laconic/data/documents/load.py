@@ -18,10 +18,10 @@ from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
     RowProblem,
+    convert_each,
     convert_rows,
     format_problems,
     locate_field,
-    locate_problem,
     make_excerpt,
     number_table_rows,
     parse_lines,
@@ -118,16 +118,16 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     Raises:
         InputError: At the first invalid row, or if there are no rows.
     """
-    accepted, row = 'expected {"text": "…"}, optionally with an "id"', None
-    for row in parse_lines(lines, Counter()):
-        if isinstance(row, RowProblem):
-            raise InputError(format_problems([row], file))
-        try:
-            text = require_text(row.row, "text", row.text, accepted)
-        except RowError as error:
-            raise InputError(format_problems([locate_problem(error, file, row, is_table=False)], file)) from None
-        yield str(row.row.get("id", f"{file}:{row.number}")), text
-    if row is None:
+    accepted, result = 'expected {"text": "…"}, optionally with an "id"', None
+
+    def convert(row: dict[str, Any], text: str, name: str) -> tuple[str, str]:
+        return str(row.get("id", name)), require_text(row, "text", text, accepted)
+
+    for result in convert_each(file, parse_lines(lines, Counter()), convert):
+        if isinstance(result, RowProblem):
+            raise InputError(format_problems([result], file))
+        yield result
+    if result is None:
         raise InputError(f"{file}: contains no rows; {accepted}, one per line")
 
 
