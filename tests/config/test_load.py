@@ -13,13 +13,8 @@ import pytest
 
 from laconic.config.data import DataConfig
 from laconic.config.load import SHIPPED_RECIPES, closest_key, load_recipe, to_toml
-from laconic.config.recipe import (
-    BUILT_IN_TOKENIZERS,
-    ModelConfig,
-    Recipe,
-    explicit_values,
-)
-from laconic.config.recipe_keys import find_field, iter_fields, known_keys, leaf_keys
+from laconic.config.recipe import BUILT_IN_TOKENIZERS, ModelConfig, Recipe
+from laconic.config.recipe_keys import explicit_values, find_field, iter_fields, known_keys, leaf_keys
 from laconic.errors import InputError, UsageError
 from laconic.experiment.build_model import load_model_tokenizer
 

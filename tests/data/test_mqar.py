@@ -95,8 +95,8 @@ def test_build_mqar_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_pairs": ()}, r"num_pairs \[\]"),
-        ({"num_pairs": (4, 2)}, r"num_pairs \[4, 2\]"),
+        ({"num_pairs": ()}, r"\[\]: give distinct"),
+        ({"num_pairs": (4, 2)}, r"\[4, 2\]: give distinct"),
         ({"num_pairs": (33,), "row_tokens": 256}, "num_pairs 33"),
         ({"num_pairs": (8,), "row_tokens": 30}, "row_tokens 30: 8 pairs"),
     ],

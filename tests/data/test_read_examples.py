@@ -29,8 +29,6 @@ def test_read_examples_row_and_metadata(tmp_path: Path) -> None:
     assert read.examples[0] == ReasoningExample("a", "2 and 2?", ("<<2+2=4>>",), "4", {"split": "train", "n": 3})
     assert read.examples[1].id == "rows.jsonl:2"
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert read.offsets == (0, len(lines[0]))
     assert read.notes == ("rows.jsonl: 1 questions are repeated",)
 
 

@@ -57,8 +57,8 @@ def test_selective_copying_positions_are_uniform() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_copied": (4, 2)}, r"num_copied \[4, 2\]"),
-        ({"num_copied": ()}, r"num_copied \[\]"),
+        ({"num_copied": (4, 2)}, r"\[4, 2\]: give distinct"),
+        ({"num_copied": ()}, r"\[\]: give distinct"),
         ({"num_copied": (2, 8), "row_tokens": 15}, "row_tokens 15"),
     ],
 )

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from laconic.data.documents.vocabulary_drift import permute_vocabulary
+from laconic.data.documents.dataset import permute_vocabulary
 
 
 def test_permute_vocabulary_uses_a_new_map_per_interval() -> None:

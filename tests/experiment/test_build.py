@@ -95,6 +95,14 @@ def test_trainable_parameters(tiny: Path, trainable: str, parts: set[str]) -> No
     assert trained == parts
 
 
+@pytest.mark.parametrize(
+    "keys", [("method=cot", "latents.num_latents=4096"), ("method=pccot", "kv_distillation.layers=[9]")]
+)
+def test_build_ignores_tables_of_other_methods(tiny: Path, keys: tuple[str, ...]) -> None:
+    """A run can change only its method; tables that it does not use stay in the recipe."""
+    assert build(tiny, *keys).method is not None
+
+
 def test_build_method_refuses_untrained_parameters(tiny: Path) -> None:
     experiment = build(tiny)
     assert experiment.parts.latents is not None

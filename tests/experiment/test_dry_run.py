@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from laconic.experiment.dry_run import (
     plan_with_step,
 )
 from laconic.experiment.load_run import load_config_and_tokenizer
-from laconic.experiment.meta_model import build_meta_method, with_num_layers
+from laconic.experiment.meta_model import build_meta_method, count_checkpointed_parts, with_num_layers
 from laconic.experiment.row_lengths import (
     MAX_ROWS,
     STEP_TOKENS,
@@ -35,6 +36,7 @@ from laconic.experiment.row_lengths import (
     make_blank_batch,
     make_micro_batches,
 )
+from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import REPO, needs
 from tests.experiment.test_presets import folder_of
@@ -121,6 +123,20 @@ def test_estimate_update_with_checkpointing_takes_less_memory_and_more_flops(tin
     )
     assert checkpointed.saved_bytes < 0.6 * plain.saved_bytes
     assert checkpointed.flops > plain.flops
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (("self_modifying.activation_checkpointing=true", "self_modifying.memory_chunk_size=8"), 8),
+        (("kind=titans", "chunk_size=16", "titans.activation_checkpointing=true"), 4),
+        (("kind=attention",), None),
+    ],
+)
+def test_count_checkpointed_parts_of_memories(keys: tuple[str, ...], parts: int | None) -> None:
+    recipe = load_recipe("hope-tiny-recall", [f"mixer.{key}" for key in keys])[0]
+    batch = SimpleNamespace(input_ids=torch.zeros(2, 64))
+    assert count_checkpointed_parts(recipe, DecoderConfig.tiny("llama"), batch) == parts
 
 
 def test_measure_on_meta_allocates_nothing_and_counts_every_byte(tiny: Any) -> None:

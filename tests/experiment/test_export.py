@@ -18,7 +18,7 @@ from laconic.config.recipe import METHOD_TABLES
 from laconic.errors import BusyError, CorruptArtifactError, UsageError
 from laconic.evaluation.model_card import build_model_card
 from laconic.experiment.export import export_run
-from laconic.experiment.load_run import load_run
+from laconic.experiment.load_run import load_config_and_tokenizer, load_initial_decoder, load_run
 from tests.conftest import RunCli, needs
 from tests.runs import train_tiny_run
 
@@ -55,6 +55,17 @@ def test_export_answers_as_the_run(method: str, run_cli: RunCli, tmp_path: Path)
         assert isinstance(model, laconic.TextCompressor)
         memories = [m.compress(["A sentence of a book. " * 9]) for m in (trained, model)]
         assert torch.equal(memories[0].vectors, memories[1].vectors)
+
+
+def test_export_is_a_run_to_start_from(tmp_path: Path) -> None:
+    """`laconic train --plan` reads sizes and tokenizer of an exported run, as training reads its weights."""
+    run = train_tiny_run("cot", tmp_path)
+    export_run(load_run(run, CPU), tmp_path / "exported")
+    recipe, _ = load_recipe(run / "recipe.toml", [f"model.init_from_run={tmp_path / 'exported'}"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    decoder, trained_tokenizer = load_initial_decoder(recipe, CPU)
+    assert (config.vocab_size, config.hidden_size) == (decoder.config.vocab_size, decoder.config.hidden_size)
+    assert tokenizer.fingerprint == trained_tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("scope", ["both", "write"])

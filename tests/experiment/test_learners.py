@@ -79,6 +79,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_new_model_initialises_position_embeddings_as_a_plain_decoder(folder: Path) -> None:
+    overrides = [ATTENTION, "model.family=gpt2", "model.embedding_init_std=0.7", "mixer.num_heads=2"]
+    model = build_experiment(load_recipe(folder / "small.toml", overrides)[0], CPU).parts.decoder
+    embedding = model.get_submodule(str(model.weight_names.position_embedding)).get_parameter("weight")
+    assert embedding.std().item() == pytest.approx(0.7, rel=0.1)
+
+
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs a command, which must succeed, and returns its output."""

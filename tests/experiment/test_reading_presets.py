@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
-from laconic.config.recipe import flatten
+from laconic.config.recipe_keys import flatten
 from laconic.experiment.dry_run import ALLOCATOR_OVERHEAD, plan_run
 from tests.experiment.test_presets import PARAMETERS, READING, folder_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from laconic.config.load import load_recipe
-from laconic.config.recipe import Recipe, flatten
-from laconic.config.recipe_keys import find_field
+from laconic.config.recipe import Recipe
+from laconic.config.recipe_keys import find_field, flatten
 from laconic.errors import UsageError
 from tests.conftest import REPO
 

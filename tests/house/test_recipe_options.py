@@ -3,8 +3,7 @@
 import tomllib
 
 from laconic.config.load import SHIPPED_RECIPES
-from laconic.config.recipe import flatten
-from laconic.config.recipe_keys import leaf_keys
+from laconic.config.recipe_keys import flatten, leaf_keys
 
 ROWS = "size of a synthetic split, small in tests"
 TASK = "difficulty of a synthetic task"

@@ -65,7 +65,7 @@ def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
         "rows_in_files": {name: split.file.num_rows for name, split in info.splits.items() if split.file},
         "hub": info.hub_repo,
         "members": list(info.members),
-        "chain_field": info.chain_field,
+        "chain_field": info.chain_field or None,
         "answers": info.answer_kind,
     }
 

@@ -174,7 +174,7 @@ def base_entry(recipe: "Recipe", entries: Sequence[DemoEntry]) -> str | None:
 def check_same_recipe(path: Path, recipe: "Recipe") -> None:
     """Raise `UsageError` (2) if a run directory was started with another recipe."""
     from laconic.config.load import load_recipe
-    from laconic.config.recipe import explicit_values
+    from laconic.config.recipe_keys import explicit_values
 
     file = path / "recipe.toml"
     if file.exists() and explicit_values(load_recipe(file)[0]) != explicit_values(recipe):

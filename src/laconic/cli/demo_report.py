@@ -10,7 +10,7 @@ import torch
 from laconic.batches import ReasoningBatch
 from laconic.cli.demo_run import EXTRA_ITERATIONS, FOCUS_ENTRY, TEACHER_ENTRY
 from laconic.config.load import load_recipe
-from laconic.config.recipe import flatten
+from laconic.config.recipe_keys import flatten
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
@@ -125,7 +125,7 @@ def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
     """List what the results do not show; `chain_folder` is the run whose weights the others start from."""
     caveats = ["Results of a model of this size on digits need not hold for language models on text."]
     batch: Any = load_held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
-    M, N = run.recipe.latents.num_latents if run.recipe.latents else 0, int(batch.chain_mask.sum())
+    M, N = run.recipe.num_latents, int(batch.chain_mask.sum())
     if M >= N:
         caveats.append(f"{M} latents cover {N} chain tokens, so R-KV has nothing to select.")
     digits = run.recipe.data.digits

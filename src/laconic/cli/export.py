@@ -151,14 +151,14 @@ class ExportCommand:
         if self.push is None:
             return None
         from laconic.evaluation.model_card import build_model_card
-        from laconic.experiment.hub import check_repository_name
+        from laconic.experiment.export import check_repository_name
 
         check_repository_name(self.push)
         return build_model_card(run, self.push, self.license)
 
     def push_folder(self, card: str, message: str) -> None:
         """Add the model card to the exported run, and upload the folder unless this is a dry run."""
-        from laconic.experiment.hub import upload_folder
+        from laconic.experiment.export import upload_folder
 
         assert self.push is not None
         write_file(self.out / "README.md", card)

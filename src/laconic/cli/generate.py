@@ -225,10 +225,10 @@ class GenerateCommand(SamplingFlags):
 
     def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
         """Return the ids that end a row: the model's, and for chat messages the tokenizer's, which ends a turn."""
-        from laconic.experiment.text_model import find_reply_stop_ids
+        from laconic.experiment.text_model import find_stop_token_ids
 
         ids = decoder.config.eos_token_ids
-        return find_reply_stop_ids(tokenizer, ids) if all(row.text is None for row in rows) else ids
+        return find_stop_token_ids(tokenizer, ids, is_reply=True) if all(row.text is None for row in rows) else ids
 
     def check_context(
         self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]], memory_tokens: int = 0

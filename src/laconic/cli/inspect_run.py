@@ -173,7 +173,7 @@ def list_notes(runs: Sequence[LoadedRun], num_chain_tokens: int | None) -> list[
     ]
     if len(runs) == 1:
         caveats.append("There is no run without distillation to compare with (--baseline).")
-    M = runs[0].recipe.latents.num_latents if runs[0].recipe.latents else 0
+    M = runs[0].recipe.num_latents
     if num_chain_tokens is not None and 0 < num_chain_tokens <= M:
         caveats.append(f"{M} latents cover {num_chain_tokens} chain tokens, so nothing is selected.")
     return caveats

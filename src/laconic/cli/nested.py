@@ -18,7 +18,7 @@ from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
 from laconic.errors import UsageError
-from laconic.experiment.nested_model import NestedTextModel, is_nested, load_nested, match_rows, read_documents
+from laconic.experiment.nested_model import NestedTextModel, is_nested, match_rows, read_documents
 from laconic.experiment.read_into_state import ReadDocument
 from laconic.experiment.state_report import compute_state_cost, format_reports
 from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
@@ -45,7 +45,7 @@ def load_model(
     if is_nested(name):
         flags = {"inner_lr": command.inner_lr, "dtype": dtype, "revision": revision}
         refuse_flags(flags, f"not available for a trained model such as {command.model}")
-        return load_nested(name, command.device)
+        return cast("NestedTextModel", laconic.load(name, device=command.device))
     if not is_plain_model(name):
         raise UsageError(
             f"{command.model} has no fast weights, so it cannot learn while it reads; give a checkpoint or a run of "

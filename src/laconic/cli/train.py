@@ -185,7 +185,7 @@ class TrainCommand:
 
     def print_replay(self, folder: Path) -> int:
         """Re-run the update of an incident, and print its metrics then and now."""
-        from laconic.experiment.replay import replay_update
+        from laconic.experiment.build import replay_update
 
         recorded, repeated = replay_update(folder, resolve_device(self.device))
         if self.format == "json":

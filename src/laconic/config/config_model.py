@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def path_to_text(value: Any) -> Any:
@@ -11,7 +11,15 @@ def path_to_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def check_ascending(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Return numbers that are distinct and ascend; raise ValueError for others, and for none."""
+    if not numbers or list(numbers) != sorted(set(numbers)):
+        raise ValueError(f"{list(numbers)}: give distinct numbers in ascending order")
+    return numbers
+
+
 PositiveInt = Annotated[int, Field(ge=1)]
+AscendingCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(check_ascending)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

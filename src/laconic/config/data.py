@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
+from laconic.config.config_model import AscendingCounts, ConfigModel, Fraction, PathText, PositiveInt
 from laconic.config.synthetic import (
     ContinualTranslationConfig,
     FormalLanguagesConfig,
@@ -140,7 +140,7 @@ class FactRecallConfig(ConfigModel):
     """[data.recall]: facts among fillers, then queries for some of them; only the answers are scored."""
 
     segment_tokens: PositiveInt = Field(default=16, description="tokens of a segment of facts")
-    num_facts: tuple[PositiveInt, ...] = Field(
+    num_facts: AscendingCounts = Field(
         default=(1, 2, 4, 8), description="possible numbers of facts in a document, equally likely"
     )
     num_keys: Annotated[int, Field(ge=1, le=16)] = Field(default=16, description="distinct keys")
@@ -163,9 +163,7 @@ class FactRecallConfig(ConfigModel):
     def check_facts(self) -> "FactRecallConfig":
         if self.segments_per_window is not None:
             check_segments_per_window(self.segments_per_window)
-        largest, width = max(self.num_facts, default=0), 2 if self.two_token_facts else 1
-        if list(self.num_facts) != sorted(set(self.num_facts)) or not self.num_facts:
-            raise ValueError(f"num_facts {list(self.num_facts)}: give ascending numbers")
+        largest, width = self.num_facts[-1], 2 if self.two_token_facts else 1
         if largest > self.num_keys:
             raise ValueError(f"num_facts {largest}: there are only {self.num_keys} distinct keys; lower it")
         if self.segment_tokens % width or largest * width > self.segment_tokens * self.num_segments:

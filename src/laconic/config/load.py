@@ -31,20 +31,8 @@ SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Groups of keys of which a recipe sets exactly one; an override with another key of the group replaces it.
 EXCLUSIVE_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))
 # Tables and keys that were renamed before version 0.1.0.
-OLD_TABLES = (
-    "thinking",
-    "distilling",
-    "keeping",
-    "matching",
-    "removing",
-    "staging",
-    "scoring",
-    "reading",
-    "halting",
-    "memory",
-    "levels",
-    "learning",
-)
+OLD_TABLES = ("thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring", "reading", "halting",
+              "memory", "levels", "learning")  # fmt: skip
 OLD_KEYS = {"data": {"kind"}, "train": {"what", "lr", "batch"}, "model": {"start"}}
 
 
@@ -202,12 +190,10 @@ def parse_value(key: str, text: str) -> Any:
 def make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
     """Make a file's paths absolute, so that the resolved recipe repeats the run from anywhere."""
     for key in PATH_KEYS:
-        *tables, last = key.split(".")
-        table: Any = content
-        for name in tables:
-            table = table.get(name) if isinstance(table, dict) else None
-        if isinstance(table, dict) and last in table:
-            table[last] = resolve_path_value(key, table[last], folder)
+        table_name, name = key.split(".")
+        table = content.get(table_name)
+        if isinstance(table, dict) and name in table:
+            table[name] = resolve_path_value(key, table[name], folder)
 
 
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:

@@ -235,10 +235,10 @@ class CompressionConfig(ConfigModel):
                 f'memory_policy "{self.memory_policy}": it needs parallel summaries of text, and has a map of its own; '
                 "use eos or normal"
             )
-        if not self.has_valid_lengths:
+        lengths = self.possible_lengths
+        if list(lengths) != sorted(set(lengths)) or lengths[-1] > self.max_vectors:
             raise ValueError(
-                f"allowed_lengths {list(self.possible_lengths)}: give ascending numbers from 1 to max_vectors "
-                f"{self.max_vectors}"
+                f"allowed_lengths {list(lengths)}: give ascending numbers from 1 to max_vectors {self.max_vectors}"
             )
         if self.num_vectors is not None and self.length_policy != "fixed":
             raise ValueError(
@@ -272,12 +272,6 @@ class CompressionConfig(ConfigModel):
     def can_copy_last_tokens(self) -> bool:
         """Whether summary tokens can begin as the last tokens; a budgeted memory is recompressed without text."""
         return self.summary == "parallel" and self.summary_map is None and self.memory_policy != "budgeted"
-
-    @property
-    def has_valid_lengths(self) -> bool:
-        """Whether the lengths ascend and none exceeds `max_vectors`."""
-        lengths = self.possible_lengths
-        return list(lengths) == sorted(set(lengths)) and lengths[-1] <= self.max_vectors
 
     @property
     def possible_lengths(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from laconic.config.config_model import ConfigModel, Fraction, PathText, PositiveInt
-from laconic.config.data import DataConfig, is_row_file
+from laconic.config.data import DataConfig
 from laconic.config.methods import (
     CoconutConfig,
     CompressionConfig,
@@ -20,7 +20,6 @@ from laconic.config.methods import (
     StopHeadConfig,
 )
 from laconic.config.nested import CMSConfig, InnerLoopConfig, MixerConfig
-from laconic.config.parallel import find_parallel_conflict
 from laconic.config.training import TrainingConfig
 
 # The tables that each method uses. Other tables may be present, so that a run can change only its method.
@@ -301,8 +300,26 @@ class Recipe(ConfigModel):
 
     @model_validator(mode="after")
     def check_parallel(self) -> "Recipe":
-        if conflict := find_parallel_conflict(self.method, self.train, self.compression, self.coconut):
-            raise ValueError(conflict)
+        """With FSDP2 ranks exchange weights and gradients in their passes, so all must run equally many."""
+        compression, coconut, cause = self.compression, self.coconut, None
+        if self.method == "autocompressor" and compression:
+            if compression.summary == "autoregressive" and compression.length_policy != "fixed":
+                cause = f'length_policy "{compression.length_policy}"'
+            elif compression.memory_policy == "budgeted":
+                cause = 'memory_policy "budgeted"'
+        elif self.method == "coconut" and coconut:
+            if not coconut.pad_latent_to_max:
+                cause = "pad_latent_to_max false"
+            elif coconut.uniform_stage_prob:
+                cause = f"uniform_stage_prob {coconut.uniform_stage_prob:g}"
+        if self.train.parallel == "fsdp" and cause:
+            raise ValueError(
+                f'train.parallel "fsdp": with {cause} ranks run unequal numbers of passes and would deadlock; use "ddp"'
+            )
+        if self.train.reshard and self.method == "hope":
+            raise ValueError(
+                "train.reshard: method hope uses the weights of all blocks in the whole pass; remove the key"
+            )
         return self
 
     @model_validator(mode="after")
@@ -346,6 +363,11 @@ class Recipe(ConfigModel):
         return (*METHOD_TABLES.get(self.method, ()), *(("compression",) if self.reads_documents else ()))
 
     @property
+    def num_latents(self) -> int:
+        """M, latent thoughts of the method; 0 if it has none."""
+        return self.latents.num_latents if self.latents and "latents" in self.method_tables else 0
+
+    @property
     def validation_metrics(self) -> tuple[str, ...]:
         """Names of the metrics of a validation."""
         if self.data.source in DOCUMENT_SOURCES:
@@ -363,22 +385,3 @@ class Recipe(ConfigModel):
 def required_tables(method: str, trainable: str) -> list[str]:
     """Return the tables that a run needs, at least with their defaults."""
     return [*METHOD_TABLES.get(method, ()), *(["lora"] if trainable == "lora" else [])]
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one mapping with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def explicit_values(recipe: Recipe) -> dict[str, Any]:
-    """Return the dotted keys that differ from their defaults and can change what is learned.
-
-    Defaults are left out, since a later version may have more keys, and files of rows, since they may move.
-    """
-    values = flatten(recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
-    names = [name for name in values.pop("data.name", ()) if not is_row_file(name)]
-    values |= {"data.name": names} if names else {}
-    return {k: v for k, v in values.items() if k not in RESUMABLE_KEYS and not k.startswith("deviations.")}

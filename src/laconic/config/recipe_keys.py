@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from laconic.config.recipe import FREE_TABLE, Recipe
+from laconic.config.data import is_row_file
+from laconic.config.recipe import FREE_TABLE, RESUMABLE_KEYS, Recipe
 
 
 def iter_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -66,3 +67,22 @@ def is_text_type(part: Any) -> bool:
     if typing.get_origin(part) is Literal:
         return isinstance(typing.get_args(part)[0], str)
     return part in (str, tuple[str, ...])
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one mapping with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def explicit_values(recipe: Recipe) -> dict[str, Any]:
+    """Return the dotted keys that differ from their defaults and can change what is learned.
+
+    Defaults are left out, since a later version may have more keys, and files of rows, since they may move.
+    """
+    values = flatten(recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
+    names = [name for name in values.pop("data.name", ()) if not is_row_file(name)]
+    values |= {"data.name": names} if names else {}
+    return {k: v for k, v in values.items() if k not in RESUMABLE_KEYS and not k.startswith("deviations.")}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from laconic.config.config_model import ConfigModel, PositiveInt
+from laconic.config.config_model import AscendingCounts, ConfigModel, PositiveInt
 
 WORDS_PER_LANGUAGE = 8  # tokens reserved for the words of each language of continual translation
 FormalLanguage = Literal["parity", "aa", "abab", "anbn", "anbncn", "shuffle2"]
@@ -23,7 +23,7 @@ class SplitSizes(ConfigModel):
 class MQARConfig(SplitSizes):
     """[data.mqar]: multi-query associative recall: key-value pairs, then each key again as a query."""
 
-    num_pairs: tuple[PositiveInt, ...] = Field(
+    num_pairs: AscendingCounts = Field(
         default=(8,), description="N, numbers of pairs per document, chosen with equal probability"
     )
     row_tokens: PositiveInt = Field(default=64, description="T, tokens of a document, padded with blanks")
@@ -37,9 +37,7 @@ class MQARConfig(SplitSizes):
 
     @model_validator(mode="after")
     def check_pairs(self) -> "MQARConfig":
-        largest = max(self.num_pairs, default=0)
-        if list(self.num_pairs) != sorted(set(self.num_pairs)) or not self.num_pairs:
-            raise ValueError(f"num_pairs {list(self.num_pairs)}: give distinct numbers in ascending order")
+        largest = self.num_pairs[-1]
         if largest > self.num_keys**self.tokens_per_key:
             raise ValueError(
                 f"num_pairs {largest}: there are only {self.num_keys**self.tokens_per_key} distinct keys; lower it, or "
@@ -57,7 +55,7 @@ class MQARConfig(SplitSizes):
 class SelectiveCopyingConfig(SplitSizes):
     """[data.copying]: selective copying: values among blanks, then one marker per value, which predicts that value."""
 
-    num_copied: tuple[PositiveInt, ...] = Field(
+    num_copied: AscendingCounts = Field(
         default=(8,), description="N, numbers of values per document, chosen with equal probability"
     )
     row_tokens: PositiveInt = Field(default=64, description="T, tokens of a document, blanks and markers included")
@@ -67,10 +65,8 @@ class SelectiveCopyingConfig(SplitSizes):
 
     @model_validator(mode="after")
     def check_counts(self) -> "SelectiveCopyingConfig":
-        if list(self.num_copied) != sorted(set(self.num_copied)) or not self.num_copied:
-            raise ValueError(f"num_copied {list(self.num_copied)}: give distinct numbers in ascending order")
-        if self.row_tokens < 2 * self.num_copied[-1]:
-            largest = self.num_copied[-1]
+        largest = self.num_copied[-1]
+        if self.row_tokens < 2 * largest:
             raise ValueError(
                 f"row_tokens {self.row_tokens}: {largest} values and their markers need at least {2 * largest}"
             )

@@ -55,10 +55,9 @@ class RowProblem(NamedTuple):
 
 
 class NumberedRow(NamedTuple):
-    """A parsed row: its number from 1, the byte offset of its line, its JSON text, and the object."""
+    """A parsed row: its number from 1, its JSON text, and the object."""
 
     number: int
-    offset: int
     text: str
     row: dict[str, Any]
 
@@ -103,7 +102,7 @@ def parse_lines(
 
     `parse` turns the text of a line into an object; by default `parse_row`.
     """
-    number, offset, first_blank, is_continuation = 1, 0, 0, False
+    number, first_blank, is_continuation = 1, 0, False
     for line in lines:
         if not is_continuation:
             try:
@@ -114,12 +113,12 @@ def parse_lines(
                     if first_blank:
                         yield RowProblem(first_blank, 1, "blank lines", f"a blank line between rows; {ONE_OBJECT}")
                         first_blank = 0
-                    yield NumberedRow(number, offset, text, (parse or parse_row)(text))
+                    yield NumberedRow(number, text, (parse or parse_row)(text))
             except RowError as error:
                 yield RowProblem(number, error.column, error.kind, error.message)
         # Of a line over the limit, only the first part is reported.
         is_continuation = not line.endswith(b"\n")
-        number, offset = number + (not is_continuation), offset + len(line)
+        number += not is_continuation
     if first_blank:
         notes["blank lines at the end"] += 1
 
@@ -127,7 +126,7 @@ def parse_lines(
 def number_table_rows(rows: Iterable[dict[str, Any]]) -> Iterator[NumberedRow]:
     """Yield the rows of a table with their numbers, and as JSON text in which errors are located."""
     for number, row in enumerate(rows, 1):
-        yield NumberedRow(number, number - 1, json.dumps(row, ensure_ascii=False, default=str), row)
+        yield NumberedRow(number, json.dumps(row, ensure_ascii=False, default=str), row)
 
 
 def convert_rows(
@@ -141,21 +140,34 @@ def convert_rows(
     """Convert rows and raise `InputError` with all problems if there are any."""
     converted: list[T] = []
     problems: list[RowProblem] = []
-    for row in rows:
+    for result in convert_each(name, rows, convert, is_table=is_table):
+        if isinstance(result, RowProblem):
+            problems.append(result)
+        else:
+            converted.append(result)
         if max_rows is not None and len(converted) >= max_rows:
             break
-        if isinstance(row, RowProblem):
-            problems.append(row)
-            continue
-        try:
-            converted.append(convert(row.row, row.text, f"{name}:{row.number}"))
-        except RowError as error:
-            problems.append(locate_problem(error, name, row, is_table=is_table))
     if problems:
         raise InputError(format_problems(problems, name))
     if not converted:
         raise InputError(f"{name}: contains no row; {ONE_OBJECT}")
     return converted
+
+
+def convert_each(
+    name: str, rows: Iterable[NumberedRow | RowProblem], convert: RowConverter[T], *, is_table: bool = False
+) -> Iterator[T | RowProblem]:
+    """Yield what each row becomes, or its problem."""
+    for row in rows:
+        if isinstance(row, RowProblem):
+            yield row
+            continue
+        try:
+            value = convert(row.row, row.text, f"{name}:{row.number}")
+        except RowError as error:
+            yield locate_problem(error, name, row, is_table=is_table)
+        else:
+            yield value
 
 
 def require_text(row: Mapping[str, Any], field: str, text: str, accepted: str) -> str:

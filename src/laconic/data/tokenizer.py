@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
-import torch
 from jaxtyping import Bool, Int
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -24,6 +23,7 @@ from laconic.data.tokenizer_files import (
 )
 from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
 from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
+from laconic.generation.prompt import pad_left
 from laconic.models.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
 from laconic.storage.file_names import resolve_inside
@@ -131,15 +131,8 @@ class Tokenizer:
         batch = [texts] if isinstance(texts, str) else list(texts)
         with translate_tokenizer_errors():
             encodings = self.backend.encode_batch(batch, add_special_tokens=add_special_tokens)
-        rows = [encoding.ids for encoding in encodings]
-        T = max(map(len, rows), default=0)
         pad = next((id for id in (self.pad_token_id, self.eos_token_id) if id is not None), 0)
-        input_ids = [[pad] * (T - len(row)) + row for row in rows]
-        attention_mask = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
-        return TokenBatch(
-            torch.tensor(input_ids, dtype=torch.long).reshape(len(rows), T),
-            torch.tensor(attention_mask, dtype=torch.bool).reshape(len(rows), T),
-        )
+        return TokenBatch(*pad_left([encoding.ids for encoding in encodings], pad))
 
     def special_token_id(self, role: str) -> int | None:
         """Return the id of a special token by its role, such as `unk_token`."""

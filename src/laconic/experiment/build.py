@@ -1,27 +1,65 @@
-"""Build a training run from a recipe: decoder, tokenizer, method, rows, checkpoint."""
+"""Build a training run from a recipe: decoder, tokenizer, method, rows, optimizer, checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from laconic.batches import DocumentBatch, ReasoningBatch
+from laconic.batches import DocumentBatch
 from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
-from laconic.errors import UsageError
+from laconic.config.training import TrainingConfig
+from laconic.errors import InputError, UsageError
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build_data import ProgressCallback, load_training_rows
 from laconic.experiment.build_model import ModelParts
-from laconic.experiment.load_run import held_out_fingerprint, load_initial_model, recipe_fingerprint
+from laconic.experiment.custom_method import check_code_allowed
+from laconic.experiment.load_run import (
+    RECIPE_FILE,
+    held_out_fingerprint,
+    is_run_dir,
+    load_initial_model,
+    recipe_fingerprint,
+)
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
-from laconic.experiment.optimizers import build_optimizer
-from laconic.interfaces import Batch, TrainingData
+from laconic.interfaces import TrainingData
+from laconic.nested.optim.dgd import DGD
+from laconic.nested.optim.input_recording import record_inputs
+from laconic.nested.optim.m3 import M3
+from laconic.storage.run_dir import RunDirectory
+from laconic.storage.strict_json import read_json
+from laconic.training.loop import replay
+from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.setup import TrainingSetup
 
 NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
+INCIDENT_FILE = "incident.json"
+
+
+def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Build the optimizer of the trainable parameters: AdamW, M3 or DGD (Nested Learning, arXiv:2512.24695).
+
+    M3 and DGD update matrices; AdamW updates all other parameters, and with M3 also embeddings and output head. With M3
+    only the matrices it updates have weight decay.
+
+    Raises:
+        UsageError: For weight decay with DGD.
+    """
+    if config.optimizer == "adamw":
+        return build_adamw(method, config)
+    adam: dict[str, Any] = {"adam_betas": config.betas, "adam_weight_decay": 0.0}
+    if config.optimizer == "m3":
+        return M3(M3.build_param_groups(method), config.learning_rate, weight_decay=config.weight_decay, **adam)
+    if config.weight_decay:
+        raise UsageError(f"train.weight_decay {config.weight_decay}: dgd has a decay of its own; remove the key")
+    named = [(name, p) for name, p in record_inputs(method).named_parameters() if p.requires_grad]
+    return DGD(named, config.learning_rate, adam_lr=config.learning_rate, **adam)
 
 
 @dataclass(frozen=True)
@@ -76,12 +114,6 @@ def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters
     target.load_state_dict(source.state_dict())
 
 
-def find_documents(batch: Batch) -> Tensor:
-    """Return the documents of a batch of questions, or the questions if these have none."""
-    assert isinstance(batch, ReasoningBatch)
-    return batch.question_ids if batch.document_ids is None else batch.document_ids
-
-
 def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:
     """Build a run from its recipe.
 
@@ -107,8 +139,29 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
     checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
     if recipe.model.name is not None and parts.summary_parameters is not None:
         batch = data.batch([0], 0, 0).to(device)
-        input_ids = batch.input_ids if isinstance(batch, DocumentBatch) else find_documents(batch)
-        input_ids = input_ids[:, :NOTE_TOKENS]
+        if isinstance(batch, DocumentBatch):
+            input_ids = batch.input_ids
+        else:
+            input_ids = batch.question_ids if batch.document_ids is None else batch.document_ids
         config = parts.summary_parameters.config
-        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids))
+        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids[:, :NOTE_TOKENS]))
     return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)
+
+
+def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Repeat the update of RUN/incidents/step-N, and return the recorded incident and the repeated one.
+
+    Nothing is written.
+
+    Raises:
+        InputError: If the folder is not an incident of a run.
+    """
+    run = folder.resolve().parent.parent
+    if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):
+        raise InputError(f"{folder} is not an incident of a run; give RUN/incidents/step-N")
+    recorded = read_json(folder / INCIDENT_FILE)
+    recipe, _ = load_recipe(run / RECIPE_FILE)
+    check_code_allowed(recipe, run, False)
+    setup = build_experiment(recipe, device).build_training_setup(device)
+    repeated = replay(setup, RunDirectory(run), int(recorded["step"]))
+    return recorded, repeated

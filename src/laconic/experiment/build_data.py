@@ -8,14 +8,14 @@ from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig, SplitName, TextConfig
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_SOURCES, FULL_CHAIN_METHODS, Recipe
-from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
+from laconic.data.documents.dataset import DocumentDataset, permute_vocabulary, tokenize_documents
 from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.documents.tokenize import TokenArray
-from laconic.data.documents.vocabulary_drift import permute_vocabulary
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
+from laconic.data.synthetic.base import build_word_tokenizer
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
 from laconic.data.synthetic.digit_documents import (
     DigitDocumentsDataset,
@@ -23,9 +23,9 @@ from laconic.data.synthetic.digit_documents import (
     generate_document_examples,
 )
 from laconic.data.synthetic.digits import DigitsDataset, build_digits_tokenizer, generate_digit_examples
-from laconic.data.synthetic.fact_recall import FactRecallDataset, build_recall_tokenizer
-from laconic.data.synthetic.formal_languages import FormalLanguageDataset, build_languages_tokenizer
-from laconic.data.synthetic.mqar import MQARDataset, build_mqar_tokenizer
+from laconic.data.synthetic.fact_recall import FactRecallDataset
+from laconic.data.synthetic.formal_languages import FormalLanguageDataset
+from laconic.data.synthetic.mqar import MQARDataset
 from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
@@ -36,13 +36,13 @@ SPLIT_NAMES = get_args(SplitName)
 SyntheticData = (
     FactRecallDataset | MQARDataset | SelectiveCopyingDataset | ContinualTranslationDataset | FormalLanguageDataset
 )
-SYNTHETIC_TASKS: Mapping[str, tuple[Callable[..., SyntheticData], Callable[[], Tokenizer], str]] = {
-    "recall": (FactRecallDataset, build_recall_tokenizer, "recall documents"),
-    "mqar": (MQARDataset, build_mqar_tokenizer, "mqar documents"),
-    "copying": (SelectiveCopyingDataset, build_mqar_tokenizer, "documents to copy from"),
-    "continual_translation": (ContinualTranslationDataset, build_mqar_tokenizer, "documents of languages"),
-    "formal_languages": (FormalLanguageDataset, build_languages_tokenizer, "strings"),
-}  # data set, tokenizer, and what its rows are called in messages
+SYNTHETIC_TASKS: Mapping[str, tuple[type[SyntheticData], str]] = {
+    "recall": (FactRecallDataset, "recall documents"),
+    "mqar": (MQARDataset, "mqar documents"),
+    "copying": (SelectiveCopyingDataset, "documents to copy from"),
+    "continual_translation": (ContinualTranslationDataset, "documents of languages"),
+    "formal_languages": (FormalLanguageDataset, "strings"),
+}  # data set, and what its rows are called in messages
 HELD_OUT_SEED = 0  # of generated held-out rows, which are the same for every run
 
 
@@ -78,23 +78,35 @@ def load_training_rows(
         check_row_lengths(digits, recipe, context)
         return RowSet(digits, (), DIGIT)
     file = reasoning_load.load_training_examples(data, recipe.reads_documents)
-    M = recipe.latents.num_latents if recipe.latents else 0
-    rows = ReasoningDataset(
-        file.examples,
-        tokenizer,
-        data,
-        max_positions=context,
-        num_latents=M,
-        min_rows=recipe.train.batch_size,
-        count_memory_positions=memory_counter(recipe),
-        progress=progress,
-    )
+    rows = encode_examples(recipe, tokenizer, file.examples, context, recipe.train.batch_size, progress)
     check_chains(recipe, rows)
     check_documents(recipe, rows)
     matcher = default_answer_matcher(data)
-    notes = [*file.notes, *rows.counts.describe(M), *describe_documents(recipe, rows)]
-    notes += describe_answers(matcher, rows.examples)
+    notes = [*file.notes, *rows.counts.describe(recipe.num_latents), *describe_answers(matcher, rows.examples)]
+    if rows.counts.num_documents and not recipe.reads_documents:
+        notes.append("documents of rows are not read; a table [compression] makes summary vectors of them")
     return RowSet(rows, rows.examples, matcher, tuple(notes))
+
+
+def encode_examples(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    examples: Sequence[ReasoningExample],
+    context: int,
+    min_rows: int = 1,
+    progress: ProgressCallback | None = None,
+) -> ReasoningDataset:
+    """Encode examples as the recipe says, for a decoder with `context` positions."""
+    return ReasoningDataset(
+        examples,
+        tokenizer,
+        recipe.data,
+        max_positions=context,
+        num_latents=recipe.num_latents,
+        min_rows=min_rows,
+        count_memory_positions=memory_counter(recipe),
+        progress=progress,
+    )
 
 
 def check_chains(recipe: Recipe, rows: ReasoningDataset) -> None:
@@ -123,13 +135,6 @@ def check_documents(recipe: Recipe, rows: ReasoningDataset) -> None:
             "no row has a document, which the table [compression] is for; add a field document (a string), name yours: "
             'data.columns = { document = "FIELD" }, or remove the table'
         )
-
-
-def describe_documents(recipe: Recipe, rows: ReasoningDataset) -> list[str]:
-    """Return a note if rows have documents that the recipe does not read."""
-    if recipe.reads_documents or not rows.counts.num_documents:
-        return []
-    return ["documents of rows are not read; a table [compression] makes summary vectors of them"]
 
 
 def memory_counter(recipe: Recipe) -> Callable[[int], int] | None:
@@ -234,13 +239,9 @@ def segment_config(recipe: Recipe) -> TextConfig:
 def build_synthetic(
     data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, max_rows: int | None
 ) -> SyntheticData:
-    """Build the dataset of a synthetic task.
-
-    Raises:
-        CorruptArtifactError: If the tokenizer is not the task's own.
-    """
-    dataset, build_tokenizer, rows = SYNTHETIC_TASKS[data.source]
-    check_synthetic_tokenizer(tokenizer, build_tokenizer(), rows)
+    """Build the dataset of a synthetic task. Raises `CorruptArtifactError` if the tokenizer is not the task's own."""
+    dataset, rows = SYNTHETIC_TASKS[data.source]
+    check_synthetic_tokenizer(tokenizer, build_word_tokenizer(dataset.vocabulary), rows)
     return dataset(seed, getattr(data, data.source), part, max_rows)
 
 
@@ -270,7 +271,7 @@ def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: s
 
 def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None:
     """Raise InputError if a generated row, with its memory and its chain or latents, exceeds the context."""
-    row, latents = data.batch([0], 0, 0), recipe.latents.num_latents + 2 if recipe.latents else 0
+    row, latents = data.batch([0], 0, 0), recipe.num_latents + 2 if recipe.num_latents else 0
     length = row.question_ids.shape[1] + max(data.max_length, latents) + row.answer_ids.shape[1]
     count_positions = memory_counter(recipe)
     if row.document_ids is not None and count_positions is not None:
@@ -294,15 +295,8 @@ def load_held_out(
         num_rows = min(max_rows or len(digits), len(digits))
         generate = generate_digit_examples if data.digits.document_tokens is None else generate_document_examples
         return RowSet(digits, generate(HELD_OUT_SEED, num_rows, data.digits, part), DIGIT)
-    M, file = recipe.latents.num_latents if recipe.latents else 0, reasoning_load.load_held_out(data, part, max_rows)
-    rows = ReasoningDataset(
-        file.examples,
-        tokenizer,
-        data,
-        max_positions=context,
-        num_latents=M,
-        count_memory_positions=memory_counter(recipe),
-    )
+    file = reasoning_load.load_held_out(data, part, max_rows)
+    rows = encode_examples(recipe, tokenizer, file.examples, context)
     notes = rows.counts.describe_left_out(len(file.skipped))
     return RowSet(rows, rows.examples, default_answer_matcher(data), notes)
 
@@ -321,7 +315,7 @@ def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: Deco
     check_gold(rows.answer_matcher, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
     questions = rows.source.batch(range(len(rows.examples)), 0, 0)
     assert isinstance(questions, ReasoningBatch)
-    prompt = int(questions.question_mask.sum(1).max()) + (recipe.latents.num_latents + 2 if recipe.latents else 0)
+    prompt = int(questions.question_mask.sum(1).max()) + (recipe.num_latents + 2 if recipe.num_latents else 0)
     note = describe_short_answers(recipe, questions)
     if recipe.method not in FULL_CHAIN_METHODS:  # the others write what precedes the answer
         prompt += len(answer_prefix_ids(tokenizer, recipe.data))

@@ -1,6 +1,5 @@
 """Build the decoder, tokenizer, adapter and trainable extras of a recipe."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,27 +111,8 @@ def build_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
         return build_nested.build_nested_model(recipe, config, seed)
     decoder = Decoder(config, seed=seed)
     if model.init == "fan_in":
-        init_fan_in(decoder, model, seed)
+        build_nested.init_fan_in(decoder, model, seed)
     return decoder
-
-
-@torch.no_grad()
-def init_fan_in(decoder: Decoder, model: ModelConfig, seed: int) -> None:
-    """Initialise matrices with std 1/sqrt(fan_in), divided by sqrt(2 L) at the end of a residual branch."""
-    names, L = decoder.weight_names, decoder.config.num_hidden_layers
-    generator = torch.Generator().manual_seed(seed)
-    for name, p in decoder.named_parameters():
-        if p.ndim != 2:
-            continue
-        module = name.removesuffix(".weight")
-        std = p.shape[1] ** -0.5
-        if module in (names.token_embedding, names.position_embedding):
-            std = model.embedding_init_std
-        elif module == names.head:
-            std = model.head_init_std
-        elif module.endswith((f".{names.o}", f".{names.down}")):
-            std /= math.sqrt(2 * L)
-        p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
 
 
 def build_random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
@@ -170,7 +150,7 @@ def attention_projection_names(decoder: Decoder) -> list[str]:
 def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:
     """Build the initial control vectors and projection of a recipe; None if the method has none."""
     config = recipe.latents
-    if config is None or "latents" in recipe.unused_tables:
+    if config is None or not recipe.num_latents:
         return None
     options: dict[str, Any] = config.model_dump()
     start = config.control_init
@@ -242,15 +222,14 @@ def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: st
 
 def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
-    limit, row_tokens = config.max_position_embeddings, recipe.data.max_tokens or 0
-    num_latents = recipe.latents.num_latents if recipe.latents else 0
+    limit, row_tokens, num_latents = config.max_position_embeddings, recipe.data.max_tokens or 0, recipe.num_latents
     if row_tokens + num_latents > limit:
         raise UsageError(
             f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
             f"positions, the model has {limit}; lower one of them"
         )
-    check_segment_fits(recipe, limit, config)
-    layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.kv_distillation.layers else ()
+    check_segment_fits(recipe, config)
+    layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.method == "kava" else None
     if layers and max(layers) >= config.num_hidden_layers:
         raise UsageError(
             f"kv_distillation.layers names layer {max(layers)}, but the model has layers 0 to "
@@ -258,19 +237,16 @@ def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
         )
 
 
-def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
+def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
     """Raise UsageError if a segment with the longest memory before it exceeds the context."""
     compression, task, text = recipe.compression, recipe.data.recall, recipe.data.text
-    if (
-        recipe.method == "lm"
-        and recipe.data.source == "text"
-        and text.segments_per_window * text.mean_segment_tokens > limit
-    ):
+    limit, has_text = config.max_position_embeddings, recipe.data.source == "text"
+    if recipe.method == "lm" and has_text and text.segments_per_window * text.mean_segment_tokens > limit:
         raise UsageError(
             f"data.text.segments_per_window {text.segments_per_window} of {text.mean_segment_tokens} tokens: a "
             f"window is read at once, but the model has {limit} positions; lower one of them"
         )
-    if recipe.method == "hope" and recipe.data.source == "text" and text.row_tokens > limit:
+    if recipe.method == "hope" and has_text and text.row_tokens > limit:
         raise UsageError(
             f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, but the model has {limit} "
             "positions; lower it"

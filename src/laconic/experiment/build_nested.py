@@ -55,10 +55,13 @@ def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> 
     heads, L = (memory.num_heads, memory.head_dim, memory.chunk_size), config.num_hidden_layers
     if not donor:
         return HopeConfig(config, (levels.chunk_sizes,) * L, levels.options, memory.options, *heads, levels.gated_mlp)
-    placed = tuple(
-        one.chunk_sizes for one in place_levels(L, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
-    )
-    return HopeConfig(config, placed, levels.options, memory.options, *heads)
+    return HopeConfig(config, place_chunk_sizes(levels, L), levels.options, memory.options, *heads)
+
+
+def place_chunk_sizes(levels: CMSConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
+    """Return the chunk sizes of each layer of a model that is made from a donor."""
+    placements = place_levels(num_layers, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
+    return tuple(placement.chunk_sizes for placement in placements)
 
 
 def model_class(shape: HopeConfig) -> type[Hope]:
@@ -71,29 +74,39 @@ def build_nested_model(recipe: Recipe, config: DecoderConfig, seed: int) -> Hope
     shape = build_hope_config(recipe, config, donor=False)
     model = model_class(shape)(shape, seed)
     if recipe.model.init == "fan_in":
-        init_nested_weights(model, recipe.model, seed)
+        init_fan_in(model, recipe.model, seed)
     return model
 
 
 @torch.no_grad()
-def init_nested_weights(model: Hope, config: ModelConfig, seed: int) -> None:
-    """Initialise as `build_model.init_fan_in`; parameters of memories keep their own initialisation."""
-    names, L = model.weight_names, model.config.num_hidden_layers
+def init_fan_in(decoder: Decoder, config: ModelConfig, seed: int) -> None:
+    """Initialise matrices with std 1/sqrt(fan_in), divided by sqrt(2 L) at the end of a residual branch.
+
+    Parameters of memories keep their own initialisation.
+    """
+    names, L, is_nested = decoder.weight_names, decoder.config.num_hidden_layers, isinstance(decoder, Hope)
     generator = torch.Generator().manual_seed(seed)
-    maps, ends = model.hope_config.mlp_projections, (names.o.rpartition(".")[2], model.hope_config.mlp_projections[-1])
-    for name, p in model.named_parameters():
-        module, last = name.removesuffix(".weight"), name.removesuffix(".weight").rpartition(".")[2]
-        inside = ".memory." in name or (".mlp." in name and last not in maps)
-        if p.ndim != 2 or (inside and last not in ends):
+    maps = decoder.hope_config.mlp_projections if isinstance(decoder, Hope) else (last_part(names.down),)
+    ends = (last_part(names.o), maps[-1])
+    for name, p in decoder.named_parameters():
+        module = name.removesuffix(".weight")
+        last = last_part(module)
+        is_inside = is_nested and (".memory." in name or (".mlp." in name and last not in maps))
+        if p.ndim != 2 or (is_inside and last not in ends):
             continue
         std = p.shape[1] ** -0.5
-        if module == names.token_embedding:
+        if module in (names.token_embedding, names.position_embedding):
             std = config.embedding_init_std
         elif module == names.head:
             std = config.head_init_std
         elif last in ends:
             std /= math.sqrt(2 * L)
         p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
+
+
+def last_part(name: str) -> str:
+    """Return the name of a module within its parent."""
+    return name.rpartition(".")[2]
 
 
 def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
@@ -136,14 +149,9 @@ def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
     actual = (shape.memory, shape.num_heads, shape.head_dim, shape.memory_chunk_size)
     if memory != MixerConfig() and (memory.options, memory.num_heads, memory.head_dim, memory.chunk_size) != actual:
         raise UsageError("[mixer] differs from the given model; remove the table, or start from another model")
-    placed = tuple(
-        one.chunk_sizes for one in place_levels(L, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
-    )
-    same = shape.chunk_sizes in (placed, (levels.chunk_sizes,) * L) and (levels.options, levels.gated_mlp) == (
-        shape.cms,
-        shape.gated_mlp,
-    )
-    if levels != CMSConfig() and not same:
+    has_same_sizes = shape.chunk_sizes in (place_chunk_sizes(levels, L), (levels.chunk_sizes,) * L)
+    is_same = has_same_sizes and (levels.options, levels.gated_mlp) == (shape.cms, shape.gated_mlp)
+    if levels != CMSConfig() and not is_same:
         raise UsageError("[cms] differs from the given model; remove the table, or start from another model")
 
 

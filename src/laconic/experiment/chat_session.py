@@ -13,7 +13,7 @@ from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.kv_compressor import MARK, is_chat_memory, render_after_opening, split_template
-from laconic.experiment.text_model import find_reply_stop_ids
+from laconic.experiment.text_model import find_stop_token_ids
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.state import DecodeState
@@ -107,7 +107,7 @@ class ChatSession:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the model's and the tokenizer's."""
-        return find_reply_stop_ids(self.tokenizer, self.decoder.config.eos_token_ids)
+        return find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids, is_reply=True)
 
     @property
     def system(self) -> str | None:

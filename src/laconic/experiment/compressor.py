@@ -128,13 +128,13 @@ class TextCompressor:
             InputError: For an empty text.
         """
         group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
-        return self.run_to_end(CompressionJob(self.method, length), [group])
+        return self.finish(CompressionJob(self.method, length), [group])
 
     def stream(
         self, chunks: Iterable[str], *, name: str = "stream", segment_tokens: int | None = None
     ) -> SummaryMemory:
         """Compress one text that arrives in chunks, of any total length, into a memory of one row."""
-        return self.run_to_end(CompressionJob(self.method), [[self.token_stream(name, chunks, segment_tokens)]])
+        return self.finish(CompressionJob(self.method), [[self.token_stream(name, chunks, segment_tokens)]])
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
         """Return a text as a stream of segments, by default as long as in training."""
@@ -142,16 +142,14 @@ class TextCompressor:
             raise UsageError(f"segment_tokens {segment_tokens}: give 1 or more")
         return TokenStream(name, chunks, self.tokenizer, segment_tokens or self.segment_tokens)
 
-    def run_to_end(self, job: CompressionJob, groups: Iterable[Sequence[TokenStream]]) -> SummaryMemory:
+    def finish(self, job: CompressionJob, groups: Iterable[Sequence[TokenStream]]) -> SummaryMemory:
         """Run a job on groups of texts and return the memory."""
-        for _ in job.run(groups):
-            pass
+        job.finish(groups)
         return self.with_metadata(job)
 
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
         """Return the memory of a finished job with its metadata."""
-        if job.done is None:
-            raise UsageError("no text is given; give one to compress")
+        assert job.done is not None
         return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
 
     def save(self, memory: SummaryMemory, path: str | Path) -> None:
@@ -292,11 +290,7 @@ def compute_writer_fingerprint(method: AutoCompressor) -> str:
 
 
 def as_compressor(run: LoadedRun) -> TextCompressor:
-    """Return a loaded run as a `TextCompressor`.
-
-    Raises:
-        UsageError: If the run's method does not compress.
-    """
+    """Return a loaded run as a `TextCompressor`. Raises `UsageError` if the run's method does not compress."""
     method, data = run.method, run.recipe.data
     if isinstance(method, DocumentReasoning):
         method = method.compressor

@@ -24,7 +24,7 @@ from laconic.config.recipe import Recipe
 from laconic.console import format_duration
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
-from laconic.experiment.build import build_experiment
+from laconic.experiment.build import build_experiment, build_optimizer
 from laconic.experiment.build_data import check_validation
 from laconic.experiment.cost import format_bytes, format_count
 from laconic.experiment.load_run import load_config_and_tokenizer
@@ -34,7 +34,6 @@ from laconic.experiment.meta_model import (
     with_num_layers,
     without_checkpointing,
 )
-from laconic.experiment.optimizers import build_optimizer
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
@@ -217,9 +216,11 @@ def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     notes = (*rows.notes, *check_validation(recipe, tokenizer, config))
     build_nested.check_levels_trainable(recipe, int(rows.lengths.sum(1).max()))
     steps, per_epoch = train.total_updates(rows.num_rows), train.updates_per_epoch(rows.num_rows)
-    micro = min(train.micro_batch_size or train.batch_size, train.batch_size)
+    micro = train.micro_batch_size or train.batch_size
     batches = make_micro_batches(rows.lengths, micro)
-    epochs = [0] if recipe.coconut is None else [0, recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1)]
+    epochs = [0]
+    if recipe.method == "coconut" and recipe.coconut is not None:  # also the last stage, which has the most latents
+        epochs.append(recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1))
     wide = [make_blank_batch(recipe, rows, batches[-1], context, epoch, 0) for epoch in epochs]
     costs = [estimate_update(recipe, config, tokenizer, batch) for batch in wide]
     per_row = max(cost.saved_bytes for cost in costs) / micro

@@ -1,6 +1,7 @@
 """Export a run: a Hugging Face folder of its decoder, and beside it everything else that the run needs to answer."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from laconic.config.load import to_toml
 from laconic.config.recipe import PATH_KEYS
 from laconic.data.tokenizer import Tokenizer
+from laconic.errors import InputError, UsageError
 from laconic.experiment import lora
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
 from laconic.experiment.model_checkpoint import write_then_move
@@ -22,6 +24,7 @@ from laconic.storage import atomic
 from laconic.storage.export_record import EXPORT_FOLDER, write_export_record
 from laconic.storage.strict_json import read_foreign_json
 
+REPOSITORY_NAME = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 README_TEXT = """Files of laconic (method {method}, step {step}).
 
 laconic.load(FOLDER) opens the folder above with these files; without them it is the plain decoder.
@@ -92,7 +95,8 @@ def export_run(
             fields.update(server.config_fields)
             for name, data in server.files.items():
                 (new / name).write_bytes(data)
-        update_config(new / "config.json", fields)
+        config_file = new / "config.json"
+        config_file.write_text(json.dumps(read_foreign_json(config_file) | fields, indent=2) + "\n", encoding="utf-8")
         extras = new / EXPORT_FOLDER
         if adapter is not None:
             lora.save_adapter(adapter, extras)
@@ -140,11 +144,6 @@ def export_model(
     atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
 
 
-def update_config(path: Path, fields: Mapping[str, Any]) -> None:
-    """Add or replace fields of a config.json."""
-    path.write_text(json.dumps({**read_foreign_json(path), **fields}, indent=2) + "\n", encoding="utf-8")
-
-
 def remove_folders(recipe: dict[str, Any]) -> None:
     """Replace absolute paths in a recipe, which name folders of this machine, by their last part."""
     for key in PATH_KEYS:
@@ -154,3 +153,31 @@ def remove_folders(recipe: dict[str, Any]) -> None:
             recipe[table][name] = Path(value).name
         elif isinstance(value, list):
             recipe[table][name] = [Path(entry).name if Path(entry).is_absolute() else entry for entry in value]
+
+
+def check_repository_name(repo: str) -> None:
+    """Raise UsageError for a name that is not OWNER/NAME."""
+    if not REPOSITORY_NAME.fullmatch(repo):
+        raise UsageError(f"repository {repo!r}: give OWNER/NAME, such as me/kava-smollm2")
+
+
+def upload_folder(folder: Path, repo: str, *, private: bool, message: str) -> str:
+    """Create a model repository unless it exists, upload a folder as one commit, and return its address.
+
+    The hub's client takes the token from `hf auth login` or HF_TOKEN.
+
+    Raises:
+        InputError: The hub refuses, or cannot be reached; what was uploaded before stays in no commit.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except Exception as error:  # the hub's client raises many kinds: HTTP, names, tokens, offline
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(
+            f"{repo}: not uploaded: {reason}; {folder} is complete, upload it with: hf upload {repo} {folder}"
+        ) from error
+    return str(commit.repo_url)

@@ -53,11 +53,7 @@ class RowCollator:
         self.data = data
 
     def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of some rows by name of its tensors.
-
-        Raises:
-            UsageError: If the rows are documents.
-        """
+        """Return the batch of some rows by name of its tensors. Raises `UsageError` if the rows are documents."""
         batch = self.data.batch([int(row) for row in rows], 0, 0)
         if not isinstance(batch, ReasoningBatch):
             raise UsageError("the data are documents, whose windows need laconic's own loop; use laconic train")

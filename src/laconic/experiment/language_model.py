@@ -9,7 +9,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.export import export_model
 from laconic.experiment.kv_compressor import build_row_caches, encode_prompt, is_chat_memory, open_kv_memory
-from laconic.experiment.text_model import describe_decoder, find_reply_stop_ids, list_prompts, match_prompts
+from laconic.experiment.text_model import describe_decoder, find_stop_token_ids, list_prompts, match_prompts
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
@@ -78,7 +78,7 @@ class LanguageModel:
         memory = open_kv_memory(memory, self.decoder, self.tokenizer)
         texts = match_prompts(list_prompts(prompts), memory.B)
         if config.eos_token_ids is None and is_chat_memory(memory):
-            eos = find_reply_stop_ids(self.tokenizer, self.decoder.config.eos_token_ids)
+            eos = find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids, is_reply=True)
             config = replace(config, eos_token_ids=eos)
         ids = [encode_prompt(self.tokenizer, memory, text) for text in texts]
         state = build_row_caches(memory, range(len(ids)))

@@ -6,7 +6,6 @@ config.json has `summary_length` (kappa) and `accumulate_summary`, which is fals
 
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -25,22 +24,18 @@ SUMMARY_EMBEDDING, SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "embed_summary.weight", 
 TRAINED_SEGMENT_TOKENS = 1536  # mean segment length in the paper's training
 
 
-class PublishedAutoCompressor(NamedTuple):
-    """A published model with its tokenizer, and a segment length that it can read."""
-
-    method: AutoCompressor
-    tokenizer: Tokenizer
-    segment_tokens: int
-
-
 def is_published(path: str | Path) -> bool:
     """Return whether a folder's config.json has a number of summary tokens."""
     config = Path(path) / "config.json"
     return config.is_file() and bool(read_foreign_json(config).get(SUMMARY_LENGTH_KEY))
 
 
-def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | None = None) -> PublishedAutoCompressor:
-    """Load a published AutoCompressor: parallel summaries of fixed number, accumulated or replaced, without bos.
+def load_published(
+    path: str | Path, device: torch.device, dtype: torch.dtype | None = None
+) -> tuple[AutoCompressor, Tokenizer, int]:
+    """Load a published AutoCompressor with its tokenizer and a segment length that it can read.
+
+    It has parallel summaries of fixed number, accumulated or replaced, without bos.
 
     Raises:
         UnsafeFileError: If the weights are pickles.
@@ -74,7 +69,7 @@ def load_published(path: str | Path, device: torch.device, dtype: torch.dtype | 
     with torch.no_grad():
         summaries.tokens.copy_(tensors[SUMMARY_EMBEDDING].load())
     method = AutoCompressor(decoder, summaries, compression, total_steps=1).eval()
-    return PublishedAutoCompressor(method, tokenizer, choose_segment_length(decoder, compression))
+    return method, tokenizer, choose_segment_length(decoder, compression)
 
 
 def check_not_pickle(folder: Path) -> None:

@@ -10,11 +10,12 @@ from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.adapter_config import ADAPTER_CONFIG_FILE
+from laconic.experiment.build_nested import model_class, read_saved_config
 from laconic.experiment.compressor import TextCompressor, as_compressor, load_compressor
 from laconic.experiment.language_model import LanguageModel
 from laconic.experiment.load_autocompressor import is_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
-from laconic.experiment.nested_model import NestedTextModel, as_nested, is_nested, load_nested
+from laconic.experiment.nested_model import NestedTextModel, as_nested
 from laconic.experiment.reasoner import Reasoner
 from laconic.interfaces import AnswersQuestions
 from laconic.models import weights
@@ -120,10 +121,11 @@ def load_checkpoint(
             raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; leave them out")
         return wrap_run(load_run(folder, device, allow_code=allow_code))
     float_dtype = weights.resolve_dtype(dtype, folder)
-    if quantize and (is_nested(folder) or is_published(folder)):
+    shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
+    if quantize and (shape is not None or is_published(folder)):
         raise UsageError(f"quantize: {path_or_name} is not a plain model; leave it out")
-    if is_nested(folder):
-        return load_nested(folder, device, dtype=float_dtype)
+    if shape is not None:
+        return NestedTextModel(model_class(shape).from_pretrained(folder, float_dtype, device), load_tokenizer(folder))
     if is_published(folder):
         return load_compressor(folder, device, dtype=float_dtype)
     decoder = Decoder.from_pretrained(folder, float_dtype, device, quantize=quantize)

@@ -10,7 +10,8 @@ from torch import nn
 
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
-from laconic.config.recipe import MEASURE_KEYS, Recipe, explicit_values, flatten
+from laconic.config.recipe import MEASURE_KEYS, Recipe
+from laconic.config.recipe_keys import explicit_values, flatten
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment import build_model, build_nested, lora
@@ -116,7 +117,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     tokenizer = load_tokenizer(committed.path)
     check_fingerprint(committed, "tokenizer", tokenizer.fingerprint)
     shards = (committed.path / checkpoint.SHARDS_FOLDER).is_dir()
-    parts = (build_parts_for_shards if shards else restore_parts)(recipe, committed, tokenizer, device)
+    parts = restore_parts(recipe, committed, tokenizer, device, shards)
     method = build_method(parts, recipe, 1).to(device)
     files = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
     if shards:
@@ -124,7 +125,7 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
     elif parts.method_parameters is not None:
         parts.method_parameters.load(committed.path / "method.safetensors", files.fingerprints)
     epoch = None
-    if recipe.coconut is not None:
+    if recipe.method == "coconut":
         progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
         epoch = progress["epoch"] - (progress["row_offset"] == 0)
         set_stage(method, epoch)
@@ -189,41 +190,34 @@ def check_fingerprint(step: StepFolder, name: str, expected: str) -> None:
         )
 
 
-def restore_parts(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
-    """Return decoder, adapter and trainable extras with the weights of a step.
+def restore_parts(
+    recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device, shards: bool
+) -> ModelParts:
+    """Return decoder, adapter and trainable extras with the weights of a step; those of `shards` are still to be read.
 
     Trained parameters require gradients as in training, because torch uses other kernels otherwise.
     """
-    if recipe.train.trainable == "full":
-        decoder = build_nested.load_decoder(step.path, getattr(torch, recipe.model.dtype), device)
-        base = decoder.fingerprint
-    else:
+    dtype, is_full = getattr(torch, recipe.model.dtype), recipe.train.trainable == "full"
+    if not is_full:
         decoder, _ = load_initial_decoder(recipe, device)
-        base = decoder.fingerprint
-        check_fingerprint(step, "base", base)
+        check_fingerprint(step, "base", decoder.fingerprint)
+    elif not shards:
+        decoder = build_nested.load_decoder(step.path, dtype, device)
+    elif nested := build_nested.read_saved_config(step.path):
+        decoder = build_nested.model_class(nested)(nested, seed=None).to(device, dtype)
+    else:
+        decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(dtype)
+    if shards:
+        return build_model.build_parts(recipe, decoder, tokenizer, "" if is_full else decoder.fingerprint)
+    base = decoder.fingerprint
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
-    decoder.requires_grad_(recipe.train.trainable == "full")
+    decoder.requires_grad_(is_full)
     adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
     parts = ModelParts(decoder, tokenizer, latents, adapter, base, summaries)
     for name, module in parts.extra_modules.items():
         module.load(step.path / name, ModelCheckpoint(parts, recipe.method, recipe.train.trainable).fingerprints)
     return parts
-
-
-def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
-    """Return decoder, adapter and extras whose trained parameters are still to be read from a step's shards."""
-    if recipe.train.trainable == "full":
-        nested = build_nested.read_saved_config(step.path)
-        if nested is None:
-            decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device)
-        else:
-            decoder = build_nested.model_class(nested)(nested, seed=None).to(device)
-        return build_model.build_parts(recipe, decoder.to(getattr(torch, recipe.model.dtype)), tokenizer, "")
-    decoder, _ = load_initial_decoder(recipe, device)
-    base = decoder.fingerprint
-    check_fingerprint(step, "base", base)
-    return build_model.build_parts(recipe, decoder, tokenizer, base)
 
 
 def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
@@ -233,33 +227,32 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
     """
     model = recipe.model
     if model.init_from_run is not None:
-        if not is_run_dir(model.init_from_run):
-            return load_config_and_tokenizer(load_recipe(read_planned_recipe(model.init_from_run))[0])
-        before, _ = load_recipe(Path(model.init_from_run) / RECIPE_FILE)
-        folder = latest_step(Path(model.init_from_run)).path
+        run = Path(model.init_from_run)
+        if is_export(run):
+            return build_nested.read_decoder_config(run), load_tokenizer(run)
+        if not is_run_dir(run):
+            return load_config_and_tokenizer(load_recipe(read_planned_recipe(run))[0])
+        before, _ = load_recipe(run / RECIPE_FILE)
         if before.train.trainable != "full":
             return load_config_and_tokenizer(before)
+        folder = latest_step(run).path
         return build_nested.read_decoder_config(folder), load_tokenizer(folder)
-    if model.name is not None:
-        folder = weights.find_checkpoint(model.name, model.revision, with_weights=False)
-        model = model.model_copy(update={"name": str(folder)})
     tokenizer = build_model.load_model_tokenizer(model)
-    config = build_model.load_decoder_config(recipe, tokenizer, Path(model.name) if model.name else None)
+    folder = weights.find_checkpoint(model.name, model.revision, with_weights=False) if model.name is not None else None
+    config = build_model.load_decoder_config(recipe, tokenizer, folder)
     build_model.check_vocabulary(tokenizer, config)
-    folder = Path(model.name) if model.name is not None else None
     if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
         config = resolve_tied_head(folder, config).config
     return config, tokenizer
 
 
-def read_planned_recipe(run: str) -> str:
+def read_planned_recipe(run: Path) -> str:
     """Return the shipped recipe of a run that does not exist yet, by its name."""
-    name = Path(run).name
-    if not (SHIPPED_RECIPES / f"{name}.toml").is_file():
+    if not (SHIPPED_RECIPES / f"{run.name}.toml").is_file():
         raise InputError(
             f"model.init_from_run {run}: no run, and no recipe of its name; train it first, or set model.name"
         )
-    return name
+    return run.name
 
 
 class InitialModel(NamedTuple):

@@ -154,11 +154,7 @@ def merge_adapter(model: "PeftModel") -> Decoder:
 
 
 def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraConfig":
-    """Return a copy of the settings for our module names.
-
-    Raises:
-        InputError: If an option is not supported.
-    """
+    """Return a copy of the settings for our module names. Raises `InputError` if an option is not supported."""
     settings = copy.deepcopy(settings)
     settings.task_type = None  # peft would ask for generate's methods
     settings.base_model_name_or_path = None  # peft takes it from the decoder

@@ -81,8 +81,12 @@ def count_checkpointed_parts(recipe: Recipe, config: DecoderConfig, batch: Any) 
         return max(1.0, config.num_hidden_layers / recipe.train.activation_checkpointing)
     if recipe.method == "autocompressor" and recipe.compression and recipe.compression.checkpoint_segments:
         return max(len(part.segment_slices) for part in batch.sequential_parts)
-    if recipe.method == "hope" and recipe.mixer and getattr(recipe.mixer.options, "activation_checkpointing", False):
-        return max(1.0, batch.input_ids.shape[1] / recipe.mixer.chunk_size)
+    mixer = recipe.mixer
+    if recipe.method == "hope" and mixer and mixer.options and mixer.options.activation_checkpointing:
+        memory = mixer.self_modifying  # whose chunks end at the boundaries of either size
+        chunk_sizes = (memory.memory_chunk_size, memory.projection_chunk_size)
+        chunk_size = mixer.chunk_size if mixer.kind == "titans" else min(chunk_sizes)
+        return max(1.0, batch.input_ids.shape[1] / chunk_size)
     return None
 
 

@@ -14,10 +14,17 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.experiment import build_nested
-from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
+from laconic.experiment.load_run import LoadedRun, read_run_method
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.experiment.text_model import current_time, describe_decoder, find_stop_token_ids, list_prompts, name_texts
+from laconic.experiment.text_model import (
+    current_time,
+    describe_decoder,
+    find_stop_token_ids,
+    list_prompts,
+    match_prompts,
+    name_texts,
+)
 from laconic.experiment.untrained_levels import (
     UNTRAINED_CHUNK_SIZES,
     UNTRAINED_INNER_LR,
@@ -29,7 +36,6 @@ from laconic.experiment.untrained_levels import (
 )
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
-from laconic.models import weights
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
@@ -149,11 +155,11 @@ class NestedTextModel:
             NonFiniteError: If a fast weight is not finite.
         """
         job, is_new = self.start_reading(state), state is None
-        return run_to_end(job, [[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
+        return job.finish([[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
         """Read one text that arrives in chunks, of any total length, into a state of one row."""
-        return run_to_end(self.start_reading(state), [[self.token_stream("stream", chunks, state is None)]])
+        return self.start_reading(state).finish([[self.token_stream("stream", chunks, state is None)]])
 
     def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
         """Return a job that reads texts; `initial_state` has one row, which every text continues."""
@@ -314,11 +320,8 @@ def match_rows(
     """Return as many prompts as rows of the state. Raises `UsageError` for other numbers than one and the same."""
     if state is None:
         return list(ids), None
-    rows = len(state.position)
-    if len(ids) != rows and 1 not in (rows, len(ids)):
-        raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; pass one prompt, or one per row")
-    repeated = list(ids) * rows if len(ids) == 1 else list(ids)
-    return repeated, values.select_rows(state, [0] * len(repeated)) if rows == 1 else state
+    rows = match_prompts(ids, len(state.position))
+    return rows, values.select_rows(state, [0] * len(rows)) if len(state.position) == 1 else state
 
 
 def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightState:
@@ -338,40 +341,12 @@ def read_documents(path: str | Path) -> list[list[ReadDocument]]:
     return [[ReadDocument(**document) for document in row] for row in read_writer_metadata(path).get("documents", ())]
 
 
-def run_to_end(job: StateReadingJob, groups: Iterable[Sequence[TokenStream]]) -> FastWeightState:
-    """Run a job on groups of texts and return the state."""
-    for _ in job.run(groups):
-        pass
-    if job.done is None:
-        raise UsageError("no text is given; give one to read")
-    return job.done
-
-
 def is_nested(path: str | Path) -> bool:
     """Return whether a folder holds a run of method hope, or a saved nested model."""
     folder, method = Path(path), read_run_method(path)
     if method is not None:
         return method == NESTED_METHOD
     return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None
-
-
-def load_nested(
-    path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> NestedTextModel:
-    """Load a run of method hope at its latest step, or a folder of `save_pretrained` in some dtype.
-
-    Raises:
-        InputError: If the folder is neither.
-        CorruptArtifactError: If a file is damaged.
-    """
-    target = weights.resolve_device(device)
-    if find_run(path) is not None:
-        return as_nested(load_run(path, target))
-    folder = Path(path)
-    config = build_nested.read_saved_config(folder)
-    assert config is not None
-    model = build_nested.model_class(config).from_pretrained(folder, dtype, target)
-    return NestedTextModel(model, load_tokenizer(folder))
 
 
 def as_nested(run: LoadedRun) -> NestedTextModel:

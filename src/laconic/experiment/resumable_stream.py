@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.compression.memory_file import SourceDocument
 from laconic.data.documents.tokenize import iter_token_chunks
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import BusyError, InputError
+from laconic.errors import BusyError, InputError, UsageError
 from laconic.storage.atomic import load_artifact, save_artifact
 
 Value = TypeVar("Value")  # the result, one row per text
@@ -53,11 +53,7 @@ class TokenStream:
             yield chunk
 
     def next_segment(self) -> list[int]:
-        """Return the ids of the next segment, empty at the end.
-
-        Raises:
-            InputError: If the whole text is empty.
-        """
+        """Return the ids of the next segment, empty at the end. Raises `InputError` if the whole text is empty."""
         ids = next(self.ids, [])
         if ids:
             self.bytes += len(self.tokenizer.decode(ids).encode())
@@ -158,6 +154,14 @@ class ResumableReading(ABC, Generic[Value]):
             if at >= self.group_started and self.current is not None:
                 self.done, self.current = self.append_rows(self.done, self.current), None
         self.check_same_text(at >= self.group_started)
+
+    def finish(self, groups: Iterable[Sequence[TokenStream]]) -> Value:
+        """Run to the end and return all rows. Raises `UsageError` if there are none."""
+        for _ in self.run(groups):
+            pass
+        if self.done is None:
+            raise UsageError("no text is given; give one to read")
+        return self.done
 
     def check_same_text(self, same: bool) -> None:
         """Raise InputError unless a resumed job reads the texts it began with."""

@@ -8,14 +8,15 @@ import torch
 from numpy.typing import NDArray
 
 from laconic import rng
-from laconic.batches import IGNORE_INDEX, DocumentBatch, ReasoningBatch
+from laconic.batches import DocumentBatch, ReasoningBatch
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import DOCUMENT_SOURCES, Recipe
 from laconic.data.documents.load import load_documents
 from laconic.data.documents.segments import SegmentBoundaries
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.catalog import find_dataset, split_name
-from laconic.data.reasoning.dataset import ReasoningDataset, pad_rows
+from laconic.data.reasoning.dataset import ReasoningDataset, collate, pad_rows
+from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.build_data import SyntheticData, load_training_rows, max_segment_tokens, segment_config
 from laconic.interfaces import Batch
@@ -192,24 +193,18 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
     """Return a batch with the lengths of the chosen rows, whose tokens are all 0."""
     if rows.synthetic is not None:
         return rows.synthetic.batch(chosen, epoch, step)
-    parts = [[[0] * int(n) for n in column] for column in rows.lengths[chosen].T]
-    index, names = torch.as_tensor(chosen, dtype=torch.long), tuple(map(str, chosen))
-    if len(parts) == 1:
-        (text, mask), config = pad_rows(parts[0]), segment_config(recipe)
+    if rows.lengths.shape[1] == 1:
+        (text, mask), config = pad_rows([[0] * int(n) for n in rows.lengths[chosen, 0]]), segment_config(recipe)
         ends = SegmentBoundaries(config, recipe.seed, max_segment_tokens(recipe, context)).draw_ends(step)
         T, windows = text.shape[1], (config.segments_per_window, config.segment_overlap)
         cuts = (*(end for end in ends if end < T), T)
+        index, names = torch.as_tensor(chosen, dtype=torch.long), tuple(map(str, chosen))
         return DocumentBatch(text, mask, mask.clone(), cuts, index, names, epoch, step, windows=windows)
-    (question, question_mask), (chain, chain_mask) = pad_rows(parts[0], pad_left=True), pad_rows(parts[1])
-    answer, answer_mask = pad_rows(parts[2])
-    document, document_mask = pad_rows(parts[3]) if len(parts) > 3 else (None, None)
-    n, column = answer_mask.sum(1), torch.arange(answer.shape[1])
-    return ReasoningBatch(
-        question_ids=question, question_mask=question_mask, chain_ids=chain, chain_mask=chain_mask,
-        chain_step_index=(torch.arange(chain.shape[1]) // STEP_TOKENS).expand_as(chain).masked_fill(~chain_mask, 0),
-        answer_ids=answer, answer_mask=answer_mask, question_target=torch.zeros(len(n), dtype=torch.long),
-        chain_targets=chain.masked_fill(~chain_mask, IGNORE_INDEX),
-        answer_targets=answer.masked_fill(column >= n[:, None] - 1, IGNORE_INDEX),
-        distill_column=(n - 3).clamp(min=0), answer_number_mask=column == (n - 2)[:, None],
-        row_index=index, ids=names, epoch=epoch, step=step, document_ids=document, document_mask=document_mask,
-    )  # fmt: skip
+    examples: list[EncodedExample] = []
+    for row in chosen:
+        question, chain, answer, *documents = ((0,) * n for n in rows.lengths[row].tolist())
+        step_index = tuple(i // STEP_TOKENS for i in range(len(chain)))
+        n, parts = len(answer), (question, chain, step_index, answer)  # token n - 2 of the answer is its number
+        document_ids = documents[0] if documents else ()
+        examples.append(EncodedExample(str(row), *parts, (n - 2, n - 1), max(n - 3, 0), document_ids=document_ids))
+    return collate(examples, chosen, epoch, step)

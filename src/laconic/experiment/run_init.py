@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from laconic.config.load import load_recipe, to_toml
-from laconic.config.recipe import Recipe, explicit_values
+from laconic.config.recipe import Recipe
+from laconic.config.recipe_keys import explicit_values
 from laconic.errors import BusyError, CorruptArtifactError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE
 from laconic.storage import atomic, manifest

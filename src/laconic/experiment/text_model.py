@@ -38,16 +38,17 @@ def check_memory_type(memory: object, expected: type) -> None:
         )
 
 
-def find_stop_token_ids(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ids that end a text: the tokenizer's eos, or the configuration's list if it contains that."""
-    eos = tokenizer.eos_token_id
-    return eos_token_ids if eos is None or eos in eos_token_ids else (eos,)
+def find_stop_token_ids(
+    tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], *, is_reply: bool = False
+) -> tuple[int, ...]:
+    """Return the ids that end a text: the tokenizer's eos, or the configuration's list if it contains that.
 
-
-def find_reply_stop_ids(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ids that end a reply of a chat: those of the configuration, and the tokenizer's, which ends a turn."""
+    A reply of a chat ends at the ids of either: the tokenizer's eos may end a turn, the others a text.
+    """
     eos = tokenizer.eos_token_id
-    return eos_token_ids if eos is None or eos in eos_token_ids else (*eos_token_ids, eos)
+    if eos is None or eos in eos_token_ids:
+        return eos_token_ids
+    return (*eos_token_ids, eos) if is_reply else (eos,)
 
 
 def match_prompts(prompts: Sequence[Prompt], num_texts: int) -> list[Prompt]:

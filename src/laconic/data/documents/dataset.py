@@ -1,11 +1,9 @@
 """Documents as training rows of fixed length; all rows of a batch are cut into segments at the same columns."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from laconic import rng
 from laconic.batches import DocumentBatch
@@ -13,11 +11,10 @@ from laconic.config.data import TextConfig
 from laconic.data.documents.load import Document
 from laconic.data.documents.segments import SegmentBoundaries
 from laconic.data.documents.token_cache import tokenize_with_cache
-from laconic.data.documents.tokenize import TokenArray
+from laconic.data.documents.tokenize import TokenArray, hash_token_arrays
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
-from laconic.storage.strict_json import to_canonical_json
 
 
 def tokenize_documents(
@@ -25,6 +22,20 @@ def tokenize_documents(
 ) -> list[TokenArray]:
     """Tokenize documents without special tokens; ids of a large corpus are cached on disk."""
     return tokenize_with_cache([document.text for document in documents], tokenizer, progress)
+
+
+def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Sequence[int]) -> TokenArray:
+    """Permute the ids below `vocab_size` with a new permutation every `interval` tokens; `key` is the document's.
+
+    So a model has to keep learning while it reads.
+    """
+    permuted, vocabulary, seed = ids.copy(), np.arange(vocab_size), int(rng.hash64(*key).view(np.int64))
+    for start in range(0, len(ids), interval):
+        new_ids = rng.permuted_index(seed, start // interval, vocabulary, vocab_size)
+        chunk = ids[start : start + interval]
+        is_permuted = chunk < vocab_size
+        permuted[start : start + interval] = np.where(is_permuted, new_ids[np.minimum(chunk, vocab_size - 1)], chunk)
+    return permuted
 
 
 class DocumentDataset:
@@ -83,10 +94,7 @@ class DocumentDataset:
         """SHA-256 of the documents' names and token ids and of the settings for rows and segments."""
         config = self.config.model_dump()
         cuts = {"names": self.names, "config": config, "fixed": self.fixed_segments, "rows": len(self.rows)}
-        digest = hashlib.sha256(to_canonical_json(cuts).encode())
-        for ids in self.ids:
-            digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i4").tobytes())
-        return digest.hexdigest()
+        return hash_token_arrays(cuts, self.ids)
 
     @property
     def max_length(self) -> int:
@@ -99,9 +107,8 @@ class DocumentDataset:
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return a batch as wide as its longest row, or as `config.row_tokens` if batches are padded to it."""
         spans = [self.rows[int(i)] for i in rows]
-        input_ids, mask = pad_rows([self.ids[d][start:end].tolist() for d, start, end in spans])
-        if self.pad_to_row_tokens:
-            input_ids, mask = (F.pad(x, (0, self.config.row_tokens - x.shape[1])) for x in (input_ids, mask))
+        ids = [self.ids[d][start:end].tolist() for d, start, end in spans]
+        input_ids, mask = pad_rows(ids, width=self.config.row_tokens if self.pad_to_row_tokens else None)
         width = input_ids.shape[1]
         ends = self.boundaries.fixed_ends() if self.fixed_segments else self.boundaries.draw_ends(step)
         return DocumentBatch(

@@ -13,15 +13,15 @@ from typing import Any
 from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
 from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
-from laconic.data.reasoning.catalog import SPLIT_NAMES
+from laconic.data.reasoning.catalog import HELD_OUT_PARTS, SPLIT_NAMES
 from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
     RowProblem,
+    convert_each,
     convert_rows,
     format_problems,
     locate_field,
-    locate_problem,
     make_excerpt,
     number_table_rows,
     parse_lines,
@@ -33,7 +33,6 @@ from laconic.errors import InputError, translate_os_errors
 ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
 BLOCK_BYTES = 1 << 20
 SECTION_SEPARATOR = "\n\n"
-HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,16 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     Raises:
         InputError: At the first invalid row, or if there are no rows.
     """
-    accepted, row = 'expected {"text": "…"}, optionally with an "id"', None
-    for row in parse_lines(lines, Counter()):
-        if isinstance(row, RowProblem):
-            raise InputError(format_problems([row], file))
-        try:
-            text = require_text(row.row, "text", row.text, accepted)
-        except RowError as error:
-            raise InputError(format_problems([locate_problem(error, file, row, is_table=False)], file)) from None
-        yield str(row.row.get("id", f"{file}:{row.number}")), text
-    if row is None:
+    accepted, result = 'expected {"text": "…"}, optionally with an "id"', None
+
+    def convert(row: dict[str, Any], text: str, name: str) -> tuple[str, str]:
+        return str(row.get("id", name)), require_text(row, "text", text, accepted)
+
+    for result in convert_each(file, parse_lines(lines, Counter()), convert):
+        if isinstance(result, RowProblem):
+            raise InputError(format_problems([result], file))
+        yield result
+    if result is None:
         raise InputError(f"{file}: contains no rows; {accepted}, one per line")
 
 
@@ -167,48 +166,37 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
     Raises:
         InputError: Also if training documents share a name or section with held-out ones.
     """
-    documents, notes = load_all_documents(config)
+    name, notes = (config.name or ("",))[0], list[str]()
+    if config.path is not None:
+        documents, notes = read_documents(config.path, config.text, config.max_train_rows)
+    else:
+        documents = load_hub_documents(name, config.text, config.revision, config.max_train_rows)
+    parts = split_documents(config, documents)
     if part != "train":
-        return select_part(config, documents, part), notes
-    train = split_documents(config, documents)["train"]
+        return select_part(config, parts, part), notes
     for other in HELD_OUT_PARTS:
-        if has_part(config, documents, other):
-            held_out = select_part(config, documents, other)
-            check_documents_disjoint(train, held_out, other, config.allow_contamination)
+        if getattr(config, other) is not None or parts[other]:
+            held_out = select_part(config, parts, other)
+            check_documents_disjoint(parts["train"], held_out, other, config.allow_contamination)
             noun = "document" if len(held_out) == 1 else "documents"
             notes.append(f"{other}: {len(held_out):,} {noun} held out, such as {held_out[0].name}")
-    return train, notes
+    return parts["train"], notes
 
 
-def load_all_documents(config: DataConfig) -> tuple[list[Document], list[str]]:
-    """Load all documents of `data.path` or `data.name`, and notes."""
-    if config.path is not None:
-        return read_documents(config.path, config.text, config.max_train_rows)
-    name = (config.name or ("",))[0]
-    return load_hub_documents(name, config.text, config.revision, config.max_train_rows), []
-
-
-def select_part(config: DataConfig, documents: Sequence[Document], part: SplitName) -> list[Document]:
-    """Return the held-out documents: those of the recipe's file, else a part of `documents`. Raises `InputError`."""
+def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], part: SplitName) -> list[Document]:
+    """Return the held-out documents: those of the recipe's file, else those of `parts`. Raises `InputError`."""
     name = getattr(config, part)
-    selected = split_documents(config, documents)[part] if name is None else load_part_file(config, name, part)
+    if name is None:
+        selected = parts[part]
+    else:
+        is_file = is_row_file(name) or Path(name).is_file()
+        read = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
+        selected = [document for document in read if document.part in (part, None)]
     if not selected:
-        fraction = config.text.held_out_fraction
-        source = name or f"{len(documents):,} documents with data.text.held_out_fraction = {fraction}"
-        raise InputError(f"data.{part}: {source} leaves no document; name a file of documents")
+        source = f"{sum(map(len, parts.values())):,} documents with data.text.held_out_fraction = "
+        source += f"{config.text.held_out_fraction}"
+        raise InputError(f"data.{part}: {name or source} leaves no document; name a file of documents")
     return selected
-
-
-def load_part_file(config: DataConfig, name: str, part: SplitName) -> list[Document]:
-    """Load the documents of a file or Hub data set that belong to a split, or that name none."""
-    is_file = is_row_file(name) or Path(name).is_file()
-    documents = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
-    return [document for document in documents if document.part in (part, None)]
-
-
-def has_part(config: DataConfig, documents: Sequence[Document], part: SplitName) -> bool:
-    """Return whether any document is held out for a split."""
-    return getattr(config, part) is not None or bool(split_documents(config, documents)[part])
 
 
 def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[SplitName, list[Document]]:

@@ -1,18 +1,16 @@
 """Stateful batches: each row continues the document where it stopped in the previous batch."""
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from laconic import rng
 from laconic.batches import DocumentBatch
 from laconic.data.documents.load import Document
-from laconic.data.documents.tokenize import TokenArray
+from laconic.data.documents.tokenize import TokenArray, hash_token_arrays
+from laconic.data.reasoning.dataset import pad_rows
 from laconic.errors import InputError
-from laconic.storage.strict_json import to_canonical_json
 
 DOCUMENT_ORDER_KEY = 8
 ChunkStart = tuple[int, int]  # document, first token
@@ -71,10 +69,7 @@ class StatefulBatches:
             "seed": self.seed,
             "num_steps": self.num_steps,
         }
-        digest = hashlib.sha256(to_canonical_json(layout).encode())
-        for ids in self.ids:
-            digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i4").tobytes())
-        return digest.hexdigest()
+        return hash_token_arrays(layout, self.ids)
 
     @property
     def max_length(self) -> int:
@@ -94,9 +89,10 @@ class StatefulBatches:
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """Return a batch; all batches have the same width."""
-        chunks, coordinates = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
-        starts = [chunks[lane * self.lane_length + time] for time, lane in coordinates]
-        input_ids, mask = self.pad_chunks(starts)
+        lanes, coordinates = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
+        starts = [lanes[lane * self.lane_length + time] for time, lane in coordinates]
+        chunks = [self.ids[d][start : start + self.max_length].tolist() for d, start in starts]
+        input_ids, mask = pad_rows(chunks, width=self.max_length)
         is_start = [time == 0 or start == 0 for (time, _), (_, start) in zip(coordinates, starts, strict=True)]
         return DocumentBatch(
             input_ids=input_ids,
@@ -109,12 +105,3 @@ class StatefulBatches:
             step=step,
             document_starts=torch.tensor(is_start),
         )
-
-    def pad_chunks(self, starts: Sequence[ChunkStart]) -> tuple[Tensor, Tensor]:
-        """Return the ids of chunks, [B, chunk_tokens + 1], and the mask of real tokens."""
-        input_ids = torch.zeros(len(starts), self.max_length, dtype=torch.long)
-        mask = torch.zeros(input_ids.shape, dtype=torch.bool)
-        for b, (d, start) in enumerate(starts):
-            ids = self.ids[d][start : start + self.max_length]
-            input_ids[b, : len(ids)], mask[b, : len(ids)] = torch.from_numpy(ids.astype(np.int64)), True
-        return input_ids, mask

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import tokenizers
@@ -35,11 +34,14 @@ def tokenize_with_cache(
     if sum(map(len, texts)) < MIN_CHARS:
         return tokenize_texts(texts, tokenizer, progress)
     path = cache_dir() / "tokens" / f"{hash_texts(texts, tokenizer)}.safetensors"
-    with suppress(LaconicError):
-        return load_tokens(path)
+    with suppress(LaconicError):  # there is no file, or a damaged one
+        tensors, _ = atomic.load_artifact(path, KIND)
+        return np.split(tensors["ids"].numpy(), tensors["lengths"].cumsum(0)[:-1].numpy())
     ids = tokenize_texts(texts, tokenizer, progress)
     with suppress(LaconicError, OSError):
-        save_tokens(path, ids)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lengths = torch.tensor([len(text) for text in ids])
+        atomic.save_artifact(path, {"ids": torch.from_numpy(np.concatenate(ids)), "lengths": lengths}, KIND, {})
     return ids
 
 
@@ -50,16 +52,3 @@ def hash_texts(texts: Sequence[str], tokenizer: Tokenizer) -> str:
         data = text.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
-
-
-def save_tokens(path: Path, ids: Sequence[TokenArray]) -> None:
-    """Write the ids of texts to a file with a digest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lengths = torch.tensor([len(text) for text in ids])
-    atomic.save_artifact(path, {"ids": torch.from_numpy(np.concatenate(ids)), "lengths": lengths}, KIND, {})
-
-
-def load_tokens(path: Path) -> list[TokenArray]:
-    """Read a file written by `save_tokens`. Raises LaconicError if it is absent or damaged."""
-    tensors, _ = atomic.load_artifact(path, KIND)
-    return np.split(tensors["ids"].numpy(), tensors["lengths"].cumsum(0)[:-1].numpy())

@@ -5,9 +5,10 @@ where both have the same tokens on either side. Where they disagree, the window 
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from laconic.data.tokenizer import Tokenizer, translate_tokenizer_errors
 from laconic.errors import InputError
+from laconic.storage.strict_json import to_canonical_json
 
 TokenArray = NDArray[np.int32]
 WINDOW_CHARS = 65_536
@@ -220,6 +222,14 @@ def find_cut(window: TokenizedWindow, first: int, end: int) -> int | None:
     candidates = range(last, max(first, AGREEING_TOKENS), -1)
     between_words = (k for k in candidates if window.is_boundary(k) and window.is_between_words(k))
     return next(between_words, next((k for k in candidates if window.is_boundary(k)), None))
+
+
+def hash_token_arrays(description: Mapping[str, Any], arrays: Iterable[TokenArray]) -> str:
+    """Return the SHA-256 of a description as JSON and of arrays of token ids."""
+    digest = hashlib.sha256(to_canonical_json(description).encode())
+    for ids in arrays:
+        digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:

@@ -36,6 +36,7 @@ class AnswerProtocol(NamedTuple):
 
     Attributes:
         name: Name in tables.
+        rule: What is compared, for tables.
         extract: Return the answer in a generated text, or None.
         extract_from_chain: The same for a text that begins with a chain, where that differs.
         is_correct: Compare an extracted answer with the gold answer.
@@ -47,6 +48,7 @@ class AnswerProtocol(NamedTuple):
     """
 
     name: str
+    rule: str
     extract: Callable[[str], str | None]
     is_correct: Callable[[str, str], bool]
     is_valid_gold: Callable[[str], bool] = bool
@@ -144,6 +146,7 @@ def pccot_protocol(prompt: str = ANSWER_PROMPT) -> AnswerProtocol:
     """Return PCCoT's protocol: the generated text as it is, or after a chain the text after the last prompt."""
     return AnswerProtocol(
         name="pccot",
+        rule="the whole text of the answer, as in PCCoT's code",
         extract=lambda text: text or None,
         extract_from_chain=lambda text: text.rpartition(prompt)[2] or None if prompt in text else None,
         is_correct=lambda prediction, gold: prediction == gold,
@@ -164,6 +167,7 @@ def decimal_protocol(tolerance: Decimal = DEFAULT_TOLERANCE) -> AnswerProtocol:
     is_default = tolerance == DEFAULT_TOLERANCE
     return AnswerProtocol(
         name="decimal" if is_default else f"decimal, tolerance {tolerance.normalize():f}",
+        rule="the last number of the answer, within the tolerance",
         extract=extract_last_decimal,
         is_correct=lambda prediction, gold: is_within_tolerance(tolerance, prediction, gold),
         is_valid_gold=lambda answer: parse_gold_decimal(answer) is not None,
@@ -173,6 +177,7 @@ def decimal_protocol(tolerance: Decimal = DEFAULT_TOLERANCE) -> AnswerProtocol:
 
 CODI = AnswerProtocol(
     name="codi",
+    rule="the last number of the answer, as in CODI's code",
     extract=extract_last_number,
     is_correct=is_equal_float,
     is_valid_gold=lambda answer: parse_gold_float(answer) is not None,
@@ -181,6 +186,7 @@ CODI = AnswerProtocol(
 )
 COCONUT = AnswerProtocol(
     name="coconut",
+    rule="the text after the last #, as in Coconut's code",
     extract=extract_after_hash,
     is_correct=lambda prediction, gold: prediction == remove_commas(gold),
     is_valid_gold=lambda answer: bool(remove_commas(answer)) and "#" not in answer,
@@ -189,6 +195,7 @@ COCONUT = AnswerProtocol(
 )
 ICOT = AnswerProtocol(
     name="icot",
+    rule="the text after ####, as in iCoT's code",
     extract=extract_after_hashes,
     is_correct=lambda prediction, gold: prediction == remove_commas(gold),
     is_valid_gold=lambda answer: bool(remove_commas(answer)) and "####" not in answer,
@@ -197,6 +204,7 @@ ICOT = AnswerProtocol(
 )
 TEXT = AnswerProtocol(
     name="text",
+    rule="the last line of the answer",
     extract=extract_last_line,
     is_correct=lambda prediction, gold: prediction == gold.strip(),
     is_valid_gold=lambda answer: extract_last_line(answer) == answer.strip(),
@@ -205,35 +213,25 @@ TEXT = AnswerProtocol(
 )
 DIGIT = AnswerProtocol(
     name="last digit",
+    rule="the last digit of the answer",
     extract=extract_last_digit,
     is_correct=lambda prediction, gold: prediction == gold,
     is_valid_gold=lambda answer: bool(re.fullmatch(r"[0-9]", answer)),
     expected_answer="one digit",
 )
+CODI_SAMPLED = CODI._replace(
+    name="codi-sampled", rule="the last number of the answer, sampled as in CODI's code", sampling=SAMPLED
+)
 PROTOCOLS: Mapping[str, AnswerProtocol] = {
-    "codi": CODI,
-    "codi-sampled": CODI._replace(name="codi-sampled", sampling=SAMPLED),
-    "pccot": pccot_protocol(),
-    "coconut": COCONUT,
-    "icot": ICOT,
-    "decimal": decimal_protocol(),
-    "text": TEXT,
-}
-PROTOCOL_RULES: Mapping[str, str] = {
-    "codi": "the last number of the answer, as in CODI's code",
-    "codi-sampled": "the last number of the answer, sampled as in CODI's code",
-    "pccot": "the whole text of the answer, as in PCCoT's code",
-    "coconut": "the text after the last #, as in Coconut's code",
-    "icot": "the text after ####, as in iCoT's code",
-    "decimal": "the last number of the answer, within the tolerance",
-    "text": "the last line of the answer",
+    protocol.name: protocol
+    for protocol in (CODI, CODI_SAMPLED, pccot_protocol(), COCONUT, ICOT, decimal_protocol(), TEXT)
 }
 
 
 def describe_protocol(name: str) -> str:
     """Return the name of a protocol with what it compares."""
-    rule = PROTOCOL_RULES.get(name.partition(",")[0])
-    return f"{name} ({rule})" if rule else name
+    protocol = PROTOCOLS.get(name.partition(",")[0])
+    return name if protocol is None else f"{name} ({protocol.rule})"
 
 
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from laconic.config.data import ROW_FILE_SUFFIXES, SplitName
 from laconic.errors import InputError
 
 AnswerKind = Literal["number", "digits", "text"]
 SPLIT_NAMES: Mapping[str, SplitName] = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
+HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class DatasetInfo:
 
     Attributes:
         columns: How the columns on the Hub are converted; a key of `columns.COLUMN_CONVERTERS`.
-        chain_field: Field that holds the chain; None if rows have none, or the first row says which.
+        chain_field: Field that holds the chain; empty if rows have none, or the first row says which.
         chain_split: How a chain that is one string is split into steps.
         members: Names of the data sets that this one is the union of.
         generator: Name under which `laconic data make` generates more rows.
@@ -66,11 +69,11 @@ class DatasetInfo:
     name: str
     description: str
     licence: str
-    splits: Mapping[SplitName, DatasetSplit]
+    splits: Mapping[str, DatasetSplit]
     hub_repo: str | None = None
     hub_config: str | None = None
     columns: Literal["standard", "gsm8k", "zen-aug", "zen-nl", "gsm-hard", "svamp", "multiarith"] = "standard"
-    chain_field: Literal["steps", "cot", "rationale"] | None = "steps"
+    chain_field: Literal["steps", "cot", "rationale", ""] = "steps"
     chain_split: Literal["lines", "sentences", "spaces", "whole"] = "lines"
     answer_kind: AnswerKind = "number"
     members: tuple[str, ...] = ()
@@ -80,19 +83,8 @@ class DatasetInfo:
 
 def load_catalog() -> dict[str, DatasetInfo]:
     tables = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
-    return {name: _build_info(name, table) for name, table in tables.items()}
-
-
-def _build_info(name: str, table: dict[str, Any]) -> DatasetInfo:
-    splits = {part: _build_split(split) for part, split in table.pop("splits").items()}
-    table["chain_field"] = table.get("chain_field", "steps") or None
-    table["members"] = tuple(table.get("members", ()))
-    return DatasetInfo(name=name, splits=splits, **table)
-
-
-def _build_split(table: dict[str, Any]) -> DatasetSplit:
-    file, mark = table.pop("file", None), table.pop("required_mark", None)
-    return DatasetSplit(**table, file=file and DatasetFile(**file), required_mark=mark and (mark[0], mark[1]))
+    build = TypeAdapter(DatasetInfo).validate_python
+    return {name: build({"name": name, **table}) for name, table in tables.items()}
 
 
 DATASETS = load_catalog()
@@ -109,11 +101,7 @@ def find_dataset(name: str) -> DatasetInfo | None:
 
 
 def get_dataset(name: str) -> DatasetInfo:
-    """Return the data set of a catalog name or Hub name.
-
-    Raises:
-        InputError: With the nearest known name.
-    """
+    """Return the data set of a catalog name or Hub name. Raises `InputError` with the nearest known name."""
     info, base = find_dataset(name), split_name(name)[0]
     if info is None:
         suffixes = ", ".join(ROW_FILE_SUFFIXES)

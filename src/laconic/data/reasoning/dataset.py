@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,19 +47,18 @@ class FilterCounts:
 
     def describe(self, num_latents: int = 0) -> list[str]:
         """Return one line for each count that is not 0, for the log and the report."""
-        descriptions = {
-            "num_read": "rows read",
-            "num_without_leading_digit": "rows dropped: answer without a leading digit (require_leading_digit)",
-            "num_too_long": 'rows dropped: too many tokens (on_too_long = "drop")',
-            "num_invalid": 'rows dropped: invalid (on_invalid_row = "skip")',
-            "num_used": "rows used",
-            "num_truncated": 'questions truncated on the left (on_too_long = "truncate_question")',
-            "num_without_chain": "rows without a chain",
-            "num_short_chain": f"rows whose chain has fewer than {num_latents} tokens, one per latent",
-            "num_unknown_tokens": "unknown tokens in questions and chains",
-            "num_documents": "rows with a document",
+        counts = {
+            "rows read": self.num_read,
+            "rows dropped: answer without a leading digit (require_leading_digit)": self.num_without_leading_digit,
+            'rows dropped: too many tokens (on_too_long = "drop")': self.num_too_long,
+            'rows dropped: invalid (on_invalid_row = "skip")': self.num_invalid,
+            "rows used": self.num_used,
+            'questions truncated on the left (on_too_long = "truncate_question")': self.num_truncated,
+            "rows without a chain": self.num_without_chain,
+            f"rows whose chain has fewer than {num_latents} tokens, one per latent": self.num_short_chain,
+            "unknown tokens in questions and chains": self.num_unknown_tokens,
+            "rows with a document": self.num_documents,
         }
-        counts = {descriptions[f.name]: getattr(self, f.name) for f in fields(self)}
         return [f"{count:,} {to_singular(text) if count == 1 else text}" for text, count in counts.items() if count]
 
     def describe_left_out(self, num_skipped: int = 0) -> tuple[str, ...]:
@@ -187,9 +186,7 @@ class ReasoningDataset:
             self.counts.num_too_long += 1
             return None
         prefix, question = row.question_ids[: row.num_prefix_tokens], row.question_ids[row.num_prefix_tokens :]
-        if self.config.on_too_long == "truncate_question" and excess < len(
-            question
-        ):  # one token of the question remains
+        if self.config.on_too_long == "truncate_question" and len(question) > excess:  # so that a token remains
             self.counts.num_truncated += 1
             return replace(row, question_ids=prefix + question[excess:])
         parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"
@@ -276,13 +273,15 @@ def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0
     )
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids to [B, longest].
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False, width: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Pad rows of ids to [B, width], by default as wide as the longest.
 
     Returns:
         The ids, and a bool mask that is True where they are not padding.
     """
-    width = max(map(len, rows), default=0)
+    width = max(map(len, rows), default=0) if width is None else width
     ids, mask = torch.full((len(rows), width), pad_value), torch.zeros(len(rows), width, dtype=torch.bool)
     for b, row in enumerate(rows):
         columns = slice(width - len(row), width) if pad_left else slice(0, len(row))

@@ -10,6 +10,7 @@ from laconic.config.data import DataConfig, SplitName, is_row_file
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import (
     DATASETS,
+    HELD_OUT_PARTS,
     AnswerKind,
     DatasetInfo,
     DatasetSplit,
@@ -28,8 +29,6 @@ from laconic.data.reasoning.contamination import (
 )
 from laconic.data.reasoning.read_examples import ExampleReader, ExamplesFile, gc_disabled, read_examples
 from laconic.errors import InputError
-
-HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 
 def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
@@ -50,10 +49,10 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
     split = split or part
     if find_dataset(name) is None and base.count("/") == 1:
         info = DatasetInfo(base, "", "", {}, base)
-        hub_split = DatasetSplit(hub_split="validation" if split == "valid" else split)
-        return load_from_hub(f"{base}:{split}", info, hub_split, config, max_rows)
-    info = get_dataset(name)
-    entry = next((value for key, value in info.splits.items() if key == split), None)
+        entry = DatasetSplit(hub_split="validation" if split == "valid" else split)
+    else:
+        info = get_dataset(name)
+        entry = info.splits.get(split)
     if entry is None:
         hint = f"; generate training rows with `laconic data make {info.generator}`"
         hint = hint if info.generator and split == "train" else ""
@@ -63,8 +62,14 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
         return load_union(label, info, config, max_rows)
     path = find_local_file(name, info, entry, config)
     if path is None:
-        return load_from_hub(label, info, entry, config, max_rows)
-    return load_from_file(label, path, info, entry, config, max_rows)
+        file = load_from_hub(label, info, entry, config, None if entry.required_mark else max_rows)
+    else:
+        file = load_from_file(label, path, info, entry, config)
+    examples = file.examples
+    if entry.required_mark is not None:
+        mark, value = entry.required_mark
+        examples = tuple(example for example in examples if example.metadata.get(mark) == value)
+    return replace(file, examples=examples[:max_rows])
 
 
 def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
@@ -154,7 +159,7 @@ def count_training_rows(config: DataConfig) -> int | None:
         split = info.splits.get("train") if info else None
         if info is None or split is None:
             return None
-        is_whole_file = split.file and config.data_dir and name == info.name and split.required_mark is None
+        is_whole_file = split.required_mark is None and find_local_file(name, info, split, config) is not None
         count = split.file.num_rows if split.file and is_whole_file else split.num_rows
         if count is None:
             return None
@@ -173,8 +178,8 @@ def is_local(name: str, config: DataConfig, part: SplitName = "train") -> bool:
     """Return whether all rows of a split of a file or data set, by default for training, are in local files."""
     if is_row_file(name):
         return Path(name).is_file()
-    info, split_of_name = find_dataset(name), split_name(name)[1]
-    split = next((s for key, s in info.splits.items() if key == (split_of_name or part)), None) if info else None
+    info = find_dataset(name)
+    split = info.splits.get(split_name(name)[1] or part) if info else None
     if info is None or split is None:
         return False
     if info.members:
@@ -183,10 +188,8 @@ def is_local(name: str, config: DataConfig, part: SplitName = "train") -> bool:
     return path is not None and path.is_file()
 
 
-def load_from_file(
-    label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None
-) -> ExamplesFile:
-    """Load a split from its local file and check its size and SHA-256. Raises `InputError`."""
+def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> ExamplesFile:
+    """Load the local file of a split and check its size and SHA-256. Raises `InputError`."""
     entry = split.file
     assert entry is not None
     if not path.is_file():
@@ -200,7 +203,7 @@ def load_from_file(
         file = read_examples(path, apply_dataset_fields(config, info))
     num_rows = len(file.examples) + len(file.skipped)
     if config.size_check == "off":
-        return take_first(filter_marked(note_size(file, label, num_rows, split), split), max_rows)
+        return note_size(file, label, num_rows, split)
     if num_rows != entry.num_rows:
         raise size_error(label, num_rows, entry.num_rows)
     if file.sha256 != entry.sha256:
@@ -208,13 +211,13 @@ def load_from_file(
             f"{label}: {path} differs from the published file: SHA-256 {file.sha256[:12]}…, not {entry.sha256[:12]}…; "
             'copy it again, or set data.size_check = "off"'
         )
-    return take_first(filter_marked(file, split), max_rows)
+    return file
 
 
 def load_from_hub(
     label: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None
 ) -> ExamplesFile:
-    """Load a split from the Hub. Raises `InputError`."""
+    """Load the rows of a split, or the first of them, from the Hub. Raises `InputError`."""
     if info.hub_repo is None or split.hub_split is None:
         raise InputError(f"{label} is not on the Hub; set data.data_dir to the folder of its files")
     training = {entry.hub_repo if (entry := find_dataset(name)) else split_name(name)[0] for name in config.name or ()}
@@ -222,8 +225,8 @@ def load_from_hub(
     table = load_hub_split(info.hub_repo, info.hub_config, split.hub_split, revision)
     if config.size_check == "strict" and split.published_rows not in (None, table.num_rows):
         raise size_error(label, table.num_rows, split.published_rows or 0)
-    columns, limit = info.columns if info.splits else None, None if split.required_mark else max_rows
-    reader = ExampleReader(label, apply_dataset_fields(config, info), limit, columns=columns)
+    columns = info.columns if info.splits else None
+    reader = ExampleReader(label, apply_dataset_fields(config, info), max_rows, columns=columns)
     with gc_disabled():
         reader.read_table(table.rows)
     file = note_size(reader.result(), label, table.num_rows, split)
@@ -231,7 +234,7 @@ def load_from_hub(
         file = add_mark(file, config, split.required_mark[0], "gsm8k-aug:valid", ("valid", "train"))
     if info.name == "gsm-hard":
         file = add_mark(file, config, "unchanged_from_gsm8k", "gsm8k:test", (True, False))
-    return take_first(filter_marked(file, split), max_rows)
+    return file
 
 
 def size_error(label: str, num_rows: int, expected: int) -> InputError:
@@ -248,8 +251,8 @@ def note_size(file: ExamplesFile, label: str, num_rows: int, split: DatasetSplit
 
 def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
     """Return the configuration with the chain field and split of a catalog entry."""
-    chain = {"chain_field": info.chain_field, "chain_split": info.chain_split, "columns": {}} if info.splits else {}
-    return config.model_copy(update={**chain, "forbid_unknown_fields": False})
+    chain = {"chain_field": info.chain_field or None, "chain_split": info.chain_split, "columns": {}}
+    return config.model_copy(update={**(chain if info.splits else {}), "forbid_unknown_fields": False})
 
 
 def add_mark(
@@ -264,22 +267,6 @@ def add_mark(
         replace(e, metadata={**e.metadata, mark: values[identify_question(e) not in questions]}) for e in file.examples
     ]
     return replace(file, examples=tuple(examples))
-
-
-def filter_marked(file: ExamplesFile, split: DatasetSplit) -> ExamplesFile:
-    """Return the rows that have the required mark of a split."""
-    if split.required_mark is None:
-        return file
-    mark, value = split.required_mark
-    return select_examples(file, [i for i, e in enumerate(file.examples) if e.metadata.get(mark) == value])
-
-
-def take_first(file: ExamplesFile, max_rows: int | None) -> ExamplesFile:
-    return file if max_rows is None else select_examples(file, range(min(max_rows, len(file.examples))))
-
-
-def select_examples(file: ExamplesFile, rows: Sequence[int]) -> ExamplesFile:
-    return replace(file, examples=tuple(file.examples[i] for i in rows), offsets=tuple(file.offsets[i] for i in rows))
 
 
 def note_published(name: str, file: ExamplesFile) -> ExamplesFile:
@@ -303,15 +290,12 @@ def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int 
 def combine_files(
     files: Sequence[ExamplesFile], examples: Sequence[ReasoningExample], notes: Sequence[str]
 ) -> ExamplesFile:
-    """Return some examples of several files as one; each row keeps the offset in its own file."""
+    """Return some examples of several files as one."""
     if len(files) == 1:
         return replace(files[0], examples=tuple(examples))
-    offsets = {example.id: at for file in files for example, at in zip(file.examples, file.offsets, strict=True)}
-    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     return ExamplesFile(
         tuple(examples),
-        digest,
-        tuple(offsets[example.id] for example in examples),
+        hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest(),
         (*(note for file in files for note in file.notes), *notes),
         tuple(problem for file in files for problem in file.skipped),
     )

@@ -25,6 +25,7 @@ from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
     RowProblem,
+    convert_each,
     format_notes,
     format_problems,
     is_within_skip_limit,
@@ -55,14 +56,12 @@ class ExamplesFile:
     Attributes:
         examples: The rows.
         sha256: SHA-256 of the file; of a Hub table, of its rows as JSON.
-        offsets: Byte at which each row begins; for a table, its row number from 0.
         notes: Messages for the user.
         skipped: Problems of the rows that `on_invalid_row = "skip"` dropped.
     """
 
     examples: tuple[ReasoningExample, ...]
     sha256: str
-    offsets: tuple[int, ...]
     notes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
 
@@ -123,7 +122,6 @@ class ExampleReader:
         self.name, self.config, self.max_rows, self.columns = name, config, max_rows, columns
         self.hash = hashlib.sha256()
         self.examples: list[ReasoningExample] = []
-        self.offsets: list[int] = []
         self.problems: list[RowProblem] = []
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
@@ -157,22 +155,19 @@ class ExampleReader:
                 yield locate_problem(error, self.name, row, is_table=True)
 
     def _read(self, rows: Iterable[NumberedRow | RowProblem], *, is_table: bool) -> None:
-        for row in rows:
-            if isinstance(row, RowProblem):
-                self.problems.append(row)
-                continue
-            try:
-                self._add(row)
-            except RowError as error:
-                self.problems.append(locate_problem(error, self.name, row, is_table=is_table))
-                if error.kind == UNKNOWN_COLUMNS:  # which every row would report
+        for result in convert_each(self.name, rows, self._convert, is_table=is_table):
+            if isinstance(result, RowProblem):
+                self.problems.append(result)
+                if result.kind == UNKNOWN_COLUMNS:  # which every row would report
                     return
+            elif result is not None:
+                self.examples.append(result)
             if self.max_rows is not None and len(self.examples) >= self.max_rows:
                 return
 
-    def _add(self, numbered: NumberedRow) -> None:
-        text = numbered.text
-        renamed = rename_columns(numbered.row, self.config.columns) if self.config.columns else numbered.row
+    def _convert(self, read: dict[str, Any], text: str, name: str) -> ReasoningExample | None:
+        """Return the example of a row; None for a row without an answer, which is noted."""
+        renamed = rename_columns(read, self.config.columns) if self.config.columns else read
         self.columns = self.columns or detect_columns(renamed)
         try:
             row = COLUMN_CONVERTERS[self.columns](renamed)
@@ -181,15 +176,14 @@ class ExampleReader:
             raise RowError(1, "missing fields", message) from None
         if row is None:
             self.notes["rows dropped because their answer is null"] += 1
-            return
+            return None
         self.schema = self.schema or infer_schema(row, text, self.config)
-        example = self.schema.parse_example(row, text, f"{self.name}:{numbered.number}")
+        example = self.schema.parse_example(row, text, name)
         if example.id in self.ids:
             column = locate_field(text, "id")[1]
             raise RowError(column, "duplicate ids", f"duplicate id {example.id[:60]!r}; ids must be unique")
         self.ids.add(example.id)
-        self.examples.append(example)
-        self.offsets.append(numbered.offset)
+        return example
 
     def result(self) -> ExamplesFile:
         """Return what was read. Raises `InputError` with the problems."""
@@ -206,7 +200,7 @@ class ExampleReader:
             notes.append(f"{self.name}: {repeated:,} questions are repeated")
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
         notes += [f"skipped: {problem}" for problem in skipped]
-        return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(self.offsets), tuple(notes), skipped)
+        return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(notes), skipped)
 
 
 @dataclass(frozen=True)

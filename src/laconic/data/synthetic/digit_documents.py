@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from laconic.batches import ReasoningBatch, ReasoningExample
 from laconic.config.data import DigitsConfig, SplitName
+from laconic.data.synthetic.base import IntArray
 from laconic.data.synthetic.digits import (
     TOKEN_IDS,
     VOCABULARY,
     WORD_PATTERN,
     DigitProblems,
     DigitsDataset,
-    IntArray,
     build_digits_tokenizer,
     generate_digit_examples,
 )

@@ -14,11 +14,11 @@ import numpy as np
 import tokenizers
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.config.data import DigitsConfig, SplitName
+from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray
 from laconic.data.tokenizer import Tokenizer, wrap_backend
 from laconic.errors import InputError
 from laconic.rng import permuted_index, uniform
@@ -28,11 +28,9 @@ OPERATORS = "+-*"
 VOCABULARY = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>", "<", ">", ":"]
 WORD_PATTERN = r"<<|>>|<[a-z]+>|[a-z]+|\S"
 TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
-SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 SPLIT_ORDER_SEED = 20261121  # of the order that is divided into splits
 TERSE_KEY = 1  # purpose of the random number that makes a step's chains terse
 HELD_OUT_DIVISOR = 10  # a tenth of the problems is for testing, another tenth for validation
-IntArray = NDArray[np.int64]
 
 
 class DigitProblems(NamedTuple):

@@ -3,7 +3,6 @@
 An item is a haystack with one fact or four in it, a question, and the answer, which alone is scored.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -12,11 +11,10 @@ import numpy as np
 import torch
 
 from laconic.batches import DocumentBatch
-from laconic.data.documents.tokenize import TokenArray
+from laconic.data.documents.tokenize import TokenArray, hash_token_arrays
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 from laconic.rng import hash64, uniform
-from laconic.storage.strict_json import to_canonical_json
 
 NeedleKind = Literal["S-1", "S-2", "S-3", "MK", "MV", "MQ"]
 NEEDLE_KINDS: tuple[NeedleKind, ...] = ("S-1", "S-2", "S-3", "MK", "MV", "MQ")
@@ -89,10 +87,7 @@ class NeedleDataset:
             "seed": self.seed,
             "tokens": self.tokenizer.fingerprint,
         }
-        digest = hashlib.sha256(to_canonical_json(source).encode())
-        for book in self.books:
-            digest.update(len(book).to_bytes(8, "little") + book.astype("<i4").tobytes())
-        return digest.hexdigest()
+        return hash_token_arrays(source, self.books)
 
     @property
     def max_length(self) -> int:

@@ -116,7 +116,7 @@ def encode_questions(
         run.parts.tokenizer,
         data_config,
         max_positions=run.parts.decoder.config.max_position_embeddings,
-        num_latents=run.recipe.latents.num_latents if run.recipe.latents else 0,
+        num_latents=run.recipe.num_latents,
     )
     encoded_ids = {example.id for example in source.examples}
     encoded = [example for example in formatted if example.id in encoded_ids]

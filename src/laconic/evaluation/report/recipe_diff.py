@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
-from laconic.config.recipe import BOOKKEEPING_KEYS, Recipe, flatten
+from laconic.config.recipe import BOOKKEEPING_KEYS, Recipe
+from laconic.config.recipe_keys import flatten
 
 # Keys that cannot change what a run learns; the number of training steps can.
 IGNORED_KEYS = ("seed", *(key for key in BOOKKEEPING_KEYS if key not in ("train.steps", "train.epochs")))
