@@ -248,7 +248,7 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
     build_model.check_vocabulary(tokenizer, config)
     folder = Path(model.name) if model.name is not None else None
     if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
-        config = resolve_tied_head(folder, config).config
+        config, _ = resolve_tied_head(folder, config, ())
     return config, tokenizer
 
 

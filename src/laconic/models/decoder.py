@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from laconic.errors import UsageError
 from laconic.models import llama2c, parameters, weights
 from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
 from laconic.models.attention_backends import ATTENTION_BACKENDS
@@ -104,8 +105,10 @@ class Decoder(nn.Module):
             InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
             NonFiniteError: A weight is NaN or infinite (65).
             UnsafeFileError: The weights are pickled (77).
-            UsageError: The device does not exist, or the dtype (2).
+            UsageError: The device does not exist, or the dtype, or the quantisation (2).
         """
+        if quantize not in (None, "int8"):
+            raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
         folder = weights.find_checkpoint(folder_or_hub_name, revision)
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
@@ -113,9 +116,11 @@ class Decoder(nn.Module):
             config, tensors = resolve_tied_head(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
-            loaded = parameters.load_tensors(decoder, folder, config, dtype, device, allow_missing, tensors, quantize)
-        decoder.config, decoder.source_folder, decoder.name_or_path = loaded.config, folder, str(folder_or_hub_name)
-        decoder._cached_fingerprint = (loaded.fingerprint, parameters.get_parameter_version(decoder))
+            decoder.config, fingerprint = parameters.load_tensors(
+                decoder, folder, config, dtype, device, allow_missing, tensors, quantize
+            )
+        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
+        decoder._cached_fingerprint = (fingerprint, parameters.get_parameter_version(decoder))
         return decoder.eval()
 
     @classmethod

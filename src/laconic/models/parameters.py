@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,13 +16,6 @@ from laconic.models.init import add_submodule, empty_embedding, init_parameters
 from laconic.models.int8_linear import int8_memory, quantize_head, quantize_layers
 
 ParameterVersion = tuple[tuple[int, int], ...]
-
-
-class LoadedParameters(NamedTuple):
-    """Result of loading: the configuration of what was loaded, and the fingerprint of the weights on disk."""
-
-    config: DecoderConfig
-    fingerprint: str
 
 
 def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
@@ -49,27 +42,22 @@ def load_tensors(
     allow_missing: tuple[str, ...],
     tensors: dict[str, StoredTensor],
     quantize: Literal["int8"] | None,
-) -> LoadedParameters:
+) -> tuple[DecoderConfig, str]:
     """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
 
-    Args:
-        decoder: Decoder on the meta device.
-        folder: Checkpoint folder.
-        config: Configuration of the decoder.
-        dtype: Dtype of the weights.
-        device: Device of the weights.
-        allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
-        tensors: Tensors of the folder by their names on disk.
-        quantize: "int8" rounds the linear layers while reading.
+    Returns:
+        The configuration of what was loaded, and the fingerprint of the weights on disk.
     """
     on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
     report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
-    missing = {name: decoder.get_parameter(name) for name in warn_randomly_initialized(report.missing)}
-    init_parameters(missing, config.initializer_range, seed=0)
+    if report.missing:
+        warn_randomly_initialized(report.missing)
+        missing = {name: decoder.get_parameter(name) for name in report.missing}
+        init_parameters(missing, config.initializer_range, seed=0)
     if quantize:
         config = quantize_head(decoder, config)
     embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    return LoadedParameters(replace(config, dtype=embedding.dtype), report.fingerprint)
+    return replace(config, dtype=embedding.dtype), report.fingerprint
 
 
 def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
