@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.errors import UsageError
 from laconic.models import llama2c, parameters, weights
 from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
 from laconic.models.attention_backends import ATTENTION_BACKENDS
@@ -107,8 +106,6 @@ class Decoder(nn.Module):
             UnsafeFileError: The weights are pickled (77).
             UsageError: The device does not exist, or the dtype, or the quantisation (2).
         """
-        if quantize not in (None, "int8"):
-            raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
         folder = weights.find_checkpoint(folder_or_hub_name, revision)
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
@@ -116,11 +113,9 @@ class Decoder(nn.Module):
             config, tensors = resolve_tied_head(folder, config, ignore_tensors)
             with torch.device("meta"):
                 decoder = cls(config, seed=None)
-            decoder.config, fingerprint = parameters.load_tensors(
-                decoder, folder, config, dtype, device, allow_missing, tensors, quantize
-            )
-        decoder.source_folder, decoder.name_or_path = folder, str(folder_or_hub_name)
-        decoder._cached_fingerprint = (fingerprint, parameters.get_parameter_version(decoder))
+            loaded = parameters.load_tensors(decoder, folder, config, dtype, device, allow_missing, tensors, quantize)
+        decoder.config, decoder.source_folder, decoder.name_or_path = loaded.config, folder, str(folder_or_hub_name)
+        decoder._cached_fingerprint = (loaded.fingerprint, parameters.get_parameter_version(decoder))
         return decoder.eval()
 
     @classmethod

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from laconic.errors import UsageError
 from laconic.models import weights
 from laconic.models.block import Block, build_norm
 from laconic.models.checkpoint_files import StoredTensor, warn_randomly_initialized
@@ -16,6 +17,13 @@ from laconic.models.init import add_submodule, empty_embedding, init_parameters
 from laconic.models.int8_linear import int8_memory, quantize_head, quantize_layers
 
 ParameterVersion = tuple[tuple[int, int], ...]
+
+
+class LoadedParameters(NamedTuple):
+    """Result of loading: the configuration of what was loaded, and the fingerprint of the weights on disk."""
+
+    config: DecoderConfig
+    fingerprint: str
 
 
 def add_parameters(decoder: nn.Module, config: DecoderConfig, seed: int | None) -> None:
@@ -42,12 +50,10 @@ def load_tensors(
     allow_missing: tuple[str, ...],
     tensors: dict[str, StoredTensor],
     quantize: Literal["int8"] | None,
-) -> tuple[DecoderConfig, str]:
-    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
-
-    Returns:
-        The configuration of what was loaded, and the fingerprint of the weights on disk.
-    """
+) -> LoadedParameters:
+    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`."""
+    if quantize not in (None, "int8"):
+        raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
     on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
     report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
     if report.missing:
@@ -57,7 +63,7 @@ def load_tensors(
     if quantize:
         config = quantize_head(decoder, config)
     embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    return replace(config, dtype=embedding.dtype), report.fingerprint
+    return LoadedParameters(replace(config, dtype=embedding.dtype), report.fingerprint)
 
 
 def get_parameter_version(decoder: nn.Module) -> ParameterVersion:
