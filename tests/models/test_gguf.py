@@ -11,9 +11,11 @@ from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import BusyError, InputError
 from laconic.models.config import RopeConfig
 from laconic.models.decoder import Decoder
+from laconic.models.gguf.config import special_token_ids
 from laconic.models.gguf.convert import convert_gguf, find_or_convert_gguf
-from laconic.models.gguf.header import read_header
+from laconic.models.gguf.header import GGUFHeader, read_header
 from laconic.models.gguf.tensors import read_tensor
+from laconic.models.gguf.tokenizer import build_sentencepiece
 from laconic.models.rope import frequencies
 from laconic.models.rope_scaling import llama3_frequencies
 from laconic.storage.export_record import read_export_record
@@ -135,6 +137,16 @@ def test_gguf_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:
 def test_gguf_eos_lists_the_end_of_a_turn(tmp_path: Path) -> None:
     folder = convert(tmp_path, random_decoder("llama"), extra={"tokenizer.ggml.eot_token_id": 1})
     assert Decoder.from_pretrained(folder).config.eos_token_ids == (0, 1)
+
+
+@pytest.mark.parametrize("absent", [-1, 0xFFFFFFFF])
+def test_gguf_token_id_of_minus_one_is_no_token(absent: int) -> None:
+    names = ("bos", "eos", "eot", "padding", "unknown")
+    metadata = {f"tokenizer.ggml.{name}_token_id": absent for name in names}
+    tokens = ["<unk>", "▁", "a", "b"]
+    header = GGUFHeader(Path("a.gguf"), metadata | {"tokenizer.ggml.scores": [0.0] * 4}, {})
+    assert set(special_token_ids(header).values()) == {None}
+    assert json.loads(build_sentencepiece(header, tokens).to_str())["model"]["unk_token"] == "<unk>"
 
 
 def test_gguf_file_works_as_a_model_name(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

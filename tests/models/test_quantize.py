@@ -14,6 +14,7 @@ from laconic.experiment import lora
 from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
+from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.int8_linear import KERNEL_ALIGNMENT, MAX_DIGIT_ROWS, MAX_KERNEL_ROWS, Int8Linear, quantize_rows
 from laconic.models.quantize import quantize_decoder
@@ -156,6 +157,18 @@ def test_quantize_decoder_refuses_what_it_cannot_quantize(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="int8 weights cannot be saved"):
         quantized.save_pretrained(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_from_pretrained_refuses_another_quantization(tmp_path: Path) -> None:
+    Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "a")
+    with pytest.raises(Exception, match="int4"):  # UsageError, or that of the type checks of these tests
+        Decoder.from_pretrained(tmp_path / "a", quantize="int4")  # pyright: ignore[reportArgumentType]
+
+
+def test_quantize_decoder_retains_the_attention_backend() -> None:
+    decoder = Decoder(DecoderConfig.tiny("llama"))
+    decoder.attn_implementation = "eager"
+    assert quantize_decoder(decoder).attn_implementation == "eager"
 
 
 def test_quantized_decoder_refuses_lora() -> None:

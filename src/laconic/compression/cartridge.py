@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from laconic.compression.distillation import distillation_loss
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_selection import DocumentReader
 from laconic.compression.self_study import (
@@ -26,7 +26,6 @@ from laconic.compression.self_study import (
     write_study_rows,
 )
 from laconic.errors import UsageError
-from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.rng import permuted_index
@@ -84,13 +83,6 @@ class CartridgeFit(NamedTuple):
     held_out_losses: dict[int, float]
 
 
-def distillation_loss(teacher: Float[Tensor, "N V"], student: Float[Tensor, "N V"]) -> Float[Tensor, ""]:
-    """Return the mean over positions of KL(p ‖ q) = Σ p (log p - log q), from logits."""
-    dtype = accumulation_dtype(student.dtype)
-    log_p, log_q = (x.to(dtype).log_softmax(-1) for x in (teacher, student))
-    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-
-
 def fit_cartridge(
     decoder: Decoder,
     memory: KVMemory,
@@ -142,7 +134,7 @@ def fit_cartridge(
             if step % STEPS_BETWEEN_CHECKS == 0 or step == config.steps:
                 losses[step] = held_out_loss(decoder, replace_tensors(start, parameters).to_cache(), held_out)
                 on_progress("fitting", step, config.steps, losses[step])
-                if losses[step] <= min(losses.values()):
+                if min(losses, key=losses.__getitem__) == step:
                     best = [p.detach().clone() for p in parameters]
             if step == config.steps:
                 break
@@ -199,14 +191,14 @@ def replace_tensors(memory: KVMemory, parameters: Sequence[Tensor]) -> KVMemory:
 
 
 def study_loss(decoder: Decoder, cache: KVCache, batch: StudyBatch) -> Float[Tensor, ""]:
-    """Return the distillation loss of a batch read after a memory."""
+    """Return the mean of KL(p ‖ q) over the scored positions of a batch read after a memory."""
     output = decoder(
         decoder.embed(batch.input_ids),
         cache.repeat_rows(len(batch.input_ids)),
         attention_mask=batch.attention_mask,
     )
     student = decoder.logits(output.hidden_states[batch.predicts])
-    return distillation_loss(decoder.logits(batch.teacher), student)
+    return distillation_loss(student, decoder.logits(batch.teacher)).mean()
 
 
 @torch.no_grad()

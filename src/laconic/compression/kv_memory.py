@@ -67,7 +67,8 @@ class KVMemory:
         return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
 
     def _repr_html_(self) -> str:
-        return memory_to_html(self.metadata, "slots per head", self.num_tokens, self.num_slots)
+        documents = () if self.metadata is None else self.metadata.documents
+        return memory_to_html(documents, "slots per head", self.num_tokens, self.num_slots)
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":

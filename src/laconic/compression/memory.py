@@ -49,7 +49,8 @@ class SummaryMemory:
         return f"SummaryMemory({tokens} tokens in {vectors} vectors of width {self.D})"
 
     def _repr_html_(self) -> str:
-        return memory_to_html(self.metadata, "vectors", self.num_tokens, self.num_vectors)
+        documents = () if self.metadata is None else self.metadata.documents
+        return memory_to_html(documents, "vectors", self.num_tokens, self.num_vectors)
 
     @classmethod
     def empty(

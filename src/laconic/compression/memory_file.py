@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
@@ -239,20 +239,14 @@ def check_reader_type(file: str, metadata: object, reader: object) -> None:
         )
 
 
-@runtime_checkable
-class DescribesTexts(Protocol):
-    """Metadata of a memory of either kind."""
-
-    @property
-    def documents(self) -> Sequence[Sequence[SourceDocument]]: ...
-
-
 def memory_to_html(
-    metadata: DescribesTexts | None, unit: str, num_tokens: Int[Tensor, " B"], sizes: Shaped[Tensor, " B"]
+    documents: Sequence[Sequence[SourceDocument]],
+    unit: str,
+    num_tokens: Int[Tensor, " B"],
+    sizes: Shaped[Tensor, " B"],
 ) -> str:
-    """Return a table with the texts of each row, their tokens, and how many `unit` they became."""
-    rows = () if metadata is None else metadata.documents
-    names = [", ".join(document.name for document in row) for row in rows] or map(str, range(len(sizes)))
+    """Return a table with the texts of each row, if they are known, their tokens, and how many `unit` they became."""
+    names = [", ".join(document.name for document in row) for row in documents] or map(str, range(len(sizes)))
     cells = zip(names, num_tokens, sizes, strict=True)
     return to_html_table(
         ("text", "tokens", unit),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
-from laconic.halting.stop_distribution import solve_initial_bias, stop_logit, vocabulary_stop_logit
+from laconic.halting.stop_distribution import StopPosition, solve_initial_bias, stop_logit, vocabulary_stop_logit
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 from laconic.models.init import NORMAL_STD, build_seeded_linear
@@ -110,6 +110,11 @@ class SummaryParameters(nn.Module):
     def copies_last_tokens(self) -> bool:
         """Whether summary tokens and vectors begin as the segment's last tokens."""
         return self.config.summary_init == "last_tokens"
+
+    @property
+    def stop_position(self) -> StopPosition:
+        """What a stop at a summary position keeps, see `halting.stop_distribution`."""
+        return "after" if self.stop_head_config is None else self.stop_head_config.stop_position
 
     @property
     def param_dtype(self) -> torch.dtype:

@@ -207,8 +207,7 @@ class WindowRun:
     @property
     def candidate_lengths(self) -> tuple[int, ...]:
         """Possible lengths, including 0 where the stop head can stop before the first vector."""
-        stop_position = "after" if self.stop_head_config is None else self.stop_head_config.stop_position
-        return length_support(self.config.possible_lengths, stop_position)
+        return length_support(self.config.possible_lengths, self.model.summaries.stop_position)
 
     @torch.no_grad()
     def compute_trial_losses(

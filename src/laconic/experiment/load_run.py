@@ -242,7 +242,7 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
     config = build_model.load_decoder_config(recipe, tokenizer, folder)
     build_model.check_vocabulary(tokenizer, config)
     if folder is not None and any(folder.glob("*.safetensors")) and build_nested.read_saved_config(folder) is None:
-        config = resolve_tied_head(folder, config).config
+        config, _ = resolve_tied_head(folder, config, ())
     return config, tokenizer
 
 

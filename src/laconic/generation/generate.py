@@ -25,6 +25,7 @@ from laconic.generation.prompt import (
     Prompt,
     TokenizerLike,
     build_prompt,
+    check_rows,
     check_vocabulary,
     prefill,
 )
@@ -182,8 +183,7 @@ def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | R
         cache.check_fits(decoder.config, rows)
     elif state is not None:
         recurrent = as_recurrent(state)
-        if len(recurrent.position) != rows:
-            raise UsageError(f"{rows} prompts on a state of {len(recurrent.position)} rows; select or concatenate rows")
+        check_rows(rows, len(recurrent.position))
         cache = recurrent.attention_cache
     start = torch.zeros(rows, dtype=torch.long, device=device)
     if prompt.first_positions is not None:

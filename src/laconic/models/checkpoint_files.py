@@ -47,13 +47,6 @@ class StoredTensor(NamedTuple):
         return atomic.open_tensors(self.path, [self.name])[self.name].to(self.float_dtype)
 
 
-class CheckpointContents(NamedTuple):
-    """Configuration of a checkpoint as its weights have it, and its tensors by their names on disk."""
-
-    config: DecoderConfig
-    tensors: dict[str, StoredTensor]
-
-
 def match_tensors(
     module: nn.Module,
     folder: Path,
@@ -143,14 +136,12 @@ def _join_names(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
 
 
-def warn_randomly_initialized(names: Sequence[str]) -> list[str]:
-    """Return the names of tensors that are absent from the checkpoint; warn of them, if there are any."""
-    if names:
-        count = names[0] if len(names) == 1 else f"{len(names):,} tensors"
-        listed = "" if len(names) == 1 else f" ({_join_names(names)})"
-        verb = "is" if len(names) == 1 else "are"
-        warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=4)
-    return list(names)
+def warn_randomly_initialized(names: Sequence[str]) -> None:
+    """Warn of tensors that are absent from the checkpoint."""
+    count = names[0] if len(names) == 1 else f"{len(names):,} tensors"
+    listed = "" if len(names) == 1 else f" ({_join_names(names)})"
+    verb = "is" if len(names) == 1 else "are"
+    warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=4)
 
 
 def index_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -225,7 +216,9 @@ def restore_tied_embedding(stored: dict[str, StoredTensor], config: DecoderConfi
     return {embedding if name == head else name: tensor for name, tensor in stored.items()}
 
 
-def resolve_tied_head(folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...] = ()) -> CheckpointContents:
+def resolve_tied_head(
+    folder: Path, config: DecoderConfig, ignore_tensors: tuple[str, ...]
+) -> tuple[DecoderConfig, dict[str, StoredTensor]]:
     """Index a folder, and compare a head beside a tied embedding: a different one is used, an equal one left out.
 
     transformers reads such a folder in the same way.
@@ -235,6 +228,9 @@ def resolve_tied_head(folder: Path, config: DecoderConfig, ignore_tensors: tuple
         config: Its configuration.
         ignore_tensors: Names on disk that do not belong to the model.
 
+    Returns:
+        The configuration as the weights have it, and the tensors by their names on disk.
+
     Raises:
         InputError, UnsafeFileError: As `index_tensors`.
     """
@@ -243,11 +239,11 @@ def resolve_tied_head(folder: Path, config: DecoderConfig, ignore_tensors: tuple
     tensors = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
     stored = match_prefix(tensors, {head, embedding}, config)
     if not config.tie_word_embeddings or not {head, embedding} <= stored.keys():
-        return CheckpointContents(config, tensors)
+        return config, tensors
     if is_redundant(head, stored[head], stored, config):
-        return CheckpointContents(config, {name: tensor for name, tensor in tensors.items() if tensor != stored[head]})
+        return config, {name: tensor for name, tensor in tensors.items() if tensor != stored[head]}
     warnings.warn(f"{folder}: tie_word_embeddings is ignored: {head} differs from {embedding}", stacklevel=3)
-    return CheckpointContents(replace(config, tie_word_embeddings=False), tensors)
+    return replace(config, tie_word_embeddings=False), tensors
 
 
 def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], config: DecoderConfig) -> bool:

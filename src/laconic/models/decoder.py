@@ -105,7 +105,7 @@ class Decoder(nn.Module):
             InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
             NonFiniteError: A weight is NaN or infinite (65).
             UnsafeFileError: The weights are pickled (77).
-            UsageError: The device does not exist, or the dtype (2).
+            UsageError: The device does not exist, or the dtype, or the quantisation (2).
         """
         folder = weights.find_checkpoint(folder_or_hub_name, revision)
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
+from laconic.errors import UsageError
 from laconic.models import weights
 from laconic.models.block import Block, build_norm
 from laconic.models.checkpoint_files import StoredTensor, warn_randomly_initialized
@@ -50,22 +51,15 @@ def load_tensors(
     tensors: dict[str, StoredTensor],
     quantize: Literal["int8"] | None,
 ) -> LoadedParameters:
-    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`.
-
-    Args:
-        decoder: Decoder on the meta device.
-        folder: Checkpoint folder.
-        config: Configuration of the decoder.
-        dtype: Dtype of the weights.
-        device: Device of the weights.
-        allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
-        tensors: Tensors of the folder by their names on disk.
-        quantize: "int8" rounds the linear layers while reading.
-    """
+    """Load the weights of a folder into a decoder on meta; arguments are those of `Decoder.from_pretrained`."""
+    if quantize not in (None, "int8"):
+        raise UsageError(f"quantize={quantize!r} is not supported; pass 'int8' or None")
     on_layer = partial(quantize_layers, memory=int8_memory(decoder)) if quantize else None
     report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, tensors, on_layer)
-    missing = {name: decoder.get_parameter(name) for name in warn_randomly_initialized(report.missing)}
-    init_parameters(missing, config.initializer_range, seed=0)
+    if report.missing:
+        warn_randomly_initialized(report.missing)
+        missing = {name: decoder.get_parameter(name) for name in report.missing}
+        init_parameters(missing, config.initializer_range, seed=0)
     if quantize:
         config = quantize_head(decoder, config)
     embedding = decoder.get_parameter(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")

@@ -57,7 +57,8 @@ def quantize_decoder(decoder: Decoder) -> Decoder:
         state = {name: p.detach().clone() for name, p in decoder.named_parameters() if name in expected}
     quantized.load_state_dict(state, strict=False, assign=True)
     quantized.requires_grad_(False)
-    quantized.source_folder, quantized.name_or_path = decoder.source_folder, decoder.name_or_path
+    for name in ("source_folder", "name_or_path", "attn_implementation"):
+        setattr(quantized, name, getattr(decoder, name))
     quantized._cached_fingerprint = (decoder.fingerprint, get_parameter_version(quantized))  # pyright: ignore[reportPrivateUsage]
     return quantized.eval()
 

@@ -21,14 +21,8 @@ from laconic.storage.safetensors_header import read_safetensors_header
 from laconic.storage.strict_json import read_json
 from laconic.verification.golden_check import check_bundle
 from laconic.verification.local import stages_at_layer
-from laconic.verification.parity import (
-    MAX_ERROR_IN_FLOORS,
-    MIN_FLOOR,
-    StageResult,
-    Verdict,
-    replay_stages,
-)
-from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, stage_key
+from laconic.verification.parity import MAX_ERROR_IN_FLOORS, MIN_FLOOR, StageResult, Verdict, replay_stages
+from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, layer_index, stage_key
 
 BUNDLE_FORMAT, METADATA_FILE, TENSOR_FILE = 1, "golden.json", "golden.safetensors"
 BUNDLE_DIR = Path(__file__).parent / "bundles"
@@ -145,12 +139,12 @@ def find_shipped_bundle(decoder: Decoder) -> Path | None:
 
 def compare_sampled(bundle: GoldenBundle, decoder: Decoder, case: ParityCase) -> list[StageResult]:
     """Return the propagated error of every stage in the last piece of a long case, at the sampled elements."""
-    entries, n, L = bundle.case_entry(case.name)["stages"], len(case.pieces()), len(decoder.layers)
+    entries, n = bundle.case_entry(case.name)["stages"], len(case.pieces())
     results: list[StageResult] = []
     for recorded in iterate_stages(decoder, case):
         if recorded.piece < n - 1:
             continue
-        layer = recorded.layer if 0 <= recorded.layer < L else None
+        layer = layer_index(decoder, recorded.layer)
         for stage in stages_at_layer(decoder, recorded.layer):
             key, x = stage_key(stage.name, layer, recorded.piece, n), recorded.activations[stage.name]
             if key in entries:

@@ -75,7 +75,8 @@ def check_bundle(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], pat
         key = ".".join(map(str, first["loc"]))
         raise InputError(f"{path}: {key}: {first['msg'].lower()}; download the bundle again") from None
     names = [case.input.name for case in bundle.cases]
-    problem = f"two cases are named {names[0]!r}" if len(set(names)) < len(names) else None
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    problem = None if repeated is None else f"two cases are named {repeated!r}"
     for case in bundle.cases:
         problem = problem or find_input_problem(case.input) or find_stage_problem(case, tensors)
     if problem is not None:

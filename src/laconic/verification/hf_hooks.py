@@ -118,7 +118,7 @@ class HookRecorder:
             self.hook_input(layer.get_submodule(paths.down), lambda x: self.record("mid", x))
             self.hook_projections(attention, attention.head_dim)
             self.hook_output(layer, self.finish_layer)
-        self.hook_output(self.model.get_submodule(paths.final_norm), lambda x: self.record_final("final_norm", x))
+        self.hook_output(self.model.get_submodule(paths.final_norm), self.record_final_norm)
 
     def __exit__(self, *_: Any) -> None:
         for handle in self.handles:
@@ -180,9 +180,9 @@ class HookRecorder:
         self.emit(self.current)
         self.current = LayerActivations(self.current.piece, self.current.layer)
 
-    def record_final(self, name: str, x: Tensor) -> None:
-        """Store an activation after the last layer."""
-        self.final.activations[name] = x
+    def record_final_norm(self, x: Tensor) -> None:
+        """Store the output of the final norm."""
+        self.final.activations["final_norm"] = x
 
     def attention_hook(self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **kwargs: Any) -> Any:
         """Record rotated queries, the KV cache and the scores, and run the model's own eager attention.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic.verification.hf_hooks import MODULE_PATHS, HookRecorder, hooked_attention
-from laconic.verification.traces import LayerActivations, ParityCase, threaded_generator
+from laconic.verification.traces import LayerActivations, ParityCase, scaled, threaded_generator
 
 ATTENTION_NAME = "laconic_parity"
 
@@ -79,9 +79,9 @@ class TransformersReference:
 
     @contextmanager
     def sharpened_queries(self, factor: float) -> Iterator[None]:
-        """Multiply the query weights by a power of two, and restore them bit for bit on exit."""
+        """Multiply the model's query weights by a power of two, and restore them on exit."""
         parameters: list[Tensor] = []
-        for layer in self.layers if factor != 1.0 else []:
+        for layer in self.layers:
             attention = layer.get_submodule(self.paths.attention)
             if self.paths.fused:
                 D = attention.embed_dim
@@ -89,11 +89,5 @@ class TransformersReference:
             else:
                 module = attention.q_norm if hasattr(attention, "q_norm") else attention.q_proj
                 parameters += list(module.parameters())
-        with torch.no_grad():
-            for p in parameters:
-                p.mul_(factor)
-            try:
-                yield
-            finally:
-                for p in parameters:
-                    p.mul_(1 / factor)
+        with scaled(parameters, factor):
+            yield

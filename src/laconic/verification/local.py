@@ -9,7 +9,13 @@ from laconic.models import activations as models_activations
 from laconic.models.activations import Activation, BlockContext
 from laconic.models.decoder import Decoder
 from laconic.verification.float64_copy import compute_dtype, get_block
-from laconic.verification.traces import LayerActivations, ParityCase, build_block_context, default_position_ids
+from laconic.verification.traces import (
+    LayerActivations,
+    ParityCase,
+    build_block_context,
+    default_position_ids,
+    layer_index,
+)
 
 
 def stages_at_layer(decoder: Decoder, layer: int) -> tuple[Activation, ...]:
@@ -53,10 +59,11 @@ class LocalStages:
 
     def build_stage_context(self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None) -> Any:
         """Return the first argument of the layer's functions: the decoder, or a `BlockContext` inside the layers."""
-        if not 0 <= recorded.layer < len(self.decoder.layers):
+        layer = layer_index(self.decoder, recorded.layer)
+        if layer is None:
             return self.decoder
         if recorded.piece not in self.contexts:
             S, T = self.pieces[recorded.piece]
             self.contexts = {recorded.piece: build_block_context(self.decoder, self.case, S, T, self.dtype)}
         cached = None if past is None else (past[0].to(self.dtype), past[1].to(self.dtype))
-        return BlockContext(get_block(self.decoder, recorded.layer), self.contexts[recorded.piece], cached)
+        return BlockContext(get_block(self.decoder, layer), self.contexts[recorded.piece], cached)

@@ -18,7 +18,7 @@ from laconic.verification.error import ErrorAccumulator, PredictionAgreement, va
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.local import LocalStages, stages_at_layer
 from laconic.verification.parity import MAX_ERROR_IN_FLOORS, MIN_FLOOR, StageResult
-from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, sharpened_queries
+from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, layer_index, sharpened_queries
 
 MAX_MEDIAN_RATIO = 1.5  # median over the layers of a stage
 MAX_RATIO = 3.0  # ratio of one stage of one layer
@@ -71,7 +71,7 @@ class ErrorRatios:
     def add_norms(self, local: LocalStages, recorded: LayerActivations, valid: Bool[Tensor, "B P"], S: int) -> None:
         """Compare the decoder's norms on the reference's inputs with those of the reference."""
         for name, x in local.compute(recorded, None, NORM_STAGES).items():
-            error = self.norm_errors[name, self.layer_index(recorded.layer)]
+            error = self.norm_errors[name, layer_index(self.decoder, recorded.layer)]
             error.add(x, recorded.activations[name], valid_mask("B T D", x.shape, valid, S), S, "B T D")
 
     def add_layer(
@@ -88,16 +88,12 @@ class ErrorRatios:
                 continue
             x, y, z = (run.activations[stage.name] for run in (actual, wide, recorded))
             mask = valid_mask(stage.shape, y.shape, valid, S)
-            errors = self.errors[stage.name, self.layer_index(actual.layer)]
+            errors = self.errors[stage.name, layer_index(self.decoder, actual.layer)]
             errors.decoder.add(x, y, mask, S, stage.shape)
             errors.reference.add(z, y, mask, S, stage.shape)
             if stage.name == "logits":
                 self.own_predictions.add(x, y, valid[:, S:])
                 self.reference_predictions.add(z, y, valid[:, S:])
-
-    def layer_index(self, layer: int) -> int | None:
-        """Return the index of a layer; None for what precedes the first or follows the last."""
-        return layer if 0 <= layer < len(self.decoder.layers) else None
 
     def results(self) -> list[StageResult]:
         """Return one result per stage and layer; its `error` is the decoder's and its `floor` the reference's error."""

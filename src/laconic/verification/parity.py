@@ -22,7 +22,7 @@ from laconic.verification.error import (
 )
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.local import LocalStages, stages_at_layer
-from laconic.verification.traces import LayerActivations, ParityCase, stage_key
+from laconic.verification.traces import LayerActivations, ParityCase, layer_index, stage_key
 
 MIN_FLOOR = 1e-7
 MAX_ERROR_IN_FLOORS = 10.0
@@ -108,7 +108,7 @@ def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: De
     n, L = len(case.pieces()), len(decoder.layers)
     for piece in range(n):
         for layer in range(-1, L + 1):
-            index = layer if 0 <= layer < L else None
+            index = layer_index(decoder, layer)
             keys = {stage.name: stage_key(stage.name, index, piece, n) for stage in stages_at_layer(decoder, layer)}
             stages = {name: reference[key] for name, key in keys.items() if key in reference}
             previous = stage_key("embed", None, piece, n) if layer <= 0 else stage_key("resid2", layer - 1, piece, n)
@@ -132,7 +132,7 @@ class CaseComparison:
         self.float64_stages = LocalStages(float64_decoder, case)
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
         self.errors: dict[tuple[str, str], ErrorAccumulator] = {}
-        self.missing: dict[tuple[str, str], str] = {}
+        self.missing: set[tuple[str, str]] = set()
         self.stage_order: dict[str, tuple[str, int | None, bool]] = {}
         self.predictions = PredictionAgreement()
 
@@ -158,7 +158,8 @@ class CaseComparison:
                 "local floor": (local.get(name), wide.get(name)),
                 "propagated floor": (x, float64_run.activations.get(name)),
             }
-            key = stage_key(name, self.layer_index(reference), reference.piece, len(self.case.pieces()))
+            index = layer_index(self.decoder, reference.layer)
+            key = stage_key(name, index, reference.piece, len(self.case.pieces()))
             if default_backend is not None and y is not None and key in default_backend:
                 pairs["backend"] = (default_backend[key], x)
             self.add_stage(stage, reference, pairs)
@@ -174,11 +175,12 @@ class CaseComparison:
     ) -> None:
         """Add the errors of one stage; `pairs` has (ours, theirs) for each kind of error."""
         S, T = self.case.pieces()[recorded.piece]
-        key = stage_key(stage.name, self.layer_index(recorded))
-        self.stage_order[key] = (stage.name, self.layer_index(recorded), stage.bitwise)
+        layer = layer_index(self.decoder, recorded.layer)
+        key = stage_key(stage.name, layer)
+        self.stage_order[key] = (stage.name, layer, stage.bitwise)
         for kind, (x, y) in pairs.items():
             if x is None or y is None:
-                self.missing[kind, key] = f"{key}: not in the bundle: not run"
+                self.missing.add((kind, key))
                 continue
             mask = valid_mask(
                 stage.shape,
@@ -188,10 +190,6 @@ class CaseComparison:
                 include_masked_keys=stage.name in MASK_SENSITIVE_STAGES,
             )
             self.errors.setdefault((kind, key), ErrorAccumulator()).add(x, y, mask, S, stage.shape)
-
-    def layer_index(self, recorded: LayerActivations) -> int | None:
-        """Return the layer, or None outside the layers."""
-        return recorded.layer if 0 <= recorded.layer < len(self.decoder.layers) else None
 
     def results(self) -> list[StageResult]:
         """Return the local, propagated and (if run) backend result of every stage in the order of computation."""
@@ -211,7 +209,7 @@ class CaseComparison:
         stage, layer, bitwise = self.stage_order[key]
         error = self.errors.get((kind, key))
         if error is None or (kind, key) in self.missing:
-            return StageResult(self.case.name, stage, layer, kind, note=self.missing[kind, key])
+            return StageResult(self.case.name, stage, layer, kind, note=f"{key}: not in the bundle: not run")
         noise = self.get_floor("local" if kind == "local" else "propagated", key)
         floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if error.is_tiny else noise
         is_good = error.is_bitwise_equal if bitwise and kind == "local" else error.error <= MAX_ERROR_IN_FLOORS * floor

@@ -115,10 +115,8 @@ class ParityReport:
 
     def summary(self) -> str:
         """Return the outcome in one sentence, and the inputs that are missing from the bundle."""
-        missing = self.missing_from_bundle
-        return (
-            f"{self.outcome_summary()} Not in the bundle: {', '.join(missing)}." if missing else self.outcome_summary()
-        )
+        missing, outcome = self.missing_from_bundle, self.outcome_summary()
+        return f"{outcome} Not in the bundle: {', '.join(missing)}." if missing else outcome
 
     def outcome_summary(self) -> str:
         """Return the outcome in one sentence: the first divergence, what did not run, or that there is none."""

@@ -111,6 +111,11 @@ class LayerActivations:
     activations: dict[str, Tensor] = field(default_factory=dict)
 
 
+def layer_index(decoder: Decoder, layer: int) -> int | None:
+    """Return a layer of `LayerActivations` as an index; None before the first layer and after the last."""
+    return layer if 0 <= layer < len(decoder.layers) else None
+
+
 def stage_key(name: str, layer: int | None = None, piece: int = 0, pieces: int = 1) -> str:
     """Return the key of an activation: `q_rot.3`, with several pieces `q_rot.3/1`, without a layer `logits`."""
     return name + ("" if layer is None else f".{layer}") + (f"/{piece}" if pieces > 1 else "")
@@ -172,13 +177,11 @@ def layer_activation_names(decoder: Decoder) -> tuple[str, ...]:
 
 def iterate_stages(decoder: Decoder, case: ParityCase) -> Iterator[LayerActivations]:
     """Run a case with eager attention and yield the activations layer by layer."""
-    embeddings, L = case.embed(decoder), len(decoder.layers)
-    return threaded_generator(lambda emit: run_case(with_eager_attention(decoder), case, embeddings, emit, L))
+    embeddings = case.embed(decoder)
+    return threaded_generator(lambda emit: run_case(with_eager_attention(decoder), case, embeddings, emit))
 
 
-def run_case(
-    decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Callable[[LayerActivations], None], num_layers: int
-) -> None:
+def run_case(decoder: Decoder, case: ParityCase, embeddings: Tensor, emit: Callable[[LayerActivations], None]) -> None:
     """Run the pieces of a case and pass each layer's activations to `emit` as soon as they are computed."""
     names, cache = layer_activation_names(decoder), None
     piece, is_recording = 0, True
@@ -205,7 +208,7 @@ def run_case(
             output = decoder(embeddings[:, S : S + T], cache, **forward_arguments(case, S, T), capture=names)
             cache = output.cache
             final = {name: output.activations[name] for name in FINAL_STAGES}
-            emit(LayerActivations(piece, num_layers, dict(last) | final))
+            emit(LayerActivations(piece, len(decoder.layers), dict(last) | final))
             if case.extra_tokens:
                 is_recording = False
                 extra = decoder(embeddings.flip(1)[:, : case.extra_tokens], cache).cache
@@ -256,21 +259,23 @@ def default_position_ids(case: ParityCase, S: int) -> Tensor:
 
 @contextmanager
 def sharpened_queries(decoder: Decoder, factor: float) -> Iterator[None]:
-    """Multiply the query weights by a power of two, and restore them bit for bit on exit."""
+    """Multiply the decoder's query weights by a power of two, and restore them on exit."""
     config, names = decoder.config, decoder.weight_names
     rows = config.num_attention_heads * config.head_dim
     name = names.q_norm if config.qk_norm else names.qkv or names.q
     assert name
-    modules = [block.get_submodule(name) for block in decoder.layers] if factor != 1.0 else []
+    with scaled([p[:rows] for block in decoder.layers for p in block.get_submodule(name).parameters()], factor):
+        yield
 
-    def scale(by: float) -> None:
-        with torch.no_grad():
-            for module in modules:
-                for p in module.parameters():
-                    p[:rows].mul_(by)
 
-    scale(factor)
+@contextmanager
+def scaled(weights: list[Tensor], factor: float) -> Iterator[None]:
+    """Multiply weights in place by a power of two, and restore them bit for bit on exit."""
+    weights = [w.detach() for w in weights] if factor != 1.0 else []
+    for w in weights:
+        w.mul_(factor)
     try:
         yield
     finally:
-        scale(1 / factor)
+        for w in weights:
+            w.mul_(1 / factor)

@@ -18,7 +18,6 @@ from laconic.compression.segment import CompressionOutput
 from laconic.compression.segment_model import SegmentModel
 from laconic.errors import UsageError
 from laconic.halting.stop_distribution import (
-    StopPosition,
     first_stop,
     log_survival_gate,
     mask_disallowed_stops,
@@ -55,11 +54,9 @@ def default_rule(model: SegmentModel) -> StopRule:
     head, length_policy = model.summaries.stop_head_config, model.config.length_policy
     if length_policy == "stop_head" and head is not None:
         return StopRule(head.stop_rule, head.stop_quantile, head.stop_threshold)
-    return (
-        StopRule("classifier")
-        if length_policy == "classifier"
-        else StopRule("fixed", num_vectors=model.config.fixed_length)
-    )
+    if length_policy == "classifier":
+        return StopRule("classifier")
+    return StopRule("fixed", num_vectors=model.config.fixed_length)
 
 
 def check_rule(model: SegmentModel, rule: StopRule) -> None:
@@ -150,7 +147,7 @@ def select_vectors(
         choices = torch.tensor(model.config.possible_lengths, device=attention_mask.device)
         best = model.summaries.length_logits(compressed.first_state).argmax(1)
         return model.select_vectors(compressed, attention_mask, choices[best])
-    a, stop_position = inference_stop_logits(model, compressed.summary_states), get_stop_position(model)
+    a, stop_position = inference_stop_logits(model, compressed.summary_states), model.summaries.stop_position
     if rule.name == "soft":
         valid = torch.ones_like(a, dtype=torch.bool) & attention_mask.any(1, keepdim=True)
         vectors = model.summaries.map_to_vectors(compressed.summary_states, compressed.last_embeds)
@@ -158,16 +155,11 @@ def select_vectors(
     return model.select_vectors(compressed, attention_mask, first_stop(apply_rule(a, rule), stop_position))
 
 
-def get_stop_position(model: SegmentModel) -> StopPosition:
-    """Return the convention of the model's stop logits."""
-    return "after" if model.summaries.stop_head_config is None else model.summaries.stop_head_config.stop_position
-
-
 def inference_stop_logits(model: SegmentModel, z: Float[Tensor, "B t D"]) -> Float[Tensor, "B t"]:
     """Compute the stop logits at the first t summary positions, minus infinity where a stop is not allowed."""
     a, t = model.summaries.stop_logits(model.decoder, z), z.shape[1]
     padded = F.pad(a, (0, model.config.fixed_length - t))
-    return mask_disallowed_stops(padded, model.config.possible_lengths, get_stop_position(model))[:, :t]
+    return mask_disallowed_stops(padded, model.config.possible_lengths, model.summaries.stop_position)[:, :t]
 
 
 def apply_rule(a: Float[Tensor, "B t"], rule: StopRule) -> Bool[Tensor, "B t"]:

@@ -92,23 +92,12 @@ def length_cost(
     else:
         cost = length_penalty(lengths * weight[:, None], is_priced, beta, omega)
     if config.prior_kl_weight:
-        kl = window.map_stop_logits(
-            partial(
-                kl_geometric,
-                stop_prob=config.prior_stop_prob,
-                stop_position=stop_position,
-            )
-        )
+        kl_to_prior = partial(kl_geometric, stop_prob=config.prior_stop_prob, stop_position=stop_position)
+        kl = window.map_stop_logits(kl_to_prior)
         cost = cost + length_penalty(kl * weight[:, None], is_priced, config.prior_kl_weight)
     if config.entropy_weight:
-        floor = window.map_stop_logits(
-            partial(
-                entropy_floor_penalty,
-                weight=config.entropy_weight,
-                floor=config.entropy_floor,
-                stop_position=stop_position,
-            )
-        )
+        penalty = partial(entropy_floor_penalty, weight=config.entropy_weight, floor=config.entropy_floor)
+        floor = window.map_stop_logits(partial(penalty, stop_position=stop_position))
         cost = cost + length_penalty(floor * weight[:, None], is_priced, 1.0)
     return cost
 

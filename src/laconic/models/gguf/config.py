@@ -92,13 +92,12 @@ def find_vocab_size(header: GGUFHeader) -> int:
 
 def special_token_ids(header: GGUFHeader) -> dict[str, Any]:
     """Return the bos, eos and pad ids; eos is a list if the end of a turn has its own token."""
-    prefix = "tokenizer.ggml."
-    ends = [header.get(f"{prefix}{name}_token_id", int) for name in ("eos", "eot", "eom")]
+    ends = [header.get_token_id(role) for role in ("eos", "eot", "eom")]
     eos = list(dict.fromkeys(i for i in ends if i is not None))
     return {
-        "bos_token_id": header.get(f"{prefix}bos_token_id", int),
+        "bos_token_id": header.get_token_id("bos"),
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
-        "pad_token_id": header.get(f"{prefix}padding_token_id", int),
+        "pad_token_id": header.get_token_id("padding"),
     }
 
 

@@ -23,6 +23,7 @@ MAX_HEADER_BYTES = 200_000_000  # a vocabulary of 256 thousand tokens with its m
 MAX_ENTRIES = 2_000_000  # metadata keys, tensors, or items of one array
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
+NO_TOKEN = (-1, 0xFFFFFFFF)  # llama.cpp's id of a token that does not exist, signed and unsigned
 # Type ids of metadata values.
 STRING, ARRAY = 8, 9
 SCALARS = {
@@ -82,6 +83,11 @@ class GGUFHeader:
         if value is None:
             raise InputError(f"{self.path.name}: {key} is missing; convert the model again with llama.cpp")
         return value
+
+    def get_token_id(self, role: str) -> int | None:
+        """Return the id of a special token ("bos", "eos", "padding", …); None if it is missing or -1."""
+        index = self.get(f"tokenizer.ggml.{role}_token_id", int)
+        return None if index in NO_TOKEN else index
 
     def get_list(self, key: str, *kinds: type) -> list[Any]:
         """Return an array whose items are of these types; an empty list if the key is missing."""

@@ -82,11 +82,11 @@ def find_special_tokens(header: GGUFHeader, tokens: Sequence[str]) -> dict[str, 
     """Return the special tokens by role."""
     special: dict[str, str] = {}
     for role, name in SPECIAL_TOKENS.items():
-        key = f"{PREFIX}{name}_token_id"
-        index = header.get(key, int)
-        if index is None or index == -1 or index == 0xFFFFFFFF:
+        index = header.get_token_id(name)
+        if index is None:
             continue
         if not 0 <= index < len(tokens):
+            key = f"{PREFIX}{name}_token_id"
             raise InputError(f"{header.path.name}: {key}={index:,} is not one of {len(tokens):,} tokens")
         special[role] = tokens[index]
     return special
@@ -131,12 +131,11 @@ def build_sentencepiece(header: GGUFHeader, tokens: Sequence[str]) -> Tokenizer:
     if len(scores) != len(tokens):
         raise InputError(f"{header.path.name}: {len(tokens):,} tokens with {len(scores):,} scores; download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
-    unknown = header.get(f"{PREFIX}unknown_token_id", int)
     backend = Tokenizer(
         models.BPE(
             vocab=vocab,
             merges=derive_merges(vocab, scores),
-            unk_token=tokens[0 if unknown is None else unknown],
+            unk_token=tokens[header.get_token_id("unknown") or 0],
             fuse_unk=True,
             byte_fallback=True,
         )
