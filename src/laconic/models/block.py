@@ -7,7 +7,7 @@ Symbols: x residual stream; y its norm; u x in accumulation precision; W weight 
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -178,7 +178,7 @@ class Block(nn.Module):
         """Eq. C9: queries [B, H, T, E], keys and values [B, G, T, E]."""
         H, G, E = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         if self.weight_names.qkv:
-            q, k, v = call_linear(self.submodule("qkv"), y).split([H * E, G * E, G * E], -1)
+            q, k, v = cast(Any, call_linear(self.submodule("qkv"), y)).split([H * E, G * E, G * E], -1)
         else:
             q, k, v = (call_linear(self.submodule(role), y) for role in ("q", "k", "v"))
         return attention.split_heads(q, H), attention.split_heads(k, G), attention.split_heads(v, G)
