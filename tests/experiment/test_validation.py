@@ -1,7 +1,6 @@
 """Validation on problems: which protocol judges the answers, invalid gold answers, and sharing among ranks."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from laconic.errors import InputError
 from laconic.evaluation.validation import build_validation
 from laconic.experiment.build import build_experiment
 from laconic.experiment.build_data import default_answer_matcher
+from laconic.training.ranks import Ranks
 from tests.tiny_recipes import TINY_RECIPE
 
 CPU = torch.device("cpu")
@@ -84,11 +84,13 @@ def test_validation_is_shared_by_ranks(tmp_path: Path) -> None:
             answered.extend(questions.row_index.tolist())
             return method.answer(questions, decoding, with_cot=with_cot)  # pyright: ignore
 
-    def all_gather(values: list[bool]) -> list[list[bool]]:
-        return [values, [True] * 3]  # the second rank got everything right
+    class FirstOfTwoRanks(Ranks):
+        rank, world_size = 0, 2
 
-    ranks: Any = SimpleNamespace(rank=0, world_size=2, all_gather=all_gather)
-    validate = build_validation(recipe, parts, RecordingMethod(), CPU, ranks)
+        def all_gather(self, value: Any) -> list[Any]:
+            return [value, [True] * 3]  # the second rank got everything right
+
+    validate = build_validation(recipe, parts, RecordingMethod(), CPU, FirstOfTwoRanks())
     assert validate is not None
     metrics = validate(0)
     assert answered == [0, 2, 4, 6] * 2
