@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import core, learning, measure, real
+from benchmarks import core, demo_figure, learning, measure, real
 from benchmarks.measure import TINY, Elapsed
 from tests.conftest import REPO, needs
 
@@ -140,3 +140,21 @@ def test_learning_prints_a_row_for_every_reading(
     gains = {row.split(" | ")[0]: float(row.split(" | ")[3]) for row in rows[2:]}
     assert gains["| standing still"] == 0
     assert gains["| " + learning.DESCRIPTIONS["levels"]] > 0
+
+
+def test_demo_figure_shows_the_numbers_of_the_results_page() -> None:
+    rows, majority = demo_figure.parse_demo_table((REPO / "docs" / "results.md").read_text(encoding="utf-8"))
+    numbers = demo_figure.describe(rows, majority)
+    assert numbers.encode() in (REPO / "docs" / "demo.png").read_bytes(), "run python benchmarks/demo_figure.py"
+
+
+def test_demo_figure_draws_a_table_and_names_a_missing_row(tmp_path: Path) -> None:
+    page = (REPO / "docs" / "results.md").read_text(encoding="utf-8")
+    rows, majority = demo_figure.parse_demo_table(page)
+    assert [row.passes for row in rows] == [23, 5, 5, 5, 2, 2]
+    assert majority == 19.1
+    with pytest.raises(ValueError, match="no row 'Pause tokens'"):
+        demo_figure.parse_demo_table(page.replace("\nPause tokens ", "\nOther tokens "))
+    needs("matplotlib")
+    demo_figure.draw(rows, 20.0, tmp_path / "demo.png")
+    assert demo_figure.describe(rows, 20.0).encode() in (tmp_path / "demo.png").read_bytes()
