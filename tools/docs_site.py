@@ -16,6 +16,8 @@ FENCE = re.compile(r"\s*(```+|~~~+)")
 SECTION = re.compile(r"^<!-- from (\S+): (.+) -->\n.*$", re.MULTILINE)
 UNKNOWN_COMMANDS = {r"\arg": r"\mathrm{arg}", r"\lceil": "⌈", r"\rceil": "⌉"}  # of latex2mathml
 FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
+HYPHENATED = re.compile(r"(?<!\S)(?=\S{1,28}(?!\S))\S*-\S*")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -51,6 +53,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         re.sub(r"^ +(?=- )", lambda match: match[0] * 2, line) if is_prose else line
         for line, is_prose in split_lines(markdown)
     )
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Keep flags and other short words with hyphens in inline code on one line; browsers break after a hyphen."""
+    return INLINE_CODE.sub(lambda code: HYPHENATED.sub(r'<span class="nowrap">\g<0></span>', code[0]), html)
 
 
 def split_lines(markdown: str) -> Iterator[tuple[str, bool]]:

@@ -20,7 +20,7 @@ from laconic.config.recipe import Recipe
 from tests.conftest import REPO
 from tests.house.source import blocks, texts
 from tools.docs_reference import SUBCOMMANDS, help_text, iterate_tables
-from tools.docs_site import LINK, resolve_link, split_lines
+from tools.docs_site import LINK, on_page_content, resolve_link, split_lines
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
 ON_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
@@ -102,6 +102,14 @@ def test_the_checks_see_what_is_wrong() -> None:
     assert not exists("laconic.models.decoder:Encoder")
     assert not is_recipe_key("train.step")
     assert "--keep" in flags("compress")
+
+
+def test_site_does_not_break_flags_after_a_hyphen() -> None:
+    page = "<p><code>laconic compress --fit 9</code> and <code>demo-*</code></p><pre><code>a --b\nc</code></pre>"
+    assert on_page_content(page, None, None, None) == (
+        '<p><code>laconic compress <span class="nowrap">--fit</span> 9</code> and '
+        '<code><span class="nowrap">demo-*</span></code></p><pre><code>a --b\nc</code></pre>'
+    )
 
 
 def shell_commands(page: Path) -> Iterator[tuple[int, list[str]]]:

@@ -20,7 +20,7 @@ class AuditCommand:
     run_path: Annotated[Positional[str], arg(metavar="RUN", name="run")]
     """run of laconic train with method codi, pccot, kava or coconut, or a directory of runs seed-0, seed-1, …"""
     control: UseAppendAction[tuple[str, ...]] = ()
-    """run to compare with on the same questions, for example one with pause tokens; may be given several times"""
+    """run to compare with on the same questions, for example one with pause tokens"""
     task: str = "test"
     """questions: the recipe's test or valid, a data set of laconic data list, or a file"""
     limit: int = 300

@@ -52,7 +52,7 @@ class ChatCommand(SamplingFlags):
     system: OptionalStr = None
     """system message"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
-    """file(s) written by laconic compress, which the model has before the conversation"""
+    """file(s) written by laconic compress, which precede the conversation"""
     max_tokens: int = 1024
     """largest number of tokens of a reply"""
     dtype: OptionalDtype = None

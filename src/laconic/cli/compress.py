@@ -89,12 +89,12 @@ class CompressCommand:
     slots: OptionalInt = None
     """plain model: number of tokens to keep per KV head, on average"""
     max_loss: OptionalFloat = None
-    """plain model: keep as few as this increase of the loss on the text allows, in nats per token, by measurement"""
+    """plain model: keep as few as possible while the measured loss rises by at most this, in nats per token"""
     equal_heads: bool = False
     """plain model: kvzip keeps the same number of tokens in every KV head, which loses much more; needed
     to export what --fit makes as a cartridge for peft"""
     fit: OptionalInt = None
-    """plain model: train the kept keys and values for this many steps to answer as the whole text does (a cartridge);
+    """plain model: train the kept keys and values for this many steps to replace the whole text (a cartridge);
     about 4 s a step on one core for 135 M parameters, after the model has written texts about it for some minutes"""
     chat: bool = False
     """plain model: read the text as the beginning of a user message, for questions to a chat model"""
@@ -103,7 +103,7 @@ class CompressCommand:
     inner_lr: OptionalFloat = None
     """with --learn: learning rate of the MLPs (default: 0.1)"""
     memory: OptionalPath = None
-    """fast-weight state of one text to go on from; the state that is written has learned both"""
+    """fast-weight state of one text to continue from; the new state has learned both texts"""
     stop_rule: Annotated[
         Literal["quantile", "threshold", "sample"] | None,
         arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),

@@ -82,7 +82,7 @@ class DataCheckCommand:
     tokenizer: OptionalStr = None
     """tokenizer to count tokens with: folder or hub name"""
     columns: OptionalStr = None
-    """the file's names of fields where they differ, comma-separated: question=prompt,answer=response"""
+    """names of the file's fields that differ from laconic's, comma-separated: question=prompt,answer=response"""
     max_length: OptionalInt = None
     """tokens of question, chain and answer above which rows are reported; with --documents, tokens per row"""
     documents: bool = False

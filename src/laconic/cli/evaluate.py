@@ -60,7 +60,7 @@ class EvaluateCommand:
     data_dir: OptionalStr = None
     """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
     limit: OptionalInt = None
-    """evaluate only this many questions or documents, from the first; of sets with classes, examples of each class"""
+    """evaluate only the first N questions or documents; for sets with classes, N examples of each class"""
     shots: OptionalInt = None
     """models: solved examples before each question; clinc150, banking77, dbpedia14: training examples per
     class"""
@@ -84,13 +84,13 @@ class EvaluateCommand:
     latency: int = 0
     """measure latency on this many questions, one at a time"""
     documents: OptionalStr = None
-    """memories, loss: file of texts; rows of one book form a text (default: the contexts of --questions)"""
+    """memories, loss: file of texts; rows with the same book form one text (default: the contexts of --questions)"""
     questions: OptionalStr = None
     """memories: JSONL with document (name of a book) or context (a text), question, answer, and optionally
     answer_prefix"""
     methods: OptionalStr = None
-    """memories: scores that choose keys and values, comma-separated (default: kvzip, kvzip-equal, with equal heads, and
-    all others)"""
+    """memories: scores that choose keys and values, comma-separated; kvzip-equal is kvzip with equal heads
+    (default: all)"""
     keep: OptionalStr = None
     """memories: shares of the tokens to keep, comma-separated (default: 0.125)"""
     tokens: OptionalInt = None

@@ -56,7 +56,7 @@ class GenerateCommand(SamplingFlags):
     prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT", help_behavior_hint="")]
     """prompts to continue or questions to answer; several are one batch; - reads standard input"""
     file: OptionalPath = None
-    """text file with the prompt; it is not printed, nor is standard input"""
+    """text file with the prompt; only the continuation is printed, as for standard input"""
     no_echo: bool = False
     """print the continuation of a PROMPT without the prompt"""
     chat: bool = False

@@ -45,7 +45,7 @@ class ServeCommand:
     port: int = 8000
     """port; 0 chooses a free one"""
     api_key: OptionalStr = None
-    """key that requests must have (default: the variable LACONIC_API_KEY, which other users do not see)"""
+    """key that requests must send (default: the variable LACONIC_API_KEY, which other users cannot see)"""
     memory: UseAppendAction[tuple[str, ...]] = ()
     """NAME=FILE: memory written by laconic compress, which requests name as memory: ["NAME"]"""
     memory_dir: OptionalPath = None
@@ -69,15 +69,15 @@ class ServeCommand:
     max_batch_size: int = 16
     """sequences that are decoded together"""
     max_queue: int = 64
-    """sequences that wait, and the largest number in one request; further requests get status 429"""
+    """largest number of waiting sequences, and of sequences in one request; further requests get status 429"""
     max_prompt_tokens: OptionalInt = None
-    """tokens of a prompt, else status 400 (default: the model's context)"""
+    """largest number of tokens in a prompt, else status 400 (default: the model's context)"""
     max_generated_tokens: int = 4096
     """largest max_tokens of a request, else status 400"""
     max_seconds: float = 600.0
-    """seconds of a request: a generation ends with finish_reason "length", anything else with status 408"""
+    """time limit of a request: generation then ends with finish_reason "length", anything else with status 408"""
     shutdown_seconds: float = 30.0
-    """seconds that running requests may go on after Ctrl-C or SIGTERM"""
+    """seconds that running requests have to finish after Ctrl-C or SIGTERM"""
     max_body_bytes: int = 8 * 2**20
     """bytes of a JSON body, else status 413"""
     max_memory_bytes: int = 512 * 2**20

@@ -49,7 +49,7 @@ TASKS = (
 
 @dataclass(frozen=True)
 class TasksListCommand:
-    """List the tasks of laconic evaluate, and the runs that each one evaluates.
+    """List the tasks of laconic evaluate, and the kinds of runs that each one takes.
 
     laconic tasks prints the same list.
 

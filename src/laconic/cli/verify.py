@@ -22,8 +22,8 @@ class VerifyParityCommand:
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """model (folder, .gguf, hub or short name), or tiny:FAMILY for the small random model of a family"""
     reference: OptionalStr = None
-    """transformers (default if installed), golden (activations that come with laconic), or a folder of such;
-    only the latter two detect a changed config.json, since transformers reads the same file"""
+    """transformers (default if installed), golden (activations that come with laconic), or a folder of stored
+    activations; only the latter two detect a changed config.json, since transformers reads the same file"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """dtype to run in; for bfloat16 and float16, errors are compared with those of the reference in that dtype"""
     inputs: str = "all"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VersionCommand:
-    """Print the version of laconic, Python and torch; laconic --version prints the first alone.
+    """Print the version of laconic, Python and torch; laconic --version prints only laconic's.
 
     Example: laconic version
     """
