@@ -16,7 +16,12 @@ from laconic.evaluation.compression.reading_demo import (
     ReadingComparison,
     compare_reading,
 )
-from laconic.evaluation.compression.reading_page import build_answers_table, build_costs_table, render_reading_page
+from laconic.evaluation.compression.reading_page import (
+    build_answers_table,
+    build_costs_table,
+    list_notes,
+    render_reading_page,
+)
 from tests.conftest import RunCli
 from tests.evaluation.pages import check_page
 
@@ -59,6 +64,10 @@ def test_compare_reading_memory_file_loads(comparison: tuple[ReadingComparison, 
     assert memory.metadata is not None
     assert memory.metadata.method == "kvzip"
     assert comparison[0].largest_head == memory.M
+    notes = " ".join(list_notes(comparison[0]))
+    assert memory.to_cache().kv_bytes == memory.num_bytes, "in use, no head is padded"
+    assert f"the largest keeps {memory.M:,}" in notes
+    assert "padded" not in notes
     assert memory.num_tokens.equal(torch.tensor([comparison[0].num_tokens]))
 
 
@@ -81,7 +90,7 @@ def test_reading_tables_and_page(comparison: tuple[ReadingComparison, Path]) -> 
     marks = [row[1] for row in build_answers_table(result, 1).rows]
     assert marks == ["yes" if row.correct[1] else "no" for row in result.results]
     page = check_page(render_reading_page(result, "A title", CHAPTER, [("model", "stories260k")]))
-    for text in ("memory of an eighth", "A title", NAMED.text, "padded to the largest"):
+    for text in ("memory of an eighth", "A title", NAMED.text, "the largest keeps"):
         assert text in " ".join(page.text.split())
     assert json.loads(json.dumps(result.to_json()))["rows"][1]["name"] == "full text"
 

@@ -86,7 +86,7 @@ class ReadingComparison:
     """All conditions: no text, full text, memory, last part of the text; and what is common to them.
 
     Tokens are those of the chapter with the opening of the user message. `largest_head` is the number of slots of the
-    KV head that keeps most, which a cache in use is padded to.
+    KV head of the memory that keeps most.
     """
 
     questions: tuple[ChapterQuestion, ...]

@@ -46,8 +46,9 @@ def list_notes(comparison: ReadingComparison) -> list[str]:
         "and these are among them.",
         "nats per token: loss on four passages of the chapter that the model is asked to repeat. KVzip, which chose "
         "the memory, ranks keys by how much the model attends to them while it repeats the chapter.",
-        f"positions: per KV head, on average, with the opening of the message. Heads of the memory differ in size; in "
-        f"use, its cache is padded to the largest, {comparison.largest_head:,}.",
+        f"positions: per KV head, on average, with the opening of the message. Heads of the memory differ in size: the "
+        f"largest keeps {comparison.largest_head:,}. A memory in use takes as many bytes as its keys and values in the "
+        "file.",
         "bytes: keys and values of the text, or the file of the memory.",
         f"first token: median; the text is read or the memory loaded each time. Writing the memory took "
         f"{comparison.compression_seconds:.1f} s, once.",
