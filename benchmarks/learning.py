@@ -175,14 +175,14 @@ def build_methods(ids: Tensor, full: int, short: int) -> dict[str, Callable[[], 
 
 
 DESCRIPTIONS = {
-    "still": "standing still",
+    "still": "without learning",
     "levels": "levels on the MLPs (`--learn`), chunks of 64",
     "sgd-mlp": "dynamic evaluation, SGD 0.01 on the MLPs, chunks of 64",
     "adam-mlp": "dynamic evaluation, Adam 1e-4 on the MLPs, chunks of 128",
     "adam-all": "dynamic evaluation, Adam 3e-5 on all weights, chunks of 128",
     "adam-lora": f"dynamic evaluation, Adam 1e-3 on LoRA of rank {LORA_RANK}, chunks of 64",
-    "lora-other-book": f"LoRA of rank {LORA_RANK} trained on as much of Great Expectations, then standing still",
-    "still-short": "standing still, short window",
+    "lora-other-book": f"LoRA of rank {LORA_RANK} trained on as much of Great Expectations, then without learning",
+    "still-short": "without learning, short window",
     "levels-short": "levels, short window",
 }
 

@@ -138,7 +138,7 @@ def test_learning_prints_a_row_for_every_reading(
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(learning.DESCRIPTIONS)
     gains = {row.split(" | ")[0]: float(row.split(" | ")[3]) for row in rows[2:]}
-    assert gains["| standing still"] == 0
+    assert gains["| without learning"] == 0
     assert gains["| " + learning.DESCRIPTIONS["levels"]] > 0
 
 

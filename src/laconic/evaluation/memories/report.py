@@ -168,7 +168,7 @@ def build_comparison_table(comparison: Comparison) -> Table:
     for task in comparison.tasks:
         columns.append(Column(TASK_TITLES[task], lambda p, task=task: format_task(p, task)))
         if task in ANSWER_TASKS:
-            columns.append(Column("right, %", lambda p, task=task: format_right(p, task)))
+            columns.append(Column(f"{TASK_TITLES[task]} right, %", lambda p, task=task: format_right(p, task)))
     return build_table(columns, points)
 
 
