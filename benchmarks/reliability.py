@@ -53,66 +53,67 @@ class Amounts:
 
 INTRODUCTION = """# Reliability
 
-What happens to laconic's commands when they are killed, their files are damaged, their disks are full, or they are
-started where little works; beside it the same for a `Trainer` of transformers and for `torch.save`. Every number is a
-count of draws, which are seeded.
+This page counts what happens to laconic's commands when they are killed, when their files are damaged, when disks are
+full, and when they are started in unusual environments. For comparison, it has the same counts for transformers'
+`Trainer` and for `torch.save`. Every number counts random draws, which are seeded.
 
     python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--draw N] [--quick]
 
-Commands are real command lines with tiny models: KaVa and a chain of thought (`train kava`, `train cot`), an
+The commands are real command lines with tiny models: KaVa and a chain of thought (`train kava`, `train cot`), an
 AutoCompressor, Hope, and the shipped stories260k. They run in processes that are forked from one in which laconic is
-imported, so that a start costs a tenth of a second; only the last table starts new interpreters. A failing draw prints
-the command that repeats it, except for the exact time of a kill that was not tied to a write.
+already imported, so that a start takes a tenth of a second; only the last table starts new interpreters. A failing draw
+prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
 
-The peer is a tiny Llama with `save_steps=1`, `save_total_limit=2`, resumed by `get_last_checkpoint`, and a process that
-saves 1 MB to the same file with `torch.save` again and again. They do less than the commands beside them, and nothing
-here is configured against them.
+The peers for comparison are a `Trainer` on a tiny Llama with `save_steps=1` and `save_total_limit=2`, resumed by
+`get_last_checkpoint`, and a process that saves 1 MB to the same file with `torch.save` again and again. They do less
+than laconic's commands, and nothing here is configured against them.
 """
 QUICK = Amounts(kills=12, flips=14, disks=1, signals=1, races=1, peer_kills=2, recipes=1)
 TEXTS = {
     "kills": (
         "SIGKILL",
-        "Each command is killed several times and repeated until it ends: in two draws of five just before it changes "
-        "a file (opens it for writing, renames, deletes, …), in two at most 4 ms after that, and in one at any time. "
-        "*Survived*: what was on disk was complete, and the last repetition ended with the same bytes as a command "
-        "that was never killed (weights, optimizer, random states, metrics; files; records), without temporary files. "
-        "*Committed work lost*: a step that had its final name, or progress that was saved, was gone after the kill. "
-        "The server is killed while three clients put and delete memories; what it had confirmed must be there. "
-        "The peers that did not survive ended with an exception when they were run again: the Trainer's newest "
-        "checkpoint lacked a file, or the file of torch.save was incomplete.",
+        "Each command is killed several times and repeated until it ends: in two draws of five just before it changes"
+        " a file (opens it for writing, renames, deletes, …), in two at most 4 ms after that, and in one at any time."
+        " *Survived*: what was on disk was complete, and the last repetition ended with the same bytes as a command "
+        "that was never killed (weights, optimizer, random states, metrics; files; records), without temporary files."
+        " *Committed work lost*: a step that already had its final name, or progress that was already saved, was gone"
+        " after the kill. The server is killed while three clients put and delete memories; everything that it had "
+        "confirmed must still be there. The peers that did not survive ended with an exception when they were run "
+        "again: the Trainer's newest checkpoint lacked a file, or the file of torch.save was incomplete.",
     ),
     "damage": (
         "Damaged files",
-        "A bit is flipped, the file is cut anywhere, or it is exchanged with that of another model or run; then a "
-        "command reads it. *Found*: refused in one line with a documented exit code (a peer: an exception), or skipped "
-        "with a warning that names it. *Harmless*: not reported, and the result is the same, log probabilities "
-        "included. *Silent*: not reported, and the result differs. *Survived*: found or "
-        "harmless. Exports have checksums of what decides the numbers; files in them that users edit have none "
-        "(tokenizer_config.json, generation_config.json, the chat template), nor have folders that laconic did not "
-        "write: damage there that can still be parsed is silent.",
+        "A bit is flipped, the file is cut at a random place, or it is exchanged with that of another model or run. "
+        "Then a command reads it. *Found*: the file is refused in one line with a documented exit code (a peer: with "
+        "an exception), or skipped with a warning that names it. *Harmless*: not reported, and the result is the "
+        "same, log probabilities included. *Silent*: not reported, and the result differs. *Survived*: found or "
+        "harmless. Exports have checksums of every file that affects the numbers. Files in them that users edit "
+        "(tokenizer_config.json, generation_config.json, the chat template) and folders that laconic did not write "
+        "have no checksums, so damage there that can still be parsed is silent.",
     ),
     "disks": (
         "Full disks",
         "Every second draw runs on a tmpfs that is too small, the others with a limit on the size of files. "
-        "*Survived*: exit code 74 and one line, or success if the output fits; with room, the same command then ends "
-        "as if there had always been some. A peer may fail with an exception.",
+        "*Survived*: exit code 74 and one line, or success if the output fits. With enough space, the same command "
+        "must then give the same results as if the disk had never been full. A peer may fail with an exception.",
     ),
     "writers": (
         "Two writers",
         "The same command runs twice in the same folder, the second a little later. *Found*: one of them is refused "
-        "(73). *Harmless*: both end well, and the results are those of one. *Silent*: both end well, and they are not. "
-        "In the remaining races one of the writers failed in another way.",
+        "(73). *Harmless*: both succeed, and the results are those of one. *Silent*: both succeed, and the results "
+        "are not those of one. In the remaining races one of the writers failed in another way.",
     ),
     "signals": (
         "Signals",
-        "SIGTERM, SIGINT, SIGUSR1 or SIGHUP at any time, in a third of the draws twice. *Survived*: the command ends "
-        "with 75, 130 or 128 plus the signal (a peer: in any way), and its repetition as if it had never been "
-        "interrupted.",
+        "SIGTERM, SIGINT, SIGUSR1 or SIGHUP arrives at any time, in a third of the draws twice. *Survived*: the "
+        "command ends with exit code 75, 130 or 128 plus the signal (a peer: with any), and its repetition ends as if"
+        " it had never been interrupted.",
     ),
     "surroundings": (
-        "Odd surroundings",
-        f"New interpreters, in turn: {', '.join(case.name for case in surroundings.SURROUNDINGS)}. *Survived*: the "
-        "run has the same bytes as always; a closed pipe of the output may end the command with 141, and a read-only "
+        "Unusual environments",
+        "New interpreters are started in these environments: "
+        f"{', '.join(case.name for case in surroundings.SURROUNDINGS)}. *Survived*: "
+        "the run writes the same bytes as always. A closed output pipe may end the command with 141, and a read-only "
         "folder ends it with 74.",
     ),
 }
