@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from laconic.data.messages import Message
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 from laconic.experiment.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.compressor import TextCompressor
 from laconic.experiment.methods import Question
@@ -98,7 +98,7 @@ def prepare_chat(
     try:
         session = ChatSession(served.decoder, served.tokenizer, prefix=prefix.memory)
         ids = session.encode(messages)
-    except (InputError, StopIteration) as error:
+    except (InputError, UsageError, StopIteration) as error:
         raise ApiError(400, f"messages: {error or 'no message has role user'}", "messages") from None
     return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
 
