@@ -17,6 +17,7 @@ from tests.serving.conftest import NAME, StartServer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 PROMPT = "Once upon"
+TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
 GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0}
 
 
@@ -334,6 +335,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"messages": [{"role": "boss", "content": "Hi"}]}, 400, "messages", "'system', 'developer'"),
         ({"messages": [{"role": "user"}]}, 400, "messages", "messages[0]: missing content"),
         ({"messages": [{"role": "user", "content": None}]}, 400, "messages", "messages[0].content: input should be a"),
+        ({"messages": [TOOL_CALL]}, 400, "messages", "messages[0]: unknown field 'tool_calls'"),
         ({"memory": "letter"}, 400, "memory", "expected a list of the ids or names of memories"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "takes at most 511"),
@@ -361,7 +363,7 @@ def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], stat
         ({"prompt": ["a", 1]}, "a text, a list of texts"),
         ({"prompt": "a", "max_tokens": 0}, "0 needs echo"),
         ({"prompt": ["a"] * 65}, "65 sequences in one request; give at most 64"),
-        ({}, "missing prompt"),
+        ({}, "missing parameter 'prompt'"),
     ],
 )
 def test_completion_names_what_is_wrong(client: TestClient, body: dict[str, Any], text: str) -> None:
