@@ -424,6 +424,15 @@ def test_state_in_bfloat16_is_half_as_large(run: RunCli, place: Path) -> None:
     assert all(torch.allclose(rounded[name], x, rtol=1e-2, atol=1e-2) for name, x in exact.items())
 
 
+def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCli, place: Path) -> None:
+    learn = ("generate", "donor", "--file", "book.txt", "--learn", "--max-tokens", "1", "--save-state", "s.safetensors")
+    code, _, err = run(*learn, "--dtype", "bfloat16")
+    assert code == 0, err
+    refused(run, 76, "--dtype bfloat16", "generate", "donor", "x", "--memory", "s.safetensors")
+    arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
+    assert run(*arguments)[0] == 0
+
+
 def load_state(path: str) -> FastWeightState:
     return state_file.read_state_file(path, "hope").state
 

@@ -103,6 +103,10 @@ def test_evaluate_checkpoint_quantize_compares_with_float_weights(rows: Path, ru
 def test_evaluate_checkpoint_refusals(rows: Path, run_cli: RunCli) -> None:
     missing = run_cli("evaluate", "stories260k", "--tasks", rows, "--prompt", "chat")
     assert (missing.code, "no chat template" in missing.err) == (66, True)
+    default = run_cli("evaluate", "stories260k")
+    assert (default.code, default.err) == (
+        2, "laconic: --tasks test: a model has no test set of its own; name a data set or a file\n"
+    )  # fmt: skip
     shots = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 2)
     assert (shots.code, "--shots-from" in shots.err) == (2, True)
     many = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 9, "--shots-from", rows)

@@ -214,6 +214,22 @@ def test_m3_groups_have_weight_decays_of_their_own() -> None:
     assert largest(vector, (1 - 0.1 * 0.125) * torch.ones(2)) <= FLOAT32
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_m3_and_dgd_add_groups_as_they_are_built(named: bool) -> None:
+    """A layer that is unfrozen later has matrices and vectors, and AdamW's learning rate, as in the constructor."""
+    for optimizer_class in (M3, DGD):
+        settings = {"lr": 0.5, "adam_lr": 0.125} if optimizer_class is DGD else {"lr": 0.5}
+        model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)))
+        model = record_inputs(model) if optimizer_class is DGD else model
+        parts = [list(part.named_parameters() if named else part.parameters()) for part in model]
+        optimizer = optimizer_class([{"params": parts[0]}], **settings)
+        optimizer.add_param_group({"params": parts[1]})
+        built = optimizer_class([{"params": part} for part in parts], **settings)
+        for added, group in zip(optimizer.param_groups, built.param_groups, strict=True):
+            assert all(x is y for x, y in zip(added["params"], group["params"], strict=True))
+            assert {**added, "params": ()} == {**group, "params": ()}
+
+
 @pytest.mark.parametrize("option", ["foreach", "maximize", "decay", "adam_decay", "nesterov"])
 def test_m3_and_dgd_refuse_unknown_options_of_groups(option: str) -> None:
     with pytest.raises(UsageError, match=f"M3: a group has {option}.*weight_decay"):

@@ -279,5 +279,7 @@ def test_titans_refuses_inputs_that_do_not_fit() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             layer(x, **arguments)
+    with pytest.raises(UsageError, match=r"expected vectors .*got \[2, 5\]"):
+        chunked_scan.check_inputs("titans", 5, state, noise(0, 2, 5), None, "full", None)
     with pytest.raises(UsageError, match="attention_mask"):
         chunked_scan.check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)

@@ -17,6 +17,7 @@ from tests.serving.conftest import NAME, StartServer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 PROMPT = "Once upon"
+TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
 GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0}
 
 
@@ -171,6 +172,25 @@ def test_chat_is_that_of_a_chat_session(client: TestClient, chat_model: Language
     assert answer["object"] == "chat.completion"
 
 
+def test_chat_role_developer_is_system_for_a_template_that_does_not_know_it(
+    client: TestClient, chat_folder: Path, tmp_path: Path, start_server: StartServer
+) -> None:
+    """OpenAI's newer clients send developer; a model was trained on the roles of its template."""
+    question = {"role": "user", "content": "Hi"}
+    answers = [
+        chat(client, messages=[{"role": role, "content": "Be brief."}, question], max_tokens=6)
+        for role in ("developer", "system")
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"] == answers[1]["usage"]
+    shutil.copytree(chat_folder, tmp_path / "model")
+    template = "{% for m in messages %}{{ 'D' * 40 if m.role == 'developer' else m.content }}{% endfor %}"
+    (tmp_path / "model/chat_template.jinja").write_text(template)
+    server = start_server(laconic.load(tmp_path / "model"))
+    answer = chat(server, messages=[{"role": "developer", "content": "Be brief."}, question], max_tokens=1)
+    assert answer["usage"]["prompt_tokens"] == 42, "a template that knows the role gets it"
+
+
 def test_chat_stream_adds_up_to_the_answer(client: TestClient) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
     whole = chat(client, **body)
@@ -232,6 +252,25 @@ def test_completion_and_chat_take_the_sampling_of_vllm(
     reply = chat(client, messages=messages, **options)["choices"][0]["message"]["content"]
     session = ChatSession(chat_model.decoder, chat_model.tokenizer)
     assert reply == session.reply(PROMPT, GenerationConfig(**options)).text
+
+
+def test_log_probabilities_leave_out_the_token_that_ends_the_text(
+    chat_model: LanguageModel, chat_folder: Path, tmp_path: Path, start_server: StartServer
+) -> None:
+    generation = chat_model.generate(PROMPT, GenerationConfig(eos_token_ids=(), max_tokens=8))[0]
+    end = next(i for i in range(2, 8) if generation.token_ids[i] not in generation.token_ids[:i])
+    shutil.copytree(chat_folder, tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text(json.dumps({"eos_token_id": generation.token_ids[end]}))
+    model = laconic.load(tmp_path / "model")
+    assert isinstance(model, LanguageModel)
+    client = start_server(model)
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "logprobs": 0}
+    answer = complete(client, **body)
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", end + 1)
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == end
+    parts = [chunk["choices"][0]["logprobs"] for chunk in stream(client, "/v1/completions", **body)]
+    tokens = [token for part in parts if part for token in part["tokens"]]
+    assert tokens == answer["choices"][0]["logprobs"]["tokens"]
 
 
 def test_completion_min_tokens_puts_the_end_off(
@@ -296,6 +335,7 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"messages": [{"role": "boss", "content": "Hi"}]}, 400, "messages", "'system', 'developer'"),
         ({"messages": [{"role": "user"}]}, 400, "messages", "messages[0]: missing content"),
         ({"messages": [{"role": "user", "content": None}]}, 400, "messages", "messages[0].content: input should be a"),
+        ({"messages": [TOOL_CALL]}, 400, "messages", "messages[0]: unknown field 'tool_calls'"),
         ({"memory": "letter"}, 400, "memory", "expected a list of the ids or names of memories"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "takes at most 511"),
@@ -323,7 +363,7 @@ def test_chat_names_what_is_wrong(client: TestClient, body: dict[str, Any], stat
         ({"prompt": ["a", 1]}, "a text, a list of texts"),
         ({"prompt": "a", "max_tokens": 0}, "0 needs echo"),
         ({"prompt": ["a"] * 65}, "65 sequences in one request; give at most 64"),
-        ({}, "missing prompt"),
+        ({}, "missing parameter 'prompt'"),
     ],
 )
 def test_completion_names_what_is_wrong(client: TestClient, body: dict[str, Any], text: str) -> None:

@@ -73,6 +73,14 @@ def test_host_of_another_machine_is_refused_without_a_key(client: TestClient) ->
     assert "--api-key" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize("route", ["/health", "/v1/models", "/metrics"])
+def test_head_has_the_status_of_get(client: TestClient, route: str) -> None:
+    """Health checks such as `wget --spider` send HEAD."""
+    assert client.head(route).status_code == client.get(route).status_code == 200
+    assert client.head("/nowhere").status_code == 404
+    assert client.head("/v1/completions").status_code == 405
+
+
 @pytest.mark.parametrize("origin", ["https://example.org", "null"])
 def test_web_page_of_another_machine_is_refused_without_a_key(client: TestClient, origin: str) -> None:
     assert client.post("/v1/sessions", headers={"Origin": origin}).status_code == 403

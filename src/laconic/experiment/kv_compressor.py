@@ -113,7 +113,7 @@ def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], open
     if before != opening:
         raise UsageError(
             "the memory begins the conversation with a user message; remove the system message and all else before "
-            "the first question, or compress without --chat"
+            "the first question, or compress the text without chat"
         )
     return after
 

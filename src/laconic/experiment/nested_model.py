@@ -1,10 +1,10 @@
 """Read texts into the fast weights of a nested model, trained or a plain checkpoint, and generate text on them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -275,6 +275,7 @@ class NestedTextModel:
         source = {
             "tokenizer": self.tokenizer.fingerprint,
             "created": current_time(),
+            "weights_dtype": get_weights_dtype(self.model),
             "documents": [[document._asdict() for document in row] for row in documents],
             "chunks": self.model.hope_config.chunk_sizes,
         }
@@ -299,6 +300,7 @@ class NestedTextModel:
         """
         about = read_writer_metadata(path)
         check_checkpoint(path, about, self.untrained)
+        check_weights_dtype(path, about, self.model)
         state = self.model.load_state(path)
         theirs, ours = str(about.get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
@@ -312,6 +314,21 @@ class NestedTextModel:
     def __repr__(self) -> str:
         levels = self.model.hope_config.chunk_sizes[0]
         return f"NestedTextModel({describe_decoder(self.model)}, levels of {levels} tokens)"
+
+
+def get_weights_dtype(model: Hope) -> str:
+    """Return the name of the dtype of a model's weights, such as float32."""
+    return str(cast(torch.Tensor, model.token_embedding.weight).dtype).removeprefix("torch.")
+
+
+def check_weights_dtype(path: str | Path, about: Mapping[str, Any], model: Hope) -> None:
+    """Raise `CorruptArtifactError` for a state that was read with weights in another dtype, which are other numbers."""
+    theirs, ours = str(about.get("weights_dtype", get_weights_dtype(model))), get_weights_dtype(model)
+    if theirs != ours:
+        raise CorruptArtifactError(
+            f"state: {path} was read with weights in {theirs}, this model has {ours}; load the model in {theirs} "
+            f"(laconic generate --dtype {theirs})"
+        )
 
 
 def match_rows(

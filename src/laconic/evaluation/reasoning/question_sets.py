@@ -15,7 +15,7 @@ from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
-from laconic.evaluation.checkpoints import format_example, load_shots, read_prompt
+from laconic.evaluation.checkpoints import NO_FILE, format_example, load_shots, read_prompt
 from laconic.evaluation.results_store import folder_safe_name
 from laconic.experiment.build_data import has_text_answers, load_held_out
 from laconic.experiment.load_run import LoadedRun
@@ -143,6 +143,8 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
     if data.source == "digits" and name not in RECIPE_SPLITS:
         raise UsageError(f"--tasks {name}: {run} was trained on generated digits and has no other tokens; use test")
     path = getattr(data, name) if name in RECIPE_SPLITS and data.source != "digits" else name
+    if path is None and Path(str(data.path)).name == NO_FILE:
+        raise UsageError(f"--tasks {name}: a model has no {name} set of its own; name a data set or a file")
     if path is None:
         raise InputError(f"{name}: the recipe of {run} has no data.{name}; name a data set or a file")
     return path

@@ -92,12 +92,16 @@ class DGD(torch.optim.Optimizer):
         if erase < 0:
             raise UsageError(f"DGD: erase {erase} must be 0 or more")
         self.batch, self.inputs, self.erase, self.value, self.loss, self.bias = batch, inputs, erase, value, loss, bias
-        self.adam_weight_decay = adam_weight_decay
+        self.adam_lr, self.adam_weight_decay = adam_lr, adam_weight_decay
         settings: ParamGroup = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "weight_decay": 0.0}
         super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, with rule "dgd" unless it names another."""
+        """Add a group, or two if its parameters have two rules and it names none."""
+        for group in split_groups_by_rule([param_group], dgd_rule, {"lr": self.adam_lr}):
+            self.add_group_of_one_rule(group)
+
+    def add_group_of_one_rule(self, param_group: ParamGroup) -> None:
         check_options("DGD", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
             param_group = {"weight_decay": self.adam_weight_decay, **param_group}

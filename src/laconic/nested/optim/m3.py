@@ -121,7 +121,11 @@ class M3(torch.optim.Optimizer):
         return [{"params": params, "rule": rule} for rule, params in members.items() if params]
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, with rule "m3" unless it names another."""
+        """Add a group, or two if its parameters have two rules and it names none."""
+        for group in split_groups_by_rule([param_group], m3_rule, {}):
+            self.add_group_of_one_rule(group)
+
+    def add_group_of_one_rule(self, param_group: ParamGroup) -> None:
         check_options("M3", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
             param_group = {"weight_decay": self.adam_weight_decay, **param_group}

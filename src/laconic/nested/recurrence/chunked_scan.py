@@ -162,7 +162,7 @@ def check_inputs(
         UsageError: If the vectors, the mask, the state or the gradient mode do not fit the layer.
     """
     B = len(x)
-    if x.shape[2] != width or not x.shape[1]:
+    if x.ndim != 3 or x.shape[2] != width or not x.shape[1]:
         raise UsageError(f"{layer}: expected vectors [B, T, {width}] with T >= 1, got {list(x.shape)}")
     if num_rows(state) != B:
         raise UsageError(

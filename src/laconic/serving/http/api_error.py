@@ -107,10 +107,12 @@ def build_error_response(error: HTTPException) -> JSONResponse:
 def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the 400 error that names the first invalid parameter.
 
+    A field that is not supported comes first: beside `tool_calls`, for example, messages have no `content`.
+
     Args:
         errors: Errors as pydantic lists them.
     """
-    first = errors[0]
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     path: Sequence[Any] = first["loc"][1:]
     if not path:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
@@ -126,6 +128,8 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             message, code = f"{param} is not supported; leave it out", "unsupported_parameter"
         case "extra_forbidden":
             message, code = f"unknown parameter {param[:80]!r}; leave it out", "unknown_parameter"
+        case "missing" if len(path) == 1:
+            message, code = f"missing parameter {param!r}; give it", "missing_parameter"
         case "missing":
             message, code = f"{name}: missing {path[-1]}; give it", "missing_parameter"
         case _ if param in EXPECTED_TYPES and not str(first["type"]).startswith(("value", "too_")):

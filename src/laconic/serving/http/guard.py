@@ -49,6 +49,8 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET, of which the server sends the headers alone
+            scope = {**scope, "method": "GET"}
         with self.deadlines.open() as deadline:
             await self.handle(scope, receive, send, deadline)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from laconic.data.messages import Message
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 from laconic.experiment.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.compressor import TextCompressor
 from laconic.experiment.methods import Question
@@ -89,6 +89,7 @@ def prepare_chat(
     Raises:
         ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
+    messages = replace_developer_role(messages, served.tokenizer.chat_template)
     if isinstance(served.model, Reasoner):
         return prepare_question(served, choose_question(served.name, served.model, messages), limits, "messages")
     if served.tokenizer.chat_template is None:
@@ -97,9 +98,16 @@ def prepare_chat(
     try:
         session = ChatSession(served.decoder, served.tokenizer, prefix=prefix.memory)
         ids = session.encode(messages)
-    except (InputError, StopIteration) as error:
+    except (InputError, UsageError, StopIteration) as error:
         raise ApiError(400, f"messages: {error or 'no message has role user'}", "messages") from None
     return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "messages")
+
+
+def replace_developer_role(messages: Sequence[Message], chat_template: str | None) -> list[Message]:
+    """Return messages whose role developer, OpenAI's newer name of system, is one that the template knows."""
+    if chat_template is not None and "developer" in chat_template:
+        return list(messages)
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def choose_question(name: str, model: Reasoner, messages: Sequence[Message]) -> Question:

@@ -25,11 +25,11 @@ from laconic.serving.requests import (
 
 @dataclass
 class TextTokens:
-    """The tokens of an answer's text: those that a stop string consists of are left out.
+    """The tokens of an answer's text, without those of a stop string and the one that ends the sequence.
 
     Attributes:
         length: Characters of the text so far.
-        waiting: Tokens behind them, which may turn out to belong to a stop string.
+        waiting: Tokens behind them, which may turn out to belong to a stop string or to end the sequence.
     """
 
     length: int = 0
@@ -38,7 +38,7 @@ class TextTokens:
     def add(self, event: TokenEvent | FinishEvent) -> list[TokenLogprob]:
         """Return the tokens that are now known to belong to the text, in order."""
         if isinstance(event, FinishEvent):
-            certain = [] if event.reason == "stop" else self.waiting
+            certain = {"stop": [], "eos": self.waiting[:-1]}.get(event.reason, self.waiting)
             self.waiting = []
         else:
             self.length += len(event.text)
