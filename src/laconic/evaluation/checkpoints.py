@@ -27,7 +27,7 @@ from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
 from laconic.experiment.methods import build_method
 from laconic.models.decoder import Decoder
 from laconic.models.weights import find_checkpoint
-from laconic.storage import atomic
+from laconic.storage.atomic import write_text_atomically
 from laconic.storage.cache_dir import cache_dir
 from laconic.storage.strict_json import read_json, to_canonical_json
 
@@ -86,8 +86,8 @@ def prepare_checkpoint(
         recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
         results.mkdir(parents=True, exist_ok=True)
         marker = fields | {"model": path_or_name}
-        atomic.write_file_atomically(results / MARKER_FILE, lambda new: new.write_text(to_canonical_json(marker)))
-        atomic.write_file_atomically(results / RECIPE_FILE, lambda new: new.write_bytes(tomli_w.dumps(recipe).encode()))
+        write_text_atomically(results / MARKER_FILE, to_canonical_json(marker))
+        write_text_atomically(results / RECIPE_FILE, tomli_w.dumps(recipe))
     return results
 
 
