@@ -4,7 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from laconic.compression.memory import SummaryMemory
+from laconic.models.cache import kv_bytes_per_position
 from laconic.models.config import DecoderConfig
 
 
@@ -58,13 +61,13 @@ class CompressionCost:
 
 
 def compute_cost(
-    memory: SummaryMemory, config: DecoderConfig, bytes_per_number: int, positions_spent: int
+    memory: SummaryMemory, config: DecoderConfig, dtype: torch.dtype, positions_spent: int
 ) -> CompressionCost:
-    """Return the cost of a memory; `bytes_per_number` is that of the KV cache."""
+    """Return the cost of a memory; `dtype` is that of the KV cache."""
     spans = memory.segment_tokens
     read = memory.vectors_per_segment[spans > 0]
     tokens, vectors, segments = int(spans.sum()), int(memory.valid.sum()), len(read)
-    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
+    position = kv_bytes_per_position(config, dtype)
     saved = tokens - vectors
     return CompressionCost(
         num_texts=memory.B,

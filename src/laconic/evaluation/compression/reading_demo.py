@@ -33,7 +33,7 @@ from laconic.experiment.kv_compressor import (
 )
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
-from laconic.models.cache import KVCache
+from laconic.models.cache import KVCache, kv_bytes_per_position
 from laconic.models.decoder import Decoder
 
 CHAPTER_FILE = Path(__file__).with_name("falling_star.txt")
@@ -206,14 +206,13 @@ def build_conditions(
     opening = max(1, prefix)  # a model without a chat template begins with the first token
     recent = max(1, CONFIG.num_slots(N) - opening)
     last = torch.cat([document[:, :opening], document[:, N - recent :]], 1)
-    (L, G, E), itemsize = memory.to_cache().shape_summary, memory.keys[0].element_size()
-    slot_bytes = 2 * L * G * E * itemsize
+    position_bytes = kv_bytes_per_position(decoder.config, memory.keys[0].dtype)
 
     def load_memory() -> KVCache:
         return load_kv_memories([memory_path], decoder, tokenizer).to_cache()
 
     def text(name: str, ids: Int[Tensor, "1 n"]) -> Condition:
-        return Condition(name, lambda: reader.read(ids), ids.shape[1], ids.shape[1] * slot_bytes)
+        return Condition(name, lambda: reader.read(ids), ids.shape[1], ids.shape[1] * position_bytes)
 
     stored = Condition("memory of an eighth", load_memory, float(memory.num_slots[0]), memory_path.stat().st_size)
     none, last_part = text("no text", document[:, :opening]), text("last eighth of the text", last)

@@ -18,7 +18,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
 from laconic.experiment.kv_compressor import build_repeat_prompt
-from laconic.models.cache import KVCache
+from laconic.models.cache import KVCache, kv_bytes_per_position
 from laconic.models.decoder import Decoder
 
 KV_METHODS: dict[str, tuple[KVMethod, bool]] = {  # name -> score, and whether all heads keep as many
@@ -57,14 +57,9 @@ def read_after_cache(
     return decoder(decoder.embed(ids), state, attention_mask=mask).hidden_states
 
 
-def slot_bytes(decoder: Decoder) -> int:
-    """Return the bytes of a key and its value."""
-    return 2 * decoder.config.head_dim * decoder.token_embedding.weight.element_size()
-
-
 def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
     """Return the bytes of the keys and values of a KV cache."""
-    return num_positions * decoder.config.num_hidden_layers * decoder.config.num_key_value_heads * slot_bytes(decoder)
+    return num_positions * kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)
 
 
 def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:
