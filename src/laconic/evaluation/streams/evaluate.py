@@ -18,6 +18,7 @@ from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.nested.hope.model import Hope
 from laconic.nested.nan_check import read_tokens_checked
 from laconic.nested.state import FastWeightState, LayerState
 
@@ -66,6 +67,11 @@ class CacheAsState:
         return self.decoder.logits(hidden_states)
 
 
+def as_stateful(decoder: Decoder) -> StatefulLM:
+    """Return a decoder as a stateful model; the state of a plain one is its KV cache."""
+    return decoder if isinstance(decoder, Hope) else CacheAsState(decoder)
+
+
 @dataclass(frozen=True)
 class StreamCondition:
     """How items are read: by a model, with or without weight updates, the state carried between passages or not."""
@@ -108,7 +114,7 @@ def score_tokens(
             update_weights=update_weights and (a < last_start or state.attention_cache is None),
             row_names=batch.document_ids,
         )
-        state = cast(FastWeightState, cast(Any, output.cache))
+        state = output.state
         nll[:, a:b], correct[:, a:b] = score_columns(model, output.hidden_states, targets[:, a:b])
     return TokenScores(nll, correct, state)
 
