@@ -94,23 +94,27 @@ def read_text(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
 
 
 def iter_kv_contexts(
-    decoder: Decoder, tokenizer: Tokenizer, ids: Sequence[int], method: str, keeps: Sequence[float], steps: int | None
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    method: str,
+    keeps: Sequence[float],
+    fit_steps: int | None = None,
 ) -> Iterator[ProbeContext]:
-    """Yield the contexts of a method at several sizes; the document is read and ranked once.
+    """Yield the contexts of one of `KV_METHODS` at several sizes; the document is read and ranked once.
 
-    `method` is one of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip and is trained for
-    `steps`; `keeps` are shares of the tokens.
+    With `fit_steps`, each selection is trained as a cartridge for so many steps. `keeps` are shares of the tokens.
     """
-    score, equal_heads = KV_METHODS["kvzip" if method == FIT else method]
+    score, equal_heads = KV_METHODS[method]
     config = KVCompressionConfig(score, keep=1.0, equal_heads=equal_heads)
     ranked = compress_document(decoder, ids, config, build_repeat_prompt(tokenizer)).memory
     for keep in keeps:
         memory = ranked.keep_top_slots(replace(config, keep=keep).num_slots(len(ids)))
-        if method == FIT:
-            requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=steps or 1)
+        if fit_steps is not None:
+            requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=fit_steps)
             with torch.enable_grad():
                 memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
-        name = f"{FIT} {steps} steps" if method == FIT else method
+        name = method if fit_steps is None else f"{FIT} {fit_steps} steps"
         yield build_kv_context(decoder, name_context(name, keep), memory)
 
 
@@ -141,9 +145,10 @@ def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment
             f"--tokens {len(document)}: {len(segments)} segments of {segment_tokens} tokens, and the memory holds at "
             f"most {most}; give --tokens {most * segment_tokens} or less"
         )
-    memory = method.compress(segments[0])
-    for segment in segments[1:]:
+    memory = None
+    for segment in segments:
         memory = method.compress(segment, None, memory)
+    assert memory is not None
     M = int(memory.num_vectors[0])
 
     def hidden_states(ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]) -> Float[Tensor, "R T D"]:

@@ -92,12 +92,10 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     documents, num_skipped, num_unanswerable = load_probed_documents(
         run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
     )
-    counts = {
-        f"skipped {format_count(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens": num_skipped,
-        f"{num_unanswerable} questions are left out: their answer is not in the first {options.tokens:,} tokens": (
-            num_unanswerable
-        ),
-    }
+    skipped = f"skipped {format_count(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens"
+    questions = format_count(num_unanswerable, "question")
+    unanswerable = f"left out {questions} whose answer is not in the first {options.tokens:,} tokens"
+    notes = (*([skipped] if num_skipped else []), *([unanswerable] if num_unanswerable else []))
     key = {"data": sha256(to_canonical_json([[d.name, d.ids, d.probes] for d in documents]).encode()).hexdigest()}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
@@ -109,8 +107,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        notes = tuple(note for note, count in counts.items() if count) if method == BASELINES else ()
-        yield EvalJob(metadata, len(documents), evaluate, notes=notes)
+        yield EvalJob(metadata, len(documents), evaluate, notes=notes if method == BASELINES else ())
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
@@ -127,9 +124,10 @@ def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuil
     else:
         build_text = partial(read_text, decoder)
 
-        def build_memories(method: str) -> ContextBuilder:
-            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, options.fit)
+        def build_memories(method: str, fit_steps: int | None = None) -> ContextBuilder:
+            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, fit_steps)
 
-        names = [*options.methods, *([FIT] if options.fit is not None else [])]
-        methods = {name: build_memories(name) for name in names}
+        methods = {name: build_memories(name) for name in options.methods}
+        if options.fit is not None:
+            methods[FIT] = build_memories("kvzip", options.fit)
     return {BASELINES: lambda d: iter_text_contexts(build_text, d.ids, num_special, options.keep), **methods}
