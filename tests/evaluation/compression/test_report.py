@@ -77,8 +77,8 @@ def test_clustered_standard_error_with_enough_texts() -> None:
     assert standard_error(differences, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
     assert standard_error(differences) == standard_error(differences, list("abcdef"))
     assert standard_error(differences) == pytest.approx(differences.std(ddof=1) / 6**0.5)
-    names = [f"text {d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
-    assert perplexity.group_by_text(names) == [f"text {d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    names = [f"user@{d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    assert perplexity.group_by_text(names) == [f"user@{d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
     assert perplexity.group_by_text(names[:-2]) is None
 
 
@@ -173,8 +173,10 @@ def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     conditions = {"none": make_condition(4, 0, ()), "full": make_condition(1.5, 0, ())}
     baseline = replace(make_result("plain", [conditions] * 6), info={"method": "lm"})
     other = replace(make_result("other", [conditions] * 5), info={"method": "lm"})
-    results = table.add_controls([run, other, baseline])
-    assert results[1:] == [other, baseline]
+    short = replace(baseline, items_by_seed=[[EvalItem(i.id, {"none": i.shared}) for i in baseline.items_by_seed[0]]])
+    assert table.add_controls([run, short]) == [run, short], "the whole text did not fit the baseline"
+    results = table.add_controls([run, other, short, baseline])
+    assert results[1:] == [other, short, baseline]
     gains = {gain.condition: gain for _, gain in table.gain_rows(results[0])}
     assert gains["full-tuned"].nll.mean == pytest.approx(1.5)
     assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.context_qa_report import build_file_section
 from laconic.evaluation.compression.pareto import LengthComparison
-from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS
+from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, text_name
 from laconic.evaluation.compression.plots import plot_pareto, plot_positions
 from laconic.evaluation.compression.table import LEGEND, build_gain_table, document_keys, format_recall, is_recall
 from laconic.evaluation.report import page
@@ -108,7 +108,7 @@ def list_caveats(results: Sequence[RunResult], file_results: Sequence[RunResult]
             f"Some runs have only {num_seeds} seed{'s' * (num_seeds > 1)}; another seed may fall outside the intervals."
         )
     num_texts = [
-        len({item.id.split("@")[0] for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
+        len({text_name(item.id) for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
     ]
     if num_texts and min(num_texts) < MIN_TEXT_GROUPS:
         caveats.append(

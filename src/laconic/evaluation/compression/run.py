@@ -168,16 +168,17 @@ def build_conditions(
     """Return the conditions under which a run reads a tail of T tokens after a context of C.
 
     With `all_lengths`, every length and every stop rule of the run is included; `untrained` is the method before
-    training, for comparison.
+    training, for comparison. Texts that do not fit the model are left out.
     """
     method = run.method
+    room = run.parts.decoder.config.max_position_embeddings - T
     if isinstance(method, LanguageModelBaseline):
-        ends = [2**i for i in range(C.bit_length()) if 2**i < C] if all_lengths else []
+        ends = [2**i for i in range(C.bit_length()) if 2**i < C and 2**i <= room] if all_lengths else []
         reader = BaselineReader(method)
         return [
             ContextCondition("none", reader),
             *(ContextCondition(f"end {n}", reader, end_tokens=n) for n in ends),
-            ContextCondition("full", reader, end_tokens=ALL_TOKENS),
+            *([ContextCondition("full", reader, end_tokens=ALL_TOKENS)] if room >= C else []),
         ]
     assert isinstance(method, AutoCompressor)
     reader = AutoCompressorReader(method, run.recipe.seed)
@@ -188,7 +189,7 @@ def build_conditions(
     ]
     if len(source) > 1:
         conditions.append(ContextCondition("other text", reader, partial(reader.compress_other_text, source=source)))
-    if C + T + method.segment_model.prefix_length <= method.decoder.config.max_position_embeddings:
+    if C + method.segment_model.prefix_length <= room:
         conditions.append(ContextCondition("full", reader, end_tokens=ALL_TOKENS))
     if untrained is not None:
         before = AutoCompressorReader(untrained, run.recipe.seed)

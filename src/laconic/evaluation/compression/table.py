@@ -15,7 +15,6 @@ from laconic.evaluation.compression.fact_recall import (
 )
 from laconic.evaluation.compression.perplexity import (
     FULL_TUNED,
-    NO_CONTEXT,
     ContextGain,
     context_gains,
     nll_by_position,
@@ -76,7 +75,7 @@ def is_recall(result: RunResult) -> bool:
 
 def add_controls(results: Sequence[RunResult]) -> list[RunResult]:
     """Add to each compressor the first language-model baseline that read the same documents, as a control."""
-    baselines = [result for result in results if result.info.get("method") == "lm"]
+    baselines = [result for result in results if result.info.get("method") == "lm" and "full" in result.conditions]
     with_controls: list[RunResult] = []
     for result in results:
         key = (result.task, document_keys(result))
@@ -113,7 +112,7 @@ def build_gain_table(results: Sequence[RunResult]) -> Table:
     """Return the table for a terminal. What no context gives is shown once for all contexts of the same documents."""
     rows, baselines = list[GainRow](), set[Any]()
     for row in (row for result in results for row in gain_rows(result)):
-        if row.gain.condition.endswith(NO_CONTEXT):
+        if row.gain.condition.endswith("none"):
             key = (row.result.run, row.gain.condition, document_keys(row.result), format_mean(row.gain.nll))
             if key in baselines:
                 continue
