@@ -133,7 +133,10 @@ def file_result(kind: str) -> RunResult:
     """Two questions about a context, or texts after two orders of demonstrations."""
     if kind == "answers":
         conditions = {"none": {"output": "", "context_size": 0}, "compressed": {"output": "cat", "context_size": 2}}
-        items = [make_item(i, {"context": i, "task": None, "answers": ["cat"]}, conditions) for i in range(2)]
+        items = [
+            make_item(i, {"context": i, "task": None, "question": "who?", "answers": ["cat"]}, conditions)
+            for i in range(2)
+        ]
     else:
         conditions = {
             "vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4},
@@ -183,6 +186,11 @@ def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     assert gains["full-tuned"].gain.num_seeds == 2
     text = to_text(render(results))
     assert "full-tuned –" in text
+
+
+def test_gain_table_of_one_document_has_no_standard_error() -> None:
+    table_of_one = table.build_gain_table([make_result("kava", [fixed_lengths(0)])])
+    assert {row[list(table_of_one.header).index("± s.e.")] for row in table_of_one.rows} == {"–"}
 
 
 def test_gain_table_shows_no_context_once_for_contexts_of_equal_documents() -> None:

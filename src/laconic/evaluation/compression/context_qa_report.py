@@ -29,6 +29,7 @@ from laconic.evaluation.tables import (
     format_count,
     format_percent,
     format_signed,
+    format_with_error,
 )
 
 
@@ -50,12 +51,12 @@ def list_examples(result: RunResult) -> list[ExampleQuestion]:
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
         outputs = [(name, str(item.conditions[name]["output"])) for name in result.conditions]
-        gold, question = item.shared["answers"], item.shared.get("question", f"question {item.id}")
+        gold = item.shared["answers"]
         answers = tuple(
             ExampleAnswer(f"{result.run}, {condition_title(name)}", text, METRICS["match"](text, gold) == 1)
             for name, text in outputs
         )
-        examples.append(ExampleQuestion(result.task, question, " or ".join(gold), answers))
+        examples.append(ExampleQuestion(result.task, item.shared["question"], " or ".join(gold), answers))
     return examples
 
 
@@ -85,12 +86,12 @@ def metric_columns(name: str) -> tuple[Column, Column]:
 
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]
-        gain = f"{format_signed(100 * x.gain, 1)} ± {format_percent(x.gain_se)}"
+        gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)
         return "–" if score.condition == "none" else gain
 
     def format_metric(score: ConditionScores) -> str:
         x = score.metrics[name]
-        return f"{format_percent(x.mean.mean)} ± {format_percent(x.se)}"
+        return format_with_error(format_percent(x.mean.mean), 100 * x.se, 1)
 
     return Column(f"{name}, %", format_metric), Column("gain", format_gain)
 

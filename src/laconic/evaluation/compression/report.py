@@ -16,7 +16,7 @@ from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.paper_tables import render_papers
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed
+from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed, format_with_error
 
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
@@ -92,7 +92,10 @@ def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -
         Column("vectors", lambda c: f"{c.point.mean_point[0]:.2f}"),
         Column(quality, lambda c: f"{sign * scale * c.point.mean_point[1]:.{digits}f}"),
         Column("on the line", lambda c: f"{sign * scale * c.fixed_quality:.{digits}f}"),
-        Column("better by", lambda c: f"{format_signed(scale * c.difference, digits)} ± {scale * c.se:.{digits}f}"),
+        Column(
+            "better by",
+            lambda c: format_with_error(format_signed(scale * c.difference, digits), scale * c.se, digits),
+        ),
         Column("result", lambda c: c.verdict),
     )
     caption = "Learned lengths against fixed ones of the same mean"

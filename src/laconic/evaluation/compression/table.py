@@ -21,7 +21,15 @@ from laconic.evaluation.compression.perplexity import (
 )
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
+from laconic.evaluation.tables import (
+    Column,
+    Table,
+    build_table,
+    figures_to_json,
+    format_mean,
+    format_percent,
+    format_with_error,
+)
 
 LEGEND = (
     "vectors: per segment. before: vectors or tokens before the tail. none: no context; shown once for the same tails "
@@ -50,7 +58,7 @@ COLUMNS = (
     Column("perplexity", lambda row: f"{math.exp(row.gain.nll.mean):.2f}"),
     Column("accuracy", lambda row: f"{format_percent(row.gain.accuracy.mean)} %"),
     Column("gain", lambda row: f"{row.gain.gain.mean:+.4f}"),
-    Column("± s.e.", lambda row: f"{row.gain.se:.4f}"),
+    Column("± s.e.", lambda row: "–" if math.isnan(row.gain.se) else f"{row.gain.se:.4f}"),
     Column(
         "share", lambda row: "–" if row.gain.share_of_full is None else f"{format_percent(row.gain.share_of_full)} %"
     ),
@@ -136,9 +144,9 @@ def format_recall(results: Sequence[RunResult]) -> list[str]:
                 text = "–" if correlation is None else f"{correlation:.3f}"
                 lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
         if gap := soft_hard_gap(items):
+            sampled = format_with_error(f"{gap.sampled_length:.3f}", gap.sampled_se, 3)
             lines.append(
                 f"{result.run}, soft minus hard: {gap.nll:+.4f} nats per token, {100 * gap.accuracy:+.1f} points of "
-                f"accuracy, {gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of sampled N "
-                f"{gap.sampled_length:.3f} ± {gap.sampled_se:.3f}"
+                f"accuracy, {gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of sampled N {sampled}"
             )
     return lines
