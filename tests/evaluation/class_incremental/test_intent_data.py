@@ -130,6 +130,8 @@ def test_build_stream_line_format() -> None:
 
 def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
     tokenizer = build_byte_tokenizer()
+    with pytest.raises(InputError, match=r"clinc150: no file .*; give the folder that contains clinc150/clinc150"):
+        load_intents("clinc150", tmp_path)
     with pytest.raises(InputError, match="dbpedia14 is not on the Hub"):
         load_intents("dbpedia14")
     with pytest.raises(InputError, match="do not divide into two or more tasks of 3"):

@@ -79,8 +79,10 @@ def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
     if path is None:
         rows = load_hub_utterances(info)
     else:
-        file = Path(path)
-        rows = read_rows(file / info.file if file.is_dir() else file, parse_labelled_text)[0]
+        file = Path(path) / info.file if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise InputError(f"{name}: no file {file}; give the folder that contains {info.file}, or the file")
+        rows = read_rows(file, parse_labelled_text)[0]
     return deduplicate_splits([row for row in rows if row.label != info.out_of_scope_label], name)
 
 

@@ -31,6 +31,7 @@ from laconic.evaluation.tables import (
     format_signed,
     format_with_error,
 )
+from laconic.experiment import cost
 
 
 def answer_scores(result: RunResult) -> list[ConditionScores]:
@@ -125,10 +126,12 @@ def build_score_table(result: RunResult) -> Table:
     """Return a row for each condition."""
     items, title = result.items_by_seed[0], f"{result.run}, {result.task}"
     if result.variant["kind"] == "answers":
-        caption = f"{title}: {len(items)} questions about {count_contexts(result)} contexts"
+        questions = cost.format_count(len(items), "question")
+        caption = f"{title}: {questions} about {cost.format_count(count_contexts(result), 'context')}"
         return build_table(ANSWER_COLUMNS, answer_scores(result), caption)
     majority = f"majority baseline {format_percent(majority_accuracy(items))} %"
-    caption = f"{title}: {count_test_texts(items)} texts, {len(items[0].shared['label_tokens'])} labels; {majority}"
+    texts, num_labels = cost.format_count(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
+    caption = f"{title}: {texts}, {num_labels} labels; {majority}"
     return build_table(LABEL_COLUMNS, label_scores(result), caption)
 
 

@@ -316,12 +316,18 @@ def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[Compr
     S = recipe.data.text.mean_segment_tokens
     tails = sample_tails(source.names, source.ids, max(CONTEXT_QUARTERS) * S // 4, S, limit or DEFAULT_DOCUMENTS)
     name = f"{part}-{EXCERPT}" if split == EXCERPT else part
-    return [
+    sets = [
         CompressionEvalSet(
             f"{name}-{data.context_tokens}", data, conditions, max(BATCH_TOKENS // (data.context_tokens + S), 1)
         )
         for data, conditions in text_conditions(run, tails, S, EXCERPT_TOKENS if split == EXCERPT else None, untrained)
     ]
+    if not sets:
+        needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
+        raise InputError(
+            f"{split}: no context of up to {tails.context_tokens} tokens {needs} the run; use a run with other segments"
+        )
+    return sets
 
 
 def text_conditions(
