@@ -16,9 +16,8 @@ from laconic.compression.kv_selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
-from laconic.experiment.cost import format_bytes, format_count
+from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
 from laconic.experiment.kv_compressor import compress_text
-from laconic.models.cache import kv_bytes_per_position
 from laconic.models.config import DecoderConfig
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from laconic.compression.memory import SummaryMemory
-from laconic.models.cache import kv_bytes_per_position
 from laconic.models.config import DecoderConfig
 
 
@@ -85,6 +84,11 @@ def compute_cost(
         positions_saved_per_use=saved,
         break_even_uses=math.floor(positions_spent / saved) + 1 if saved > 0 else None,
     )
+
+
+def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of one position of a KV cache: 2 L G E numbers, the keys and values of all layers and heads."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
 
 def format_count(n: int, noun: str) -> str:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.experiment.cost import format_bytes, format_count
-from laconic.models.cache import kv_bytes_per_position
+from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested.cms.level import frobenius_norm

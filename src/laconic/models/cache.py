@@ -277,8 +277,3 @@ class KVCache:
             tensors["valid"],
             KVPrefix.from_tensors(tensors),
         )
-
-
-def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one position of a KV cache: 2 L G E numbers, the keys and values of all layers and heads."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize

@@ -125,15 +125,15 @@ def test_split_demonstrations_takes_validation_from_training_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("labelled", "message"),
     [
         (rows(2), "2 rows give 2 demonstrations, 0 texts for validation and 0 for testing"),
         ([row._replace(split="test") for row in rows(4)], "4 rows give 0 demonstrations, 0 texts for validation and 4"),
     ],
 )
-def test_split_demonstrations_refuses_too_few_rows(given: list[LabelledText], message: str) -> None:
+def test_split_demonstrations_refuses_too_few_rows(labelled: list[LabelledText], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        context_qa_run.split_demonstrations(given, 4)
+        context_qa_run.split_demonstrations(labelled, 4)
 
 
 @pytest.mark.parametrize(

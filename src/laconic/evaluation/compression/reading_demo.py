@@ -23,6 +23,7 @@ from laconic.compression.kv_selection import DocumentReader
 from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.cost import kv_bytes_per_position
 from laconic.experiment.kv_compressor import (
     build_repeat_prompt,
     compress_text,
@@ -33,7 +34,7 @@ from laconic.experiment.kv_compressor import (
 )
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
-from laconic.models.cache import KVCache, kv_bytes_per_position
+from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 CHAPTER_FILE = Path(__file__).with_name("falling_star.txt")

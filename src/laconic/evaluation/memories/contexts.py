@@ -17,8 +17,9 @@ from laconic.compression.kv_selection import DocumentReader, KVMethod
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
+from laconic.experiment.cost import kv_bytes_per_position
 from laconic.experiment.kv_compressor import build_repeat_prompt
-from laconic.models.cache import KVCache, kv_bytes_per_position
+from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 KV_METHODS: dict[str, tuple[KVMethod, bool]] = {  # name -> score, and whether all heads keep as many

@@ -18,10 +18,10 @@ from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, latest_evaluations, load_items
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.build_data import has_text_answers
+from laconic.experiment.cost import kv_bytes_per_position
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions
 from laconic.latent.answering import AnswerDecoding
-from laconic.models.cache import kv_bytes_per_position
 from laconic.storage import manifest
 
 COT_CONDITION = "with CoT"
