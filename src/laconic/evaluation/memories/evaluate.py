@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.evaluation.token_scores import score_targets
 from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import LoadedRun
-from laconic.storage.strict_json import to_canonical_json
+from laconic.storage.manifest import hash_json
 
 TASK = "memories"
 BASELINES = "baselines"
@@ -96,7 +95,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     questions = format_count(num_unanswerable, "question")
     unanswerable = f"left out {questions} whose answer is not in the first {options.tokens:,} tokens"
     notes = (*([skipped] if num_skipped else []), *([unanswerable] if num_unanswerable else []))
-    key = {"data": sha256(to_canonical_json([[d.name, d.ids, d.probes] for d in documents]).encode()).hexdigest()}
+    key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
