@@ -156,13 +156,14 @@ class DemonstrationContext(NamedTuple):
         return int(self.memory.num_vectors[0]) + len(self.ids)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ICLClassification:
     """Scores the labels of texts, which are given by split, after demonstrations."""
 
     compressor: TextCompressor
     demonstrations: Sequence[LabelledText]
     test_rows: Mapping[str, Sequence[LabelledText]]
+    cached_contexts: tuple[tuple[int, bool], list[tuple[DemonstrationContext, list[float]]]] | None = None
 
     @cached_property
     def labels(self) -> list[str]:
@@ -183,20 +184,14 @@ class ICLClassification:
             for row in rows
         ]
 
-    @cached_property
-    def cached_contexts(self) -> dict[tuple[int, bool], list[tuple[DemonstrationContext, list[float]]]]:
-        """The last result of `contexts_for_order`."""
-        return {}
-
     def contexts_for_order(self, seed: int, balanced: bool) -> list[tuple[DemonstrationContext, list[float]]]:
-        """Return the contexts of an order of demonstrations, each with the labels' nats after an empty input."""
+        """Return the contexts of an order, each with the labels' nats after an empty input; the last are cached."""
         key = (seed, balanced)
-        if key not in self.cached_contexts:
-            self.cached_contexts.clear()
+        if self.cached_contexts is None or self.cached_contexts[0] != key:
             null_ids = self.encode(label_prompt(NULL_INPUT))
             contexts = self.build_contexts(seed, balanced)
-            self.cached_contexts[key] = [(context, self.label_nlls(context, null_ids)) for context in contexts]
-        return self.cached_contexts[key]
+            self.cached_contexts = key, [(context, self.label_nlls(context, null_ids)) for context in contexts]
+        return self.cached_contexts[1]
 
     def build_contexts(self, seed: int, balanced: bool) -> list[DemonstrationContext]:
         """Build the contexts of an order of demonstrations.
