@@ -85,6 +85,13 @@ def test_permutations_and_uniforms_look_random() -> None:
     ).sum() < 160  # chi squared with 99 degrees of freedom; exceeded with probability 1e-4
 
 
+def test_permutation_is_the_beginning_of_an_order() -> None:
+    order = rng.permuted_index(3, 5, np.arange(9), 9).tolist()
+    assert rng.permutation(9, 3, 5) == rng.permutation(9, 3, 5, limit=20) == order
+    assert rng.permutation(9, 3, 5, limit=4) == order[:4]
+    assert rng.permutation(0, 3) == []
+
+
 def test_permuted_index_refuses_positions_out_of_range() -> None:
     with pytest.raises(ValueError, match="num_rows=0"):
         rng.permuted_index(0, 0, 0, 0)

@@ -52,6 +52,12 @@ def permuted_index(seed: int, epoch: Keys, position: Keys, num_rows: int) -> NDA
     return index.astype(np.int64).reshape(positions.shape)
 
 
+def permutation(num_rows: int, seed: int, epoch: int = 0, limit: int | None = None) -> list[int]:
+    """Return the first `limit` row numbers, by default all, of an epoch's order; the same ones every time."""
+    n = num_rows if limit is None else min(limit, num_rows)
+    return permuted_index(seed, epoch, np.arange(n), num_rows).tolist() if n else []
+
+
 def _feistel(x: HashArray, seed: int, epoch: Keys, half: np.uint64) -> HashArray:
     """Permute 2·half-bit numbers by a Feistel network keyed by seed and epoch."""
     low = (np.uint64(1) << half) - np.uint64(1)

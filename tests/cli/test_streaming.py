@@ -47,13 +47,15 @@ PAIRS = 'source = "mqar"\nmqar = { num_pairs = [2], row_tokens = 8, test_rows = 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of books, a plain one of the same, and one of pairs."""
+    """A run of books, a plain one of the same, one of pairs, and a plain one of pairs."""
     folder = tmp_path_factory.mktemp("streams")
     rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(6)]
     (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "books.toml").write_text(RECIPE.format(words="bytes", data=TEXT))
     (folder / "pairs.toml").write_text(RECIPE.format(words="mqar", data=PAIRS))
-    for recipe, name, keys in (("books", "hope", ()), ("books", "lm", ("method=lm",)), ("pairs", "pairs", ())):
+    plain = ("method=lm",)
+    runs = (("books", "hope", ()), ("books", "lm", plain), ("pairs", "pairs", ()), ("pairs", "lm-pairs", plain))
+    for recipe, name, keys in runs:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setattr(sys, "argv", ["laconic", "train", f"{recipe}.toml", "--out", name, *keys])
@@ -120,6 +122,20 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
     assert "hope, grad" not in page
 
 
+def test_evaluate_a_language_model_of_a_synthetic_stream(run: RunCli) -> None:
+    code, out, err = run("evaluate", "lm-pairs", "--format", "json")
+    assert code == 0, err
+    assert [(line["stream"], list(line["conditions"])) for line in json.loads(out)["streams"]] == [("mqar", ["lm"])]
+
+
+def test_report_of_a_run_in_progress_leaves_out_the_partial_line(run: RunCli, place: Path) -> None:
+    shutil.copytree(place / "hope", place / "running")
+    with (place / "running" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss"')
+    assert run("report", "running", "--out", "running.html")[0] == 0
+    assert "Size of the state" in (place / "running.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("code", "message", "args"),
     [
@@ -128,6 +144,8 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
         (66, "pairs was trained on data.source mqar", ["pairs", "--tasks", "ppl"]),
         (66, "pairs was trained on data.source mqar", ["pairs", "--tasks", "needle"]),
         (2, "lm: task levels needs a run of method hope", ["lm", "--tasks", "levels"]),
+        (2, "lm-pairs: data.source mqar has no segments", ["lm", "lm-pairs"]),
+        (2, "--data-dir: only for clinc150, banking77", ["hope", "--data-dir", "."]),
         (2, "--latency: only for runs that answer questions", ["hope", "--latency", "5"]),
         (66, "every 5th is held out", ["hope", "--tasks", "books", "--limit", "2"]),
     ],
@@ -173,6 +191,9 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
     }
     assert run("report", "lm", "--out", "classes.html")[0] == 0
     assert "Classes banking77: lm, seed 0" in (place / "classes.html").read_text()
+    (place / "rows.jsonl").write_text((place / "rows.jsonl").read_text().replace("test 0 0", "another text"))
+    code, _, err = run(*args)
+    assert (code, "is the evaluation of another checkpoint or of other data" in err) == (73, True)
     shutil.rmtree(folder)
 
 

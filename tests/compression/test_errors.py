@@ -111,6 +111,13 @@ def test_compress_rejects_segments_that_do_not_fit(
         method.compress(TEXT, None, memory)
 
 
+def test_check_fits_blames_a_prompt_that_is_too_long_alone() -> None:
+    method = compressor(sizes={"max_position_embeddings": 12})
+    memory = method.compress(TEXT)
+    with pytest.raises(UsageError, match=r"3 memory vectors, 20 text tokens .*; use shorter segments or prompts"):
+        method.segment_model.check_fits(memory, 20, compresses=False)
+
+
 @pytest.mark.parametrize(
     ("length_policy", "rule", "message"),
     [

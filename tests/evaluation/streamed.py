@@ -33,8 +33,7 @@ def tasks(seed: int = 0, train_per_class: int = 4, test_per_class: int = 2) -> C
     order = ((0, 3), (4, 1), (2, 5))
     train = tuple(tuple(item(label) for _ in range(train_per_class) for label in classes) for classes in order)
     test = tuple(tuple(item(label) for _ in range(test_per_class) for label in classes) for classes in order)
-    labels = tuple(f"class {k}" for k in range(6))
-    return ClassIncrementalStream("six", seed, labels, WORDS, order, train, test, (FIRST,), (END,))
+    return ClassIncrementalStream("six", seed, WORDS, order, train, test, (FIRST,), (END,))
 
 
 def decoder(seed: int = 0, width: int = 16) -> Decoder:

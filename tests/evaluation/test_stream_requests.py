@@ -12,8 +12,8 @@ from laconic.batches import DocumentBatch
 from laconic.config.load import load_recipe
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.streams.evaluate import CacheAsState
-from laconic.evaluation.streams.tasks import StreamRequest, build_requests, stateful_model
+from laconic.evaluation.streams.evaluate import CacheAsState, as_stateful
+from laconic.evaluation.streams.tasks import StreamRequest, build_requests
 from laconic.experiment import build_data, build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method
@@ -64,7 +64,7 @@ def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
 def heard(result: LoadedRun, one: StreamRequest) -> list[EvalItem]:
     """What a run makes of what is asked."""
     return evaluate_stream(
-        stateful_model(result),
+        as_stateful(result.parts.decoder),
         one.stream,
         one.source,
         batch_size=one.batch_size,
@@ -125,12 +125,12 @@ def test_held_out_texts_drift_as_in_training(tmp_path: Path) -> None:
     assert ids[0].tolist() != ids[1].tolist()
 
 
-def test_stateful_model_of_a_plain_run_is_its_cache(tmp_path: Path) -> None:
+def test_as_stateful_of_a_plain_run_is_its_cache(tmp_path: Path) -> None:
     result = run(tmp_path, "bytes", "method=lm", "model.max_position_embeddings=128")
     row = heard(result, build_requests(result, "ppl", 1)[0])[0]
     assert list(row.conditions) == ["lm"]
-    assert isinstance(stateful_model(result), CacheAsState)
-    assert isinstance(stateful_model(run(tmp_path, "bytes")), Hope)
+    assert isinstance(as_stateful(result.parts.decoder), CacheAsState)
+    assert isinstance(as_stateful(run(tmp_path, "bytes").parts.decoder), Hope)
     assert not isinstance(result.parts.decoder, Hope)
 
 
@@ -140,3 +140,5 @@ def test_build_requests_refuses_missing_data(tmp_path: Path) -> None:
         build_requests(result, "ppl", None)
     with pytest.raises(InputError, match="its own tasks are test and valid"):
         build_requests(result, "formal_languages", None)
+    with pytest.raises(InputError, match=r"--tasks test: .* was trained on data.source recall, which is no stream"):
+        build_requests(run(tmp_path, "recall"), "test", None)

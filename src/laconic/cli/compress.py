@@ -177,8 +177,8 @@ class CompressCommand:
         memory = memory if dtype is None else memory.to(dtype=dtype)
         memory.save(self.out)
         self.partial_path.unlink(missing_ok=True)
-        width = compressor.decoder.token_embedding.weight.element_size()
-        cost = compute_cost(memory, compressor.decoder.config, width, job.positions_spent)
+        decoder = compressor.decoder
+        cost = compute_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
         self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
         return 0
 

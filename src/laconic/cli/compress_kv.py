@@ -16,8 +16,9 @@ from laconic.compression.kv_selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
-from laconic.experiment.cost import format_bytes, format_count
+from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
 from laconic.experiment.kv_compressor import compress_text
+from laconic.models.config import DecoderConfig
 
 
 def compress_with_checkpoint(command: CompressCommand) -> int:
@@ -56,7 +57,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
             "--equal-heads, which loses more at the same size; keep more, or give a shorter text"
         )
     measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
-    cost = compute_kv_cost(memory, windows, positions)
+    cost = compute_kv_cost(memory, decoder.config, windows, positions)
     lines = [*cost_lines(cost), *(line for losses in measured for line in loss_lines(losses))]
     command.print_result(lines, {"cost": cost, "measured": measured}, time.perf_counter() - start)
     return 0
@@ -71,7 +72,7 @@ def read_documents(source: str) -> list[tuple[str, str]]:
         return list(iter_texts(file, path.name))
 
 
-def compute_kv_cost(memory: KVMemory, num_windows: int, positions: int) -> dict[str, Any]:
+def compute_kv_cost(memory: KVMemory, config: DecoderConfig, num_windows: int, positions: int) -> dict[str, Any]:
     """Return what all texts of a memory took and save, as JSON.
 
     Slots are those kept per KV head, on average, and of the heads that keep least and most. `used_cache_bytes` is the
@@ -80,7 +81,6 @@ def compute_kv_cost(memory: KVMemory, num_windows: int, positions: int) -> dict[
     """
     assert memory.metadata is not None
     cache, heads = memory.to_cache(), memory.slots
-    L, G, E = cache.shape_summary
     tokens = sum(document.tokens for row in memory.metadata.documents for document in row)
     return {
         "method": memory.metadata.method,
@@ -91,7 +91,7 @@ def compute_kv_cost(memory: KVMemory, num_windows: int, positions: int) -> dict[
         "smallest_head": int(heads.min()),
         "largest_head": int(heads.max()),
         "kept_bytes": memory.num_bytes,
-        "text_cache_bytes": L * G * tokens * 2 * E * memory.keys[0].element_size(),
+        "text_cache_bytes": tokens * kv_bytes_per_position(config, memory.keys[0].dtype),
         "used_cache_bytes": cache.kv_bytes,
         "positions_spent": positions,
     }

@@ -58,7 +58,7 @@ def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a text file atomically and log its path."""
-    from laconic.storage.atomic import write_file_atomically  # imports torch
+    from laconic.storage.atomic import write_text_atomically  # imports torch
 
-    write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
+    write_text_atomically(path, text)
     log_message(f"wrote {path}")

@@ -18,7 +18,7 @@ from laconic.experiment.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
-from laconic.storage.atomic import write_file_atomically
+from laconic.storage.atomic import write_file_atomically, write_text_atomically
 from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
 
@@ -129,7 +129,7 @@ class PartialOutput:
         self.path, self.num_rows, self.digest = path, 0, key
         with translate_os_errors(path):
             if not path.exists():
-                write_file_atomically(path, lambda new: new.write_text(f"{key}\n", encoding="utf-8"))
+                write_text_atomically(path, f"{key}\n")
                 return
             truncate_partial_line(path)
             with path.open(encoding="utf-8", errors="replace") as file:

@@ -80,8 +80,8 @@ def compress_text(command: CompressCommand) -> int:
     model.save(job.done, command.out, texts, parse_dtype(command.dtype))
     command.partial_path.unlink(missing_ok=True)
     chunk_sizes = model.model.hope_config.chunk_sizes
-    bytes_per_number = model.model.token_embedding.weight.element_size()
-    cost = compute_state_cost(job.done, chunk_sizes, model.model.config, bytes_per_number, job.tokens)
+    dtype = model.model.token_embedding.weight.dtype
+    cost = compute_state_cost(job.done, chunk_sizes, model.model.config, dtype, job.tokens)
     loss = [f"loss       {job.loss.mean:.3f} nats per token while reading"] if job.loss.num_scored else []
     lines = [*cost.to_lines(), *loss, *format_reports(job.done, chunk_sizes)]
     data = {"kind": "state", "nats": job.loss.mean, "cost": cost.to_json()}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -28,7 +27,7 @@ from laconic.compression.self_study import (
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from laconic.rng import permuted_index
+from laconic.rng import permutation
 
 HELD_OUT_SHARE = 1 / 8  # share of the rows that choose the best step
 STEPS_BETWEEN_CHECKS = 10
@@ -173,8 +172,7 @@ def write_study_batches(
         seed=config.seed,
         on_progress=lambda done, total: on_progress("self-study, before fitting", done, total, None),
     )
-    order = permuted_index(config.seed, 0, np.arange(len(rows)), len(rows))
-    rows = [rows[int(i)] for i in order]
+    rows = [rows[i] for i in permutation(len(rows), config.seed)]
     num_held_out = max(1, int(len(rows) * HELD_OUT_SHARE))
     parts = list[list[StudyBatch]]()
     for part in (rows[num_held_out:], rows[:num_held_out]):

@@ -127,9 +127,9 @@ def check_fits(
         f"{num_slots} memory vectors, {segment_tokens} text tokens and {n} summary positions{bos} do not fit: "
         f"{decoder_config.family} has {limit}"
     )
-    if num_slots == 0 or config.memory_policy != "accumulate":
-        raise UsageError(f"{problem}; use shorter segments")
     fitting = max_segments(decoder_config, config, prefix_length, segment_tokens)
+    if num_slots == 0 or config.memory_policy != "accumulate" or not fitting:
+        raise UsageError(f"{problem}; use shorter segments or prompts")
     raise UsageError(
         f"{problem}; an accumulating memory is full after {fitting} segments of {segment_tokens} tokens: use "
         'memory_policy = "budgeted", "fifo" or "replace"'

@@ -4,7 +4,6 @@ A checkpoint gets a folder for its results in laconic's cache, with a recipe tha
 the evaluation treats this folder as a run at step 0.
 """
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +26,9 @@ from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
 from laconic.experiment.methods import build_method
 from laconic.models.decoder import Decoder
 from laconic.models.weights import find_checkpoint
-from laconic.storage import atomic
+from laconic.storage.atomic import write_text_atomically
 from laconic.storage.cache_dir import cache_dir
+from laconic.storage.manifest import hash_json
 from laconic.storage.strict_json import read_json, to_canonical_json
 
 PromptStyle = Literal["chat", "plain"]
@@ -77,7 +77,7 @@ def prepare_checkpoint(
     prompt = CheckpointPrompt(style or ("chat" if tokenizer.chat_template else "plain"), shots, shots_from, quantize)
     fields = {name: value for name, value in prompt._asdict().items() if name != "quantize" or value}
     name = re.sub(r"[^\w.-]", "-", Path(path_or_name).name)
-    key = hashlib.sha256(to_canonical_json([str(folder.resolve()), *fields.values()]).encode()).hexdigest()[:8]
+    key = hash_json([str(folder.resolve()), *fields.values()])[:8]
     results = (
         cache_dir() / "evaluations" / key / "-".join(filter(None, [name, quantize, prompt.style, f"{shots}-shot"]))
     )
@@ -86,8 +86,8 @@ def prepare_checkpoint(
         recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
         results.mkdir(parents=True, exist_ok=True)
         marker = fields | {"model": path_or_name}
-        atomic.write_file_atomically(results / MARKER_FILE, lambda new: new.write_text(to_canonical_json(marker)))
-        atomic.write_file_atomically(results / RECIPE_FILE, lambda new: new.write_bytes(tomli_w.dumps(recipe).encode()))
+        write_text_atomically(results / MARKER_FILE, to_canonical_json(marker))
+        write_text_atomically(results / RECIPE_FILE, tomli_w.dumps(recipe))
     return results
 
 

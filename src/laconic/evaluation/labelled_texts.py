@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from laconic import rng
 from laconic.config.data import SplitName
 from laconic.data.documents.load import parse_split
@@ -48,7 +46,7 @@ def load_labelled_texts(path: str | Path) -> list[LabelledText]:
 
 def order_demonstrations(rows: Sequence[LabelledText], seed: int, *, balanced: bool = False) -> list[LabelledText]:
     """Shuffle demonstrations by a seed; balanced ones take the labels in turn."""
-    shuffled = [rows[i] for i in rng.permuted_index(seed, 0, np.arange(len(rows)), len(rows)).tolist()]
+    shuffled = [rows[i] for i in rng.permutation(len(rows), seed)]
     if not balanced:
         return shuffled
     turns, counts = list[int](), Counter[str]()

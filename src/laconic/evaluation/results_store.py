@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
-from laconic.storage.atomic import check_not_link, write_file_atomically, write_folder_atomically
+from laconic.storage.atomic import check_not_link, write_folder_atomically, write_text_atomically
 from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
 from laconic.storage.strict_json import read_json, to_canonical_json
@@ -274,7 +274,7 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     text = _metadata_text(metadata)
     if not mark.exists():
         partial.mkdir(parents=True, exist_ok=True)
-        write_file_atomically(mark, lambda new: new.write_text(text, encoding="utf-8"))
+        write_text_atomically(mark, text)
     elif mark.read_text(encoding="utf-8", errors="replace") != text:
         raise BusyError(f"{partial} holds partial results of another checkpoint or other data; {REMOVE_HINT}")
     check_not_link(units)

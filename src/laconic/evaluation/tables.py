@@ -89,6 +89,11 @@ def format_mean(estimate: Estimate) -> str:
     return f"{estimate.mean:.4f}" + ("" if estimate.sd is None else f" ± {estimate.sd:.4f}")
 
 
+def format_with_error(text: str, standard_error: float, digits: int) -> str:
+    """Append the standard error, unless it is NaN, as that of a single document."""
+    return text if math.isnan(standard_error) else f"{text} ± {standard_error:.{digits}f}"
+
+
 def format_count(x: float) -> str:
     """Format a mean count: without decimals if it is whole."""
     return f"{x:.0f}" if abs(x - round(x)) < 0.005 else f"{x:.1f}"

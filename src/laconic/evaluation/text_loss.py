@@ -1,7 +1,6 @@
 """The task `loss`: nats per token of a checkpoint on windows of text, compared with another checkpoint."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent, format_signed
 from laconic.evaluation.token_scores import score_targets
 from laconic.experiment.load_run import LoadedRun
-from laconic.storage.strict_json import to_canonical_json
+from laconic.storage.manifest import hash_json
 
 TASK = "loss"
 CONDITION = "text"
@@ -79,8 +78,8 @@ class TextLossSuite:
             raise UsageError(f"--tokens {options.tokens}: the model has {context:,} positions; lower it")
         windows = load_windows(run.parts.tokenizer, options.documents, options.tokens, request.limit)
         variant = {"data": Path(options.documents).stem, "tokens": f"{options.tokens}"}
-        digest = sha256(to_canonical_json(windows).encode()).hexdigest()
-        metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key={"data": digest})
+        key = {"data": hash_json(windows)}
+        metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key=key)
         names = list(windows)
 
         @torch.no_grad()

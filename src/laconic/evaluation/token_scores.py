@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laconic.batches import IGNORE_INDEX
+
 MAX_LOGITS = 1 << 22  # logits computed at once
 
 
@@ -21,4 +23,15 @@ def score_targets(
         logits, some = compute_logits(hidden_states[i : i + step]).float(), targets[i : i + step]
         nll[i : i + step] = F.cross_entropy(logits, some, reduction="none")
         is_correct[i : i + step] = logits.argmax(-1) == some
+    return nll, is_correct
+
+
+def score_grid(
+    compute_logits: Callable[[Tensor], Tensor], hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
+) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Return the NLL of each target and whether it was the most likely token; 0 and False for `IGNORE_INDEX`."""
+    has_target = targets != IGNORE_INDEX
+    nll, is_correct = torch.zeros(targets.shape, device=targets.device), torch.zeros_like(has_target)
+    scores = score_targets(compute_logits, hidden_states[has_target], targets[has_target])
+    nll[has_target], is_correct[has_target] = scores
     return nll, is_correct

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from laconic.compression.memory import SummaryMemory
 from laconic.models.config import DecoderConfig
 
@@ -58,13 +60,13 @@ class CompressionCost:
 
 
 def compute_cost(
-    memory: SummaryMemory, config: DecoderConfig, bytes_per_number: int, positions_spent: int
+    memory: SummaryMemory, config: DecoderConfig, dtype: torch.dtype, positions_spent: int
 ) -> CompressionCost:
-    """Return the cost of a memory; `bytes_per_number` is that of the KV cache."""
+    """Return the cost of a memory; `dtype` is that of the KV cache."""
     spans = memory.segment_tokens
     read = memory.vectors_per_segment[spans > 0]
     tokens, vectors, segments = int(spans.sum()), int(memory.valid.sum()), len(read)
-    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
+    position = kv_bytes_per_position(config, dtype)
     saved = tokens - vectors
     return CompressionCost(
         num_texts=memory.B,
@@ -82,6 +84,11 @@ def compute_cost(
         positions_saved_per_use=saved,
         break_even_uses=math.floor(positions_spent / saved) + 1 if saved > 0 else None,
     )
+
+
+def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of one position of a KV cache: 2 L G E numbers, the keys and values of all layers and heads."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
 
 def format_count(n: int, noun: str) -> str:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         )
         self.loss.add(piece, output.hidden_states)
         self.tokens += int(piece.attention_mask.sum())
-        return cast(FastWeightState, output.cache)
+        return output.state
 
     def read_ids(self, rows: Sequence[Sequence[int]], segment_tokens: int) -> Iterator[int]:
         """Read ids, one row each, and yield how many of the longest row are read; the state is in `current`."""

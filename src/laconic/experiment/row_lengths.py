@@ -183,7 +183,7 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
 
 def make_micro_batches(lengths: Lengths, size: int) -> list[list[int]]:
     """Return shuffled micro-batches of row numbers, from the narrowest to the widest."""
-    order = rng.permuted_index(0, 0, np.arange(len(lengths)), len(lengths))
+    order = rng.permutation(len(lengths), 0)
     batches = [order[i : i + size] for i in range(0, max(1, len(order) - size + 1), size)]
     batches.sort(key=lambda rows: int(lengths[rows].max(0).sum()))
     return [np.resize(rows, size).tolist() for rows in batches]

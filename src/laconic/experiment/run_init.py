@@ -11,7 +11,8 @@ from laconic.config.recipe import Recipe
 from laconic.config.recipe_keys import explicit_values
 from laconic.errors import BusyError, CorruptArtifactError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE
-from laconic.storage import atomic, manifest
+from laconic.storage import manifest
+from laconic.storage.atomic import write_text_atomically
 from laconic.storage.run_dir import RunDirectory
 from laconic.storage.strict_json import to_canonical_json
 
@@ -38,8 +39,8 @@ def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Map
         notes = check_same_recipe(path, recipe)
     elif isinstance(resume, int):
         run.get_step(resume)  # raises if it does not exist
-    write_text(path, to_toml(recipe))
-    write_text(run.path / ENVIRONMENT_FILE, to_canonical_json(environment) + "\n")
+    write_text_atomically(path, to_toml(recipe))
+    write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(environment) + "\n")
     return notes
 
 
@@ -102,8 +103,3 @@ def get_json_value(recipe: Recipe, key: str) -> str:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    atomic.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.experiment.cost import format_bytes, format_count
+from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested.cms.level import frobenius_norm
@@ -136,18 +136,17 @@ def compute_state_cost(
     state: FastWeightState,
     chunks: Sequence[Sequence[int]],
     config: DecoderConfig,
-    bytes_per_number: int,
+    dtype: torch.dtype,
     num_tokens: int,
 ) -> StateCost:
-    """Return the cost of a state that has read `num_tokens`; `bytes_per_number` is that of a KV cache."""
-    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
+    """Return the cost of a state that has read `num_tokens`; `dtype` is that of a KV cache."""
     num_state_tokens = int(state.position.sum())
     return StateCost(
         len(state.position),
         num_tokens,
         num_state_tokens,
         values.num_bytes(state),
-        num_state_tokens * position,
+        num_state_tokens * kv_bytes_per_position(config, dtype),
         tuple(level_reports(state, chunks)),
         tuple(memory_reports(state)),
     )

@@ -5,15 +5,14 @@ One check synchronises with the device once.
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.errors import NonFiniteError
 from laconic.interfaces import StatefulLM
-from laconic.models.decoder import DecoderOutput
 from laconic.nested.state import FastWeightState
 from laconic.storage.tensor_tree import unique_tensors
 
@@ -69,6 +68,13 @@ def check_finite(tree: object, row_names: Sequence[str] = ()) -> None:
         raise NonFiniteError(f"state: not finite in {location.describe(row_names)}; {ADVICE}")
 
 
+class ReadOutput(NamedTuple):
+    """Final hidden states, and the new state."""
+
+    hidden_states: Float[Tensor, "B T D"]
+    state: FastWeightState
+
+
 def read_tokens_checked(
     model: StatefulLM,
     input_ids: Int[Tensor, "B T"],
@@ -78,7 +84,7 @@ def read_tokens_checked(
     target_mask: Bool[Tensor, "B T"] | None = None,
     update_weights: bool = True,
     row_names: Sequence[str] = (),
-) -> DecoderOutput:
+) -> ReadOutput:
     """Call `model.read_tokens` and check the new state.
 
     Raises:
@@ -87,6 +93,7 @@ def read_tokens_checked(
     output = model.read_tokens(
         input_ids, state, attention_mask=attention_mask, target_mask=target_mask, update_weights=update_weights
     )
+    state = cast(FastWeightState, output.cache)  # a StatefulLM returns its state there
     if update_weights:
-        check_finite(output.cache, row_names)
-    return output
+        check_finite(state, row_names)
+    return ReadOutput(output.hidden_states, state)

@@ -174,6 +174,11 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
         fsync_path(path.parent)
 
 
+def write_text_atomically(path: Path, text: str) -> None:
+    """Create or replace a UTF-8 text file; raises as `write_file_atomically` does."""
+    write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
+
+
 def check_not_link(path: Path) -> None:
     """Raise `UnsafeFileError` if a path that is to be written is a link."""
     if path.is_symlink():

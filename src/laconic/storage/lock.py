@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, SoftFileLock, Timeout
 
 from laconic.errors import BusyError, DiskError, LaconicError, translate_os_errors
-from laconic.storage.atomic import write_file_atomically
+from laconic.storage.atomic import write_text_atomically
 from laconic.storage.strict_json import read_json, to_canonical_json
 
 LOCK_TIMEOUT = 0.5  # seconds
@@ -45,7 +45,7 @@ def lock_folder(folder: Path) -> Generator[None]:
     try:
         start = datetime.now(UTC).isoformat(timespec="seconds")
         process = {"pid": os.getpid(), "host": platform.node(), "start": start, "command": shlex.join(sys.argv)}
-        write_file_atomically(holder_path, lambda new: new.write_text(to_canonical_json(process), encoding="utf-8"))
+        write_text_atomically(holder_path, to_canonical_json(process))
         yield
     finally:
         holder_path.unlink(missing_ok=True)

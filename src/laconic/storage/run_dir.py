@@ -160,8 +160,7 @@ class RunDirectory:
 
     def _write_latest(self, final: Path) -> None:
         """Write the file `latest`, a hint for people and scripts that laconic itself never reads."""
-        path = self.path / "latest"
-        atomic.write_file_atomically(path, lambda new: new.write_text(final.name + "\n", encoding="utf-8"))
+        atomic.write_text_atomically(self.path / "latest", final.name + "\n")
 
     def latest_valid_step(self) -> StepFolder | None:
         """Return the newest step that passes verification, or None if the run has no steps.

@@ -10,7 +10,7 @@ from typing import Any
 
 from laconic.config.training import TrainingConfig
 from laconic.errors import CorruptArtifactError, InputError, UsageError
-from laconic.storage.atomic import write_file_atomically
+from laconic.storage.atomic import write_text_atomically
 from laconic.storage.manifest import hash_json
 from laconic.storage.strict_json import read_json, to_canonical_json
 
@@ -42,7 +42,7 @@ class ValidationLog:
         }
         content: dict[str, Any] = {"fingerprint": self.fingerprint, "validations": finite}
         text = to_canonical_json({**content, "sha256": hash_json(content)})
-        write_file_atomically(self.path, lambda new: new.write_text(text, encoding="utf-8"))
+        write_text_atomically(self.path, text)
 
     def list_best(self, config: TrainingConfig) -> list[tuple[float, int]]:
         """Return the `keep_best` best (value of `best_metric`, step), best first and earlier before later."""

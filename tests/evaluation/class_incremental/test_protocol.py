@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.evaluation.class_incremental.label_scoring import ScoreArray, repeat_state, score_labels
+from laconic.evaluation.class_incremental.label_scoring import ScoreArray, fork_rows, score_labels
 from laconic.evaluation.class_incremental.learners import FrozenModel, StatefulLearner
 from laconic.evaluation.class_incremental.protocol import (
     predict_class,
@@ -135,17 +135,18 @@ def test_stateful_learner_score_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_repeat_state_shares_expanded_rows() -> None:
+def test_fork_rows_shares_expanded_rows() -> None:
     state = StatefulLearner(streamed.attending(), TASKS)
     state.learn(TASKS.train[0])
-    many = repeat_state(state.state, 5)
+    many = fork_rows(state.state, torch.zeros(5, dtype=torch.long))
     for name, x in values.named_tensors(many.layers):
         assert len(x) == 5, name
         assert x.stride(0) == 0 or x.numel() == 0
-    again = repeat_state(repeat_state(state.state, 2), 3)
-    assert values.states_equal(
-        values.map_tensors(again, torch.clone), values.repeat_rows(values.repeat_rows(state.state, 2), 3)
-    )
+    rows = torch.tensor([1, 0, 1])
+    several = values.repeat_rows(state.state, 2)
+    for copies in (several, fork_rows(state.state, torch.tensor([0, 0]))):
+        forks = values.map_tensors(fork_rows(copies, rows), torch.clone)
+        assert values.states_equal(forks, values.select_rows(several, rows))
 
 
 def test_run_joint_evaluates_only_at_the_end() -> None:

@@ -195,6 +195,13 @@ def test_evaluate_rejects_tasks_and_flags_that_do_not_fit(
     assert message in err
 
 
+def test_evaluate_refuses_excerpts_longer_than_every_context(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression_run, "EXCERPT_TOKENS", 193)
+    code, out, err = run("lm", "--tasks", "excerpt", "--limit", 1)
+    assert (code, out) == (66, "")
+    assert "excerpt: no context of up to 192 tokens holds an excerpt of 193 and fits the run" in err
+
+
 def write_files(folder: Path) -> tuple[str, str]:
     """Questions about two contexts, and labelled texts."""
     rows = [{"context": f"{c} is here", "question": "who?", "answer": [c], "max_new_tokens": 2} for c in "ab"]

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from laconic.evaluation.compression import context_qa
-from laconic.evaluation.compression.context_qa_report import answer_scores, label_scores, result_to_json
+from laconic.evaluation.compression.context_qa_report import (
+    answer_scores,
+    build_score_table,
+    label_scores,
+    result_to_json,
+)
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 
@@ -92,3 +97,4 @@ def test_answer_scores_are_paired_and_clustered_by_context() -> None:
 def test_one_context_has_no_standard_error() -> None:
     result = run_result("answers", [answer_item(0, 0, "cat", "cat", None)])
     assert result_to_json(result)["conditions"][0]["metrics"]["match"]["se"] is None
+    assert list(build_score_table(result).rows[1][2:4]) == ["100.0", "+0.0"]

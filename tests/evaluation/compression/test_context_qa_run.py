@@ -1,5 +1,6 @@
 """Running context question answering and in-context classification with a small compressor."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,7 +124,52 @@ def test_split_demonstrations_takes_validation_from_training_rows() -> None:
     assert {row.split for row in test_rows["test"]} == {"test"}
 
 
+@pytest.mark.parametrize(
+    ("labelled", "message"),
+    [
+        (rows(2), "2 rows give 2 demonstrations, 0 texts for validation and 0 for testing"),
+        ([row._replace(split="test") for row in rows(4)], "4 rows give 0 demonstrations, 0 texts for validation and 4"),
+    ],
+)
+def test_split_demonstrations_refuses_too_few_rows(labelled: list[LabelledText], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        context_qa_run.split_demonstrations(labelled, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ('{"text": "a", "label": "context"}', "labels"),
+        ('{"context": "the \\"text\\"", "question": "who?"}', "answers"),
+        ("", "contains no row"),
+        ('{"context": "caf\udce9"}', "is not UTF-8"),
+    ],
+)
+def test_detect_kind_parses_the_first_row(tmp_path: Path, line: str, kind: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line, encoding="utf-8", errors="surrogateescape")
+    if " " in kind:
+        with pytest.raises(InputError, match=kind):
+            context_qa_run.detect_kind(file)
+    else:
+        assert context_qa_run.detect_kind(file) == kind
+
+
 def test_pack_rows_keeps_rows_whole() -> None:
     assert context_qa_run.pack_rows([[1, 2], [3] * 9, [4, 5], [6]], 4, 2) == [[1, 2, 4, 5], [6]]
-    with pytest.raises(InputError, match="no demonstration has 4 tokens"):
-        context_qa_run.pack_rows([[3] * 9], 4, 2)
+    assert context_qa_run.pack_rows([[3] * 9], 4, 2) == []
+
+
+def test_icl_leaves_out_what_no_demonstration_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_qa_run, "TEXT_DEMO_TOKENS", (9, 30))
+    parts = rows(8), {"valid": rows(2), "test": rows(2)}
+    names = [context.condition for context in ICLClassification(reader(segment=40), *parts).build_contexts(0, False)]
+    assert "text of 30 tokens" in names
+    assert "text of 9 tokens" not in names, "every demonstration is longer"
+    full = reader(segment=40, room=60, max_vectors=8)
+    assert full.method.max_segments(40) == 2, "a third reads 16 vectors, 40 tokens and 8 summary positions"
+    names = [context.condition for context in ICLClassification(full, *parts).build_contexts(0, False)]
+    assert "vectors of 2 segments" in names
+    assert "vectors of 3 segments" not in names
+    with pytest.raises(InputError, match="no demonstration has 9 tokens or fewer; use a run with longer segments"):
+        ICLClassification(reader(segment=9), *parts).build_contexts(0, False)

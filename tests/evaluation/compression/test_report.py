@@ -77,8 +77,8 @@ def test_clustered_standard_error_with_enough_texts() -> None:
     assert standard_error(differences, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
     assert standard_error(differences) == standard_error(differences, list("abcdef"))
     assert standard_error(differences) == pytest.approx(differences.std(ddof=1) / 6**0.5)
-    names = [f"text {d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
-    assert perplexity.group_by_text(names) == [f"text {d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    names = [f"user@{d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    assert perplexity.group_by_text(names) == [f"user@{d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
     assert perplexity.group_by_text(names[:-2]) is None
 
 
@@ -133,7 +133,10 @@ def file_result(kind: str) -> RunResult:
     """Two questions about a context, or texts after two orders of demonstrations."""
     if kind == "answers":
         conditions = {"none": {"output": "", "context_size": 0}, "compressed": {"output": "cat", "context_size": 2}}
-        items = [make_item(i, {"context": i, "task": None, "answers": ["cat"]}, conditions) for i in range(2)]
+        items = [
+            make_item(i, {"context": i, "task": None, "question": "who?", "answers": ["cat"]}, conditions)
+            for i in range(2)
+        ]
     else:
         conditions = {
             "vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4},
@@ -173,14 +176,21 @@ def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     conditions = {"none": make_condition(4, 0, ()), "full": make_condition(1.5, 0, ())}
     baseline = replace(make_result("plain", [conditions] * 6), info={"method": "lm"})
     other = replace(make_result("other", [conditions] * 5), info={"method": "lm"})
-    results = table.add_controls([run, other, baseline])
-    assert results[1:] == [other, baseline]
+    short = replace(baseline, items_by_seed=[[EvalItem(i.id, {"none": i.shared}) for i in baseline.items_by_seed[0]]])
+    assert table.add_controls([run, short]) == [run, short], "the whole text did not fit the baseline"
+    results = table.add_controls([run, other, short, baseline])
+    assert results[1:] == [other, short, baseline]
     gains = {gain.condition: gain for _, gain in table.gain_rows(results[0])}
     assert gains["full-tuned"].nll.mean == pytest.approx(1.5)
     assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
     assert gains["full-tuned"].gain.num_seeds == 2
     text = to_text(render(results))
     assert "full-tuned –" in text
+
+
+def test_gain_table_of_one_document_has_no_standard_error() -> None:
+    table_of_one = table.build_gain_table([make_result("kava", [fixed_lengths(0)])])
+    assert {row[list(table_of_one.header).index("± s.e.")] for row in table_of_one.rows} == {"–"}
 
 
 def test_gain_table_shows_no_context_once_for_contexts_of_equal_documents() -> None:

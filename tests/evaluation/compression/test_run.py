@@ -1,12 +1,16 @@
-"""The best length of each segment by trial, against a loop over all lengths."""
+"""The best length of each segment by trial, against a loop over all lengths; conditions that fit a baseline."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from laconic.compression.halting.inference import StopRule
+from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.config.methods import StopHeadConfig
 from laconic.evaluation.compression.evaluate import ContextTail
-from laconic.evaluation.compression.run import AutoCompressorReader
+from laconic.evaluation.compression.run import AutoCompressorReader, build_conditions
 from tests.compression.compressors import reader
 
 LENGTHS = (1, 2, 4)
@@ -44,3 +48,15 @@ def test_compress_with_best_lengths_minimizes_nats_plus_price() -> None:
             assert compressed.vectors_per_segment[b].tolist() == lengths
             assert torch.allclose(compressed.memory.select_rows([b]).compact().vectors, memory.vectors)
         assert len({tuple(row) for row in compressed.vectors_per_segment.tolist()}) > 1 or price
+
+
+def test_build_conditions_of_a_baseline_leaves_out_texts_that_do_not_fit() -> None:
+    decoder = reader(room=32).decoder
+    run: Any = SimpleNamespace(method=LanguageModelBaseline(decoder), parts=SimpleNamespace(decoder=decoder))
+
+    def names(C: int, T: int) -> list[str]:
+        return [condition.name for condition in build_conditions(run, run, C, T, all_lengths=True)]
+
+    assert names(8, 24) == ["none", "end 1", "end 2", "end 4", "full"]
+    assert names(9, 24) == ["none", "end 1", "end 2", "end 4", "end 8"]
+    assert names(9, 30) == ["none", "end 1", "end 2"]

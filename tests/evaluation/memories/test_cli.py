@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     books = [{"book": name, "text": " ".join(f"{i * n * n}." for n in range(200))} for i, name in enumerate("abcd", 1)]
     (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
     questions = [
-        {"document": "a", "question": "What is 4?", "answer": "16."},
+        {"document": "a", "question": "What is 4?", "answer": "16.\n"},
         {"document": "b", "question": "?", "answer": "-"},
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
@@ -86,7 +86,7 @@ def test_evaluate_memories_compares_all_methods_with_the_baselines(
 ) -> None:
     flags = (*FLAGS, "--limit", 2, "--keep", "0.25,0.1")
     data = evaluate_json(run_cli, "tiny", *flags)
-    assert data["notes"] == ["1 questions are left out: their answer is not in the first 300 tokens"]
+    assert data["notes"] == ["left out 1 question whose answer is not in the first 300 tokens"]
     (comparison,) = data["comparisons"]
     points = {point["name"]: point for point in comparison["contexts"]}
     sized = {f"{name} {keep}" for name in ("last tokens", *KV_METHODS) for keep in (0.1, 0.25)}
@@ -136,7 +136,7 @@ def test_evaluate_memories_skips_short_documents(run_cli: RunCli, tmp_path: Path
     books.write_text('{"text": "Too short."}\n')
     result = run_cli("evaluate", "tiny", *command, "--device", "cpu")
     assert (result.code, result.err.count("\n")) == (66, 1)
-    assert "all 1 documents are too short: one needs 160 tokens" in result.err
+    assert "0 of 1 documents are long enough: a text needs 160 tokens, and --tokens 300 must leave 96" in result.err
 
 
 def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:
@@ -194,6 +194,12 @@ def test_evaluate_memories_refuses(run_cli: RunCli, flags: tuple[object, ...], m
     result = run_cli("evaluate", "tiny", *flags, "--device", "cpu")
     assert result.code in (2, 66)
     assert message in result.err
+
+
+def test_evaluate_memories_refuses_methods_for_compressors(run_cli: RunCli) -> None:
+    for option in (("--fit", 2), ("--methods", "window")):
+        result = run_cli("evaluate", "compressor", *FLAGS, *option, "--device", "cpu")
+        assert (result.code, "--methods, --fit: only for models" in result.err) == (2, True)
 
 
 def test_report_of_a_model_without_results(run_cli: RunCli) -> None:

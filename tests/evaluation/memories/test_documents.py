@@ -61,7 +61,7 @@ def test_load_probed_documents_refuses(documents: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="answer"):
         load_probed_documents(tokenizer, str(documents), str(questions), 192, None)
     with pytest.raises(
-        InputError, match="all 2 documents are too short: one needs 160 tokens, or more than --tokens 90"
+        InputError, match="0 of 2 documents are long enough: a text needs 160 tokens, and --tokens 90 must leave 96"
     ):
         load_probed_documents(tokenizer, str(documents), None, 90, None)
 

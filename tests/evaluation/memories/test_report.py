@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from laconic.evaluation.memories.report import compare_results, estimate_share, is_on_front
+from laconic.evaluation.memories.report import build_comparison_table, compare_results, estimate_share, is_on_front
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 
 
-def build_result(method: str, contexts: dict[str, tuple[float, float]], num_documents: int = 2) -> RunResult:
+def build_result(
+    method: str, contexts: dict[str, tuple[float, float]], num_documents: int = 2, run: str = "model"
+) -> RunResult:
     """Return a result from nats per token and bytes in use of each context, the same on every document."""
 
     def build_metrics(nats: float, size: float) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def build_result(method: str, contexts: dict[str, tuple[float, float]], num_docu
         for i in range(num_documents)
     ]
     variant = {"method": method, "data": "books", "tokens": "1024", "keep": "0.125"}
-    return RunResult("model", "memories", (0,), [items], variant=variant)
+    return RunResult(run, "memories", (0,), [items], variant=variant)
 
 
 def test_estimate_share_is_the_ratio_of_mean_gains() -> None:
@@ -47,3 +49,14 @@ def test_compare_results_puts_methods_of_the_same_documents_on_one_front() -> No
     assert on_front == {**expected, "fit 0.125": False}, "fit was measured on one document only"
     assert comparison.points[-1].shares["needles"].mean == 1.0
     assert comparison.tasks == ["needles"]
+
+
+def test_build_comparison_table_beside_a_model_whose_full_text_gains_nothing() -> None:
+    (comparison,) = compare_results(
+        [
+            build_result("baselines", {"no context": (4.0, 0), "full text": (1.0, 64)}),
+            build_result("baselines", {"no context": (4.0, 0), "full text": (5.0, 64)}, run="weak"),
+        ]
+    )
+    rows = build_comparison_table(comparison).rows
+    assert [row[6] for row in rows] == ["*4.00 · 0 %", "*1.00 · 100 %", "4.00", "5.00"]

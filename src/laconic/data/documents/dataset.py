@@ -84,10 +84,8 @@ class DocumentDataset:
                 f"{len(rows)} rows of {step} tokens in {len(ids)} documents, fewer than a batch of {min_rows}; "
                 "give more text, or lower data.text.row_tokens"
             )
-        selected = range(len(rows))
-        if max_rows is not None:
-            selected = rng.permuted_index(0, 0, np.arange(min(max_rows, len(rows))), len(rows))
-        self.rows = [rows[int(i)] for i in selected]
+        selected = range(len(rows)) if max_rows is None else rng.permutation(len(rows), 0, limit=max_rows)
+        self.rows = [rows[i] for i in selected]
 
     @property
     def fingerprint(self) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from laconic import rng
@@ -82,8 +81,8 @@ class StatefulBatches:
     def epoch_chunks(self, epoch: int) -> list[ChunkStart]:
         """Return the chunks of an epoch, document after document; lane b begins at b * `lane_length`."""
         if self._epoch_chunks is None or self._epoch_chunks[0] != epoch:
-            n, seed = len(self.ids), int(rng.hash64(self.seed, DOCUMENT_ORDER_KEY)) >> 1
-            order = rng.permuted_index(seed, epoch, np.arange(n), n).tolist()
+            seed = int(rng.hash64(self.seed, DOCUMENT_ORDER_KEY)) >> 1
+            order = rng.permutation(len(self.ids), seed, epoch)
             self._epoch_chunks = epoch, [(d, start) for d in order for start in self.chunk_starts[d]]
         return self._epoch_chunks[1]
 

@@ -77,10 +77,7 @@ class ReplayReservoir:
     def sample(self, n: int, step: int) -> list[LabelledUtterance]:
         """Return at most n different examples at random."""
         examples = [item for label in sorted(self.examples) for item in self.examples[label]]
-        if not examples:
-            return []
-        order = rng.permuted_index(self.seed, BATCH_KEY + step, np.arange(min(n, len(examples))), len(examples))
-        return [examples[i] for i in order.tolist()]
+        return [examples[i] for i in rng.permutation(len(examples), self.seed, BATCH_KEY + step, n)]
 
 
 class FinetunedLearner:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from laconic import rng
 from laconic.config.data import SplitName
 from laconic.data.parquet_and_hub import load_hub_split
@@ -81,8 +79,10 @@ def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
     if path is None:
         rows = load_hub_utterances(info)
     else:
-        file = Path(path)
-        rows = read_rows(file / info.file if file.is_dir() else file, parse_labelled_text)[0]
+        file = Path(path) / info.file if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise InputError(f"{name}: no file {file}; give the folder that contains {info.file}, or the file")
+        rows = read_rows(file, parse_labelled_text)[0]
     return deduplicate_splits([row for row in rows if row.label != info.out_of_scope_label], name)
 
 
@@ -141,17 +141,12 @@ def group_by_label(rows: Iterable[LabelledText]) -> dict[str, list[int]]:
     return dict(sorted(groups.items()))
 
 
-def permutation(n: int, seed: int, purpose: int) -> list[int]:
-    """Return the numbers below n in random order."""
-    return rng.permuted_index(seed, purpose, np.arange(n), n).tolist() if n else []
-
-
 def limit_per_label(rows: Sequence[LabelledText], max_per_label: int | None) -> list[LabelledText]:
     """Return at most `max_per_label` rows of each label, the same ones every time, in their order."""
     if max_per_label is None:
         return list(rows)
     groups = group_by_label(rows).values()
-    selected = {group[i] for group in groups for i in permutation(len(group), 0, LIMIT_KEY)[:max_per_label]}
+    selected = {group[i] for group in groups for i in rng.permutation(len(group), 0, LIMIT_KEY, max_per_label)}
     return [row for i, row in enumerate(rows) if i in selected]
 
 
@@ -207,7 +202,7 @@ def build_stream(
     size = classes_per_task
     if len(labels) % size or len(labels) == size:
         raise InputError(f"{name}: {len(labels)} classes do not divide into two or more tasks of {size}")
-    shuffled = permutation(len(labels), seed, CLASS_ORDER_KEY)
+    shuffled = rng.permutation(len(labels), seed, CLASS_ORDER_KEY)
     task_classes = [tuple(shuffled[i : i + size]) for i in range(0, len(labels), size)]
     number = {label: i for i, label in enumerate(labels)}
     prompt_format = PromptFormat.from_tokenizer(tokenizer)
@@ -224,13 +219,11 @@ def build_stream(
     train: list[tuple[LabelledUtterance, ...]] = []
     for i, classes in enumerate(task_classes):
         items = encode(train_rows, classes)
-        train.append(tuple(items[j] for j in permutation(len(items), seed, LINE_ORDER_KEY + i)))
-    label_texts = tuple(label_to_text(label) for label in labels)
+        train.append(tuple(items[j] for j in rng.permutation(len(items), seed, LINE_ORDER_KEY + i)))
     return ClassIncrementalStream(
         name=name,
         seed=seed,
-        label_texts=label_texts,
-        label_ids=tuple(map(prompt_format.encode_label, label_texts)),
+        label_ids=tuple(prompt_format.encode_label(label_to_text(label)) for label in labels),
         task_classes=tuple(task_classes),
         train=tuple(train),
         test=tuple(tuple(encode(test_rows, classes)) for classes in task_classes),

@@ -6,9 +6,9 @@ a label bound its mean from above, and a label whose bound is below the mean of 
 Symbols: N prompts in all, b of them at once, K labels, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,22 +19,14 @@ from torch import Tensor, nn
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.evaluation.class_incremental.tasks import TokenIds
 from laconic.interfaces import StatefulLM
-from laconic.nested import nan_check
-from laconic.nested import state as state_tree
-from laconic.nested.state import FastWeightState
+from laconic.nested.nan_check import ReadOutput, read_tokens_checked
+from laconic.nested.state import FastWeightState, map_tensors
 
 T = TypeVar("T")
 ScoreArray = NDArray[np.float64]
 PROMPT_BATCH = 16  # prompts read at once
 LABEL_BATCH = 96  # pairs of prompt and label read at once
 CANDIDATE_BATCH = 48  # pairs read at once when only the best label is needed
-
-
-class ReadOutput(NamedTuple):
-    """Final hidden states, and the new state."""
-
-    hidden_states: Tensor
-    state: FastWeightState
 
 
 def score_labels(
@@ -51,15 +43,26 @@ def score_labels(
     """
     scores = np.empty((len(prompts), len(label_ids)))
     score = score_all if candidates is None else partial(score_candidates, candidates=candidates)
-    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     with torch.no_grad():
-        for batch in split_into_batches(by_length, PROMPT_BATCH):
-            ids, mask = pad_right([prompts[i] for i in batch], get_device(model))
-            output = read_ids(model, ids, repeat_state(state, len(batch)), mask)
-            last = output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1]
+        for batch, last, states in read_prompts(model, state, prompts):
             next_log_probs = F.log_softmax(model.logits(last).float(), -1).double()
-            scores[batch] = score(model, output.state, next_log_probs, label_ids).cpu().numpy()
+            scores[batch] = score(model, states, next_log_probs, label_ids).cpu().numpy()
     return scores
+
+
+def read_prompts(
+    model: StatefulLM, state: FastWeightState, prompts: Sequence[TokenIds]
+) -> Iterator[tuple[Sequence[int], Tensor, FastWeightState]]:
+    """Read prompts on forks of a state of one row, those of similar length together.
+
+    Yields:
+        The numbers of some prompts, their last hidden states [b, D], and the states after them.
+    """
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    for batch in split_into_batches(by_length, PROMPT_BATCH):
+        ids, mask = pad_right([prompts[i] for i in batch], get_device(model))
+        output = read_ids(model, ids, fork_rows(state, torch.zeros(len(batch), dtype=torch.long)), mask)
+        yield batch, output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1], output.state
 
 
 def score_all(
@@ -128,8 +131,8 @@ def bound_scores(
     """
     longest = int(size[label].max())
     read, mask = ids[label, :longest], torch.arange(longest, device=ids.device) < size[label, None]
-    fork = state_tree.map_tensors(state, lambda x: select_tensor_rows(x, row))
-    logits = model.logits(read_ids(model, read[:, :-1], fork, mask[:, 1:]).hidden_states).float()
+    output = read_ids(model, read[:, :-1], fork_rows(state, row), mask[:, 1:])
+    logits = model.logits(output.hidden_states).float()
     log_total = logits.logsumexp(-1)
     log_probs = (logits.gather(2, read[:, 1:, None])[..., 0] - log_total).double().masked_fill(~mask[:, 1:], 0)
     first = next_log_probs[row, read[:, 0]][:, None]
@@ -157,27 +160,19 @@ def read_ids(
     model: StatefulLM, ids: Tensor, state: FastWeightState, attention_mask: Tensor | None = None
 ) -> ReadOutput:
     """Read ids on a state without learning, except for models that can see them only through their fast weights."""
-    output = nan_check.read_tokens_checked(
+    return read_tokens_checked(
         model, ids, state, attention_mask=attention_mask, update_weights=state.attention_cache is None
     )
-    return ReadOutput(output.hidden_states, cast(FastWeightState, cast(Any, output.cache)))
 
 
-def repeat_state(state: FastWeightState, n: int) -> FastWeightState:
-    """Repeat every row n times, side by side; tensors that all rows share are not copied."""
-    return state_tree.map_tensors(state, lambda x: repeat_tensor_rows(x, n))
+def fork_rows(state: FastWeightState, rows: Tensor) -> FastWeightState:
+    """Return the given rows of a state, with repetitions; tensors that all rows share are expanded, not copied."""
 
+    def select(x: Tensor) -> Tensor:
+        is_shared = len(x) == 1 or x.stride(0) == 0
+        return x[:1].expand(len(rows), *x.shape[1:]) if is_shared else x[rows.to(x.device)]
 
-def repeat_tensor_rows(x: Tensor, n: int) -> Tensor:
-    """Repeat rows; a row that is expanded over the batch stays expanded."""
-    if len(x) == 1 or x.stride(0) == 0:
-        return x[:1].expand(len(x) * n, *x.shape[1:])
-    return x.repeat_interleave(n, 0)
-
-
-def select_tensor_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Select rows; a row that is expanded over the batch stays expanded."""
-    return repeat_tensor_rows(x[:1], len(rows)) if len(x) == 1 or x.stride(0) == 0 else x[rows]
+    return map_tensors(state, select)
 
 
 def pad_right(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:

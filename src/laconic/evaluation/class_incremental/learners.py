@@ -6,26 +6,18 @@ covariance for all classes it is linear discriminant analysis (Hayes and Kanan 2
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from laconic.evaluation.class_incremental.label_scoring import (
-    PROMPT_BATCH,
-    ScoreArray,
-    get_device,
-    pad_right,
-    read_ids,
-    repeat_state,
-    split_into_batches,
-)
+from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, read_prompts
 from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
 from laconic.evaluation.streams.passages import empty_caches
 from laconic.interfaces import StatefulLM
-from laconic.nested import nan_check
 from laconic.nested import state as state_tree
+from laconic.nested.nan_check import read_tokens_checked
 from laconic.nested.state import FastWeightState
 
 SHRINKAGE = 0.1  # of the shared covariance towards its mean variance
@@ -111,14 +103,13 @@ class StatefulLearner:
     ) -> FastWeightState:
         """Read the ids of one row and return the new state."""
         device = get_device(self.model)
-        output = nan_check.read_tokens_checked(
+        return read_tokens_checked(
             self.model,
             torch.tensor([ids], device=device),
             state,
             update_weights=update_weights,
             target_mask=None if target_mask is None else torch.tensor([target_mask], device=device),
-        )
-        return cast(FastWeightState, cast(Any, output.cache))
+        ).state
 
     def build_target_mask(self, item: LabelledUtterance) -> list[bool] | None:
         """Return which ids of a line are targets; None if no level learns from the next-token loss."""
@@ -196,11 +187,8 @@ def last_hidden_states(
 ) -> np.ndarray:
     """Return the hidden state at the last token of every utterance, each read alone; [N, D] float64."""
     states: dict[int, np.ndarray] = {}
-    by_length = sorted(range(len(items)), key=lambda i: len(items[i].input_ids))
     with torch.no_grad():
-        for batch in split_into_batches(by_length, PROMPT_BATCH):
-            ids, mask = pad_right([stream.start_ids + items[i].input_ids for i in batch], get_device(model))
-            output = read_ids(model, ids, repeat_state(model.initial_state(1), len(batch)), mask)
-            last = output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1].double().cpu().numpy()
-            states |= dict(zip(batch, last, strict=True))
+        prompts = [stream.start_ids + item.input_ids for item in items]
+        for batch, last, _ in read_prompts(model, model.initial_state(1), prompts):
+            states |= dict(zip(batch, last.double().cpu().numpy(), strict=True))
     return np.stack([states[i] for i in range(len(items))])

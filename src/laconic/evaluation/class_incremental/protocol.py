@@ -91,8 +91,7 @@ def run_joint(
 ) -> StreamResult:
     """Learn all tasks at once, mixed, and evaluate once; A has only its last row."""
     items = [item for task in stream.train for item in task]
-    order = rng.permuted_index(stream.seed, 0, np.arange(len(items)), len(items)).tolist()
-    learner.learn([items[i] for i in order])
+    learner.learn([items[i] for i in rng.permutation(len(items), stream.seed)])
     last = stream.num_tasks - 1
     row = evaluate_tasks(learner, stream, last)
     log_progress(log, stream, last, row)

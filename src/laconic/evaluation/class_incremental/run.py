@@ -30,12 +30,11 @@ from laconic.evaluation.class_incremental.protocol import (
 )
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
-from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.evaluation.streams.evaluate import CacheAsState, as_stateful
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
-from laconic.nested.hope.model import Hope
 
 NUM_ORDERS = 5
 
@@ -74,7 +73,8 @@ def build_class_job(request: EvalRequest, run: LoadedRun, name: str) -> EvalJob:
     data_dir = request.data_dir or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
     parts, limits = run.parts, (request.limit, request.shots)
     plan = plan_class_incremental(parts.decoder, parts.tokenizer, name, data_dir, *limits)
-    metadata = describe_evaluation(run, "class_incremental", name, limit=request.limit, shots=request.shots)
+    key = {"data": plan.streams[0].fingerprint}
+    metadata = describe_evaluation(run, "class_incremental", name, limit=request.limit, shots=request.shots, key=key)
 
     def log(text: str) -> None:
         log_message(f"{metadata.run}: {text}")
@@ -94,7 +94,7 @@ def plan_class_incremental(
     orders: Sequence[int] = range(NUM_ORDERS),
 ) -> ClassIncrementalPlan:
     """Prepare the evaluation of a model on a data set; raises `InputError` as `load_intents` and `build_stream` do."""
-    learner: StatefulLM = model if isinstance(model, Hope) else CacheAsState(model)
+    learner = as_stateful(model)
     intents, config = load_intents(name, path), FinetuneConfig()
     streams = [
         build_stream(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from laconic.storage.manifest import hash_json
+
 TokenIds = tuple[int, ...]
 
 
@@ -17,19 +19,23 @@ class LabelledUtterance(NamedTuple):
 class ClassIncrementalStream:
     """A stream in the class order of one seed.
 
-    Labels are encoded as they follow the arrow.
-    Training and test examples are given by task, the former in the order of reading.
+    Labels are encoded as they follow the arrow. Training and test examples are given by task, the former in the order
+    of reading.
     """
 
     name: str
     seed: int
-    label_texts: tuple[str, ...]
     label_ids: tuple[TokenIds, ...]
     task_classes: tuple[tuple[int, ...], ...]
     train: tuple[tuple[LabelledUtterance, ...], ...]
     test: tuple[tuple[LabelledUtterance, ...], ...]
     start_ids: TokenIds
     line_end_ids: TokenIds
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the labels, the tasks and their examples."""
+        return hash_json([self.label_ids, self.task_classes, self.train, self.test])
 
     @property
     def num_tasks(self) -> int:

@@ -62,7 +62,9 @@ def parse_answers(row: dict[str, Any], text: str) -> tuple[str, ...]:
 
 def parse_max_new_tokens(row: dict[str, Any], text: str) -> int:
     """Parse the longest answer in tokens. Raises `RowError`."""
-    number = row.get("max_new_tokens")
+    if "max_new_tokens" not in row:
+        raise RowError(1, "missing fields", f"max_new_tokens: no such field in {make_excerpt(text)}; {ROW_FORMAT}")
+    number = row["max_new_tokens"]
     if type(number) is not int or number < 1:
         raise wrong_type("max_new_tokens", "an integer of at least 1", text)
     return number

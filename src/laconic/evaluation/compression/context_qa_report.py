@@ -29,7 +29,9 @@ from laconic.evaluation.tables import (
     format_count,
     format_percent,
     format_signed,
+    format_with_error,
 )
+from laconic.experiment import cost
 
 
 def answer_scores(result: RunResult) -> list[ConditionScores]:
@@ -50,12 +52,12 @@ def list_examples(result: RunResult) -> list[ExampleQuestion]:
     examples: list[ExampleQuestion] = []
     for item in result.items_by_seed[0][:NUM_EXAMPLES]:
         outputs = [(name, str(item.conditions[name]["output"])) for name in result.conditions]
-        gold, question = item.shared["answers"], item.shared.get("question", f"question {item.id}")
+        gold = item.shared["answers"]
         answers = tuple(
             ExampleAnswer(f"{result.run}, {condition_title(name)}", text, METRICS["match"](text, gold) == 1)
             for name, text in outputs
         )
-        examples.append(ExampleQuestion(result.task, question, " or ".join(gold), answers))
+        examples.append(ExampleQuestion(result.task, item.shared["question"], " or ".join(gold), answers))
     return examples
 
 
@@ -85,12 +87,12 @@ def metric_columns(name: str) -> tuple[Column, Column]:
 
     def format_gain(score: ConditionScores) -> str:
         x = score.metrics[name]
-        gain = f"{format_signed(100 * x.gain, 1)} ± {format_percent(x.gain_se)}"
+        gain = format_with_error(format_signed(100 * x.gain, 1), 100 * x.gain_se, 1)
         return "–" if score.condition == "none" else gain
 
     def format_metric(score: ConditionScores) -> str:
         x = score.metrics[name]
-        return f"{format_percent(x.mean.mean)} ± {format_percent(x.se)}"
+        return format_with_error(format_percent(x.mean.mean), 100 * x.se, 1)
 
     return Column(f"{name}, %", format_metric), Column("gain", format_gain)
 
@@ -124,10 +126,12 @@ def build_score_table(result: RunResult) -> Table:
     """Return a row for each condition."""
     items, title = result.items_by_seed[0], f"{result.run}, {result.task}"
     if result.variant["kind"] == "answers":
-        caption = f"{title}: {len(items)} questions about {count_contexts(result)} contexts"
+        questions = cost.format_count(len(items), "question")
+        caption = f"{title}: {questions} about {cost.format_count(count_contexts(result), 'context')}"
         return build_table(ANSWER_COLUMNS, answer_scores(result), caption)
     majority = f"majority baseline {format_percent(majority_accuracy(items))} %"
-    caption = f"{title}: {count_test_texts(items)} texts, {len(items[0].shared['label_tokens'])} labels; {majority}"
+    texts, num_labels = cost.format_count(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
+    caption = f"{title}: {texts}, {num_labels} labels; {majority}"
     return build_table(LABEL_COLUMNS, label_scores(result), caption)
 
 

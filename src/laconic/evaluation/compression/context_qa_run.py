@@ -7,14 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from laconic import rng
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import SegmentInputs, build_memory_prompt, read_segment
-from laconic.data.parquet_and_hub import read_parquet
 from laconic.data.reasoning.dataset import pad_rows
+from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
 from laconic.evaluation.compression.context_qa_report import result_to_json
@@ -67,13 +66,7 @@ def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
 
 def detect_kind(file: Path) -> str:
     """Detect from the first row whether a file has context questions ("answers") or labelled texts ("labels")."""
-    if file.suffix == ".parquet":
-        fields = set(next(iter(read_parquet(file).rows)))
-    else:
-        with file.open(encoding="utf-8") as stream:
-            line = stream.readline()
-        fields = {field for field in ("context", "text") if f'"{field}"' in line}
-    return "answers" if "context" in fields else "labels"
+    return read_rows(file, lambda row, text, name: "answers" if "context" in row else "labels", max_rows=1)[0][0]
 
 
 @dataclass
@@ -163,13 +156,14 @@ class DemonstrationContext(NamedTuple):
         return int(self.memory.num_vectors[0]) + len(self.ids)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ICLClassification:
     """Scores the labels of texts, which are given by split, after demonstrations."""
 
     compressor: TextCompressor
     demonstrations: Sequence[LabelledText]
     test_rows: Mapping[str, Sequence[LabelledText]]
+    cached_contexts: tuple[tuple[int, bool], list[tuple[DemonstrationContext, list[float]]]] | None = None
 
     @cached_property
     def labels(self) -> list[str]:
@@ -190,36 +184,33 @@ class ICLClassification:
             for row in rows
         ]
 
-    @cached_property
-    def cached_contexts(self) -> dict[tuple[int, bool], list[tuple[DemonstrationContext, list[float]]]]:
-        """The last result of `contexts_for_order`."""
-        return {}
-
     def contexts_for_order(self, seed: int, balanced: bool) -> list[tuple[DemonstrationContext, list[float]]]:
-        """Return the contexts of an order of demonstrations, each with the labels' nats after an empty input."""
+        """Return the contexts of an order, each with the labels' nats after an empty input; the last are cached."""
         key = (seed, balanced)
-        if key not in self.cached_contexts:
-            self.cached_contexts.clear()
+        if self.cached_contexts is None or self.cached_contexts[0] != key:
             null_ids = self.encode(label_prompt(NULL_INPUT))
             contexts = self.build_contexts(seed, balanced)
-            self.cached_contexts[key] = [(context, self.label_nlls(context, null_ids)) for context in contexts]
-        return self.cached_contexts[key]
+            self.cached_contexts = key, [(context, self.label_nlls(context, null_ids)) for context in contexts]
+        return self.cached_contexts[1]
 
     def build_contexts(self, seed: int, balanced: bool) -> list[DemonstrationContext]:
         """Build the contexts of an order of demonstrations.
 
         These are no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
-        whole text; and text of the paper's lengths. Texts that do not fit the model are left out.
+        whole text; and text of the paper's lengths. Texts and segments that do not fit the model are left out.
+
+        Raises:
+            InputError: If no demonstration fits a segment.
         """
         order, method = order_demonstrations(self.demonstrations, seed, balanced=balanced), self.compressor.method
-
-        def pack(max_tokens: int, max_segments: int) -> list[list[int]]:
-            demos = (self.encode(f"{label_prompt(row.text)} {row.label}\n\n") for row in order)
-            return pack_rows(demos, max_tokens, max_segments)
-
+        demos = [self.encode(f"{label_prompt(row.text)} {row.label}\n\n") for row in order]
+        segment_tokens = self.compressor.segment_tokens
+        segments = pack_rows(demos, segment_tokens, MAX_DEMO_SEGMENTS)[: method.max_segments(segment_tokens)]
+        if not segments:
+            raise InputError(f"no demonstration has {segment_tokens} tokens or fewer; use a run with longer segments")
         none = memory = method.segment_model.empty_memory(1)
         contexts, text = [DemonstrationContext("zero-shot", none, [])], list[int]()
-        for k, segment in enumerate(pack(self.compressor.segment_tokens, MAX_DEMO_SEGMENTS), 1):
+        for k, segment in enumerate(segments, 1):
             memory = method.compress(self.to_tensor([segment]), None, memory)
             method.segment_model.check_fits(memory, self.max_prompt_tokens, compresses=False)
             text, n, name = [*text, *segment], int(memory.num_vectors[0]), f"{k} segment{'s' * (k > 1)}"
@@ -229,7 +220,7 @@ class ICLClassification:
                 DemonstrationContext(f"text of {name}", none, text),
             ]
         for n in TEXT_DEMO_TOKENS:
-            contexts.append(DemonstrationContext(f"text of {n} tokens", none, pack(n, 1)[0]))
+            contexts += [DemonstrationContext(f"text of {n} tokens", none, demo) for demo in pack_rows(demos, n, 1)]
         config, prefix = self.compressor.decoder.config, method.segment_model.prefix_length
         room = config.max_position_embeddings - self.max_prompt_tokens - prefix
         return [context for context in contexts if len(context.ids) <= room]
@@ -302,11 +293,7 @@ def label_prompt(text: str) -> str:
 
 
 def pack_rows(rows: Iterable[list[int]], max_tokens: int, max_segments: int) -> list[list[int]]:
-    """Pack whole rows in order into at most `max_segments` segments; rows that are too long are skipped.
-
-    Raises:
-        InputError: If no row fits.
-    """
+    """Pack whole rows in order into at most `max_segments` segments; rows that are too long are skipped."""
     segments: list[list[int]] = [[]]
     for row in rows:
         if len(row) > max_tokens:
@@ -316,9 +303,7 @@ def pack_rows(rows: Iterable[list[int]], max_tokens: int, max_segments: int) -> 
                 break
             segments.append([])
         segments[-1] = segments[-1] + row
-    if not segments[0]:
-        raise InputError(f"no demonstration has {max_tokens} tokens or fewer; use a run with longer segments")
-    return segments
+    return segments if segments[0] else []
 
 
 def split_demonstrations(
@@ -327,18 +312,26 @@ def split_demonstrations(
     """Split texts into demonstrations, and `limit` texts to label for validation and for testing.
 
     A split that no row names is taken from the training rows. The result is the same every time.
+
+    Raises:
+        InputError: If there are no demonstrations, or no texts of a split.
     """
-    train = sample_rows([row for row in rows if row.split in ("train", None)], len(rows))
+
+    def sample(split: str, limit: int | None = None) -> list[LabelledText]:
+        named = [row for row in rows if (row.split or "train") == split]
+        return [named[i] for i in rng.permutation(len(named), 0, limit=limit)]
+
+    train = sample("train")
     n = min(limit, len(train) // 3)
     test_rows: dict[str, list[LabelledText]] = {}
     for split in ("valid", "test"):
-        named = [row for row in rows if row.split == split]
-        test_rows[split] = sample_rows(named, limit) if named else train[:n]
-        train = train if named else train[n:]
+        test_rows[split] = sample(split, limit)
+        if not test_rows[split]:
+            test_rows[split], train = train[:n], train[n:]
+    counts = [len(train), *map(len, test_rows.values())]
+    if not all(counts):
+        raise InputError(
+            f"{len(rows)} rows give {counts[0]} demonstrations, {counts[1]} texts for validation and {counts[2]} for "
+            "testing; give more rows, or other splits"
+        )
     return train, test_rows
-
-
-def sample_rows(rows: Sequence[LabelledText], limit: int) -> list[LabelledText]:
-    """Sample at most `limit` rows; the result is the same every time."""
-    index = rng.permuted_index(0, 0, np.arange(min(limit, len(rows))), len(rows))
-    return [rows[i] for i in index.tolist()]

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import DocumentBatch
+from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.token_scores import score_targets
+from laconic.evaluation.token_scores import score_grid
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context
@@ -182,13 +182,9 @@ def score_tail(
     reader: SegmentReader, hidden_states: Float[Tensor, "B T D"], split: ContextTail
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """Return nats and correctness of each scored token, predicted from the one before it; 0 and False elsewhere."""
-    is_scored = split.loss_mask[:, 1:]
-    states, targets = hidden_states[:, :-1][is_scored], split.tail[:, 1:][is_scored]
-    nll, is_correct = score_targets(reader.logits, states, targets)
-    nll_grid = hidden_states.new_zeros(split.tail.shape, dtype=torch.float32)
-    correct_grid = torch.zeros_like(split.loss_mask)
-    nll_grid[:, 1:][is_scored], correct_grid[:, 1:][is_scored] = nll, is_correct
-    return nll_grid, correct_grid
+    targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
+    nll, is_correct = score_grid(reader.logits, hidden_states[:, :-1], targets)
+    return F.pad(nll, (1, 0)), F.pad(is_correct, (1, 0))
 
 
 def sum_buckets(x: Tensor) -> Tensor:

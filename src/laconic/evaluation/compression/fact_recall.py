@@ -27,20 +27,27 @@ def recall_by_facts(items: Sequence[EvalItem], condition: str) -> list[RecallByF
     """Group a condition by the number of facts; documents of several seeds are pooled."""
     groups: list[RecallByFacts] = []
     for num_facts in sorted({item.shared["num_facts"] for item in items}):
-        metrics = [item.conditions[condition] for item in items if item.shared["num_facts"] == num_facts]
-        tokens = sum(sum(m["scored_tokens"]) for m in metrics)
+        same = [item for item in items if item.shared["num_facts"] == num_facts]
+        metrics, (accuracy, nll) = [item.conditions[condition] for item in same], score_per_token(same, condition)
         expected = [sum(m["expected_lengths"]) for m in metrics if m["expected_lengths"]]
         groups.append(
             RecallByFacts(
                 num_facts,
                 len(metrics),
-                sum(m["num_correct"] for m in metrics) / tokens,
-                sum(sum(m["nll"]) for m in metrics) / tokens,
+                accuracy,
+                nll,
                 float(np.mean([sum(m["vectors_per_segment"]) for m in metrics])),
                 float(np.mean(expected)) if expected else None,
             )
         )
     return groups
+
+
+def score_per_token(items: Sequence[EvalItem], condition: str) -> tuple[float, float]:
+    """Return accuracy and nats per scored token of a condition, over all documents."""
+    metrics = [item.conditions[condition] for item in items]
+    tokens = sum(sum(m["scored_tokens"]) for m in metrics)
+    return sum(m["num_correct"] for m in metrics) / tokens, sum(sum(m["nll"]) for m in metrics) / tokens
 
 
 def length_fact_correlation(items: Sequence[EvalItem], condition: str) -> float | None:
@@ -75,18 +82,12 @@ def soft_hard_gap(items: Sequence[EvalItem]) -> SoftHardGap | None:
     """Compute the gap between soft and hard reading; None if lengths are not learned."""
     if not all({"soft", "compressed", "sampled"} <= item.conditions.keys() for item in items):
         return None
-    tokens = sum(sum(item.shared["scored_tokens"]) for item in items)
-
-    def per_token(condition: str) -> tuple[float, float]:
-        metrics = [item.conditions[condition] for item in items]
-        return sum(sum(m["nll"]) for m in metrics) / tokens, sum(m["num_correct"] for m in metrics) / tokens
-
-    (soft_nll, soft_accuracy), (hard_nll, hard_accuracy) = per_token("soft"), per_token("compressed")
+    (soft_accuracy, soft_nll), (hard_accuracy, hard_nll) = (score_per_token(items, c) for c in ("soft", "compressed"))
     expected = np.array([sum(item.conditions["soft"]["expected_lengths"]) for item in items])
     sampled = num_vectors(items, "sampled")
     return SoftHardGap(
-        float(soft_nll - hard_nll),
-        float(soft_accuracy - hard_accuracy),
+        soft_nll - hard_nll,
+        soft_accuracy - hard_accuracy,
         float(expected.mean() - num_vectors(items, "compressed").mean()),
         float(expected.mean()),
         float(sampled.mean()),

@@ -16,7 +16,6 @@ ItemsBySeed = Sequence[Sequence[EvalItem]]
 SIGNIFICANT_ERRORS = 2  # standard errors from which on a difference counts as one
 MIN_TEXT_GROUPS = 10  # number of source texts from which on errors are clustered by text
 FULL_TUNED = "full-tuned"  # condition: a language-model baseline of equal training reads the whole text
-NO_CONTEXT = "none"  # condition: nothing before the tail
 UNTRAINED = "untrained"  # prefix of the conditions of the method before its first step
 
 
@@ -60,9 +59,14 @@ def mean_vectors(items: Sequence[EvalItem], condition: str) -> float | None:
     return sum(counts) / len(counts) if counts else None
 
 
+def text_name(name: str) -> str:
+    """Return the text that a document named TEXT@START belongs to."""
+    return name.rsplit("@", 1)[0]
+
+
 def group_by_text(names: Sequence[str]) -> list[str] | None:
     """Return the source text of each document; None if there are too few texts to cluster errors by."""
-    texts = [name.split("@")[0] for name in names]
+    texts = list(map(text_name, names))
     return texts if len(set(texts)) >= MIN_TEXT_GROUPS else None
 
 

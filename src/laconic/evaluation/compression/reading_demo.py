@@ -23,6 +23,7 @@ from laconic.compression.kv_selection import DocumentReader
 from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.cost import kv_bytes_per_position
 from laconic.experiment.kv_compressor import (
     build_repeat_prompt,
     compress_text,
@@ -206,14 +207,13 @@ def build_conditions(
     opening = max(1, prefix)  # a model without a chat template begins with the first token
     recent = max(1, CONFIG.num_slots(N) - opening)
     last = torch.cat([document[:, :opening], document[:, N - recent :]], 1)
-    (L, G, E), itemsize = memory.to_cache().shape_summary, memory.keys[0].element_size()
-    slot_bytes = 2 * L * G * E * itemsize
+    position_bytes = kv_bytes_per_position(decoder.config, memory.keys[0].dtype)
 
     def load_memory() -> KVCache:
         return load_kv_memories([memory_path], decoder, tokenizer).to_cache()
 
     def text(name: str, ids: Int[Tensor, "1 n"]) -> Condition:
-        return Condition(name, lambda: reader.read(ids), ids.shape[1], ids.shape[1] * slot_bytes)
+        return Condition(name, lambda: reader.read(ids), ids.shape[1], ids.shape[1] * position_bytes)
 
     stored = Condition("memory of an eighth", load_memory, float(memory.num_slots[0]), memory_path.stat().st_size)
     none, last_part = text("no text", document[:, :opening]), text("last eighth of the text", last)

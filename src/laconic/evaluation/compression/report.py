@@ -8,7 +8,7 @@ from markupsafe import Markup
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.context_qa_report import build_file_section
 from laconic.evaluation.compression.pareto import LengthComparison
-from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS
+from laconic.evaluation.compression.perplexity import MIN_TEXT_GROUPS, SIGNIFICANT_ERRORS, text_name
 from laconic.evaluation.compression.plots import plot_pareto, plot_positions
 from laconic.evaluation.compression.table import LEGEND, build_gain_table, document_keys, format_recall, is_recall
 from laconic.evaluation.report import page
@@ -16,7 +16,7 @@ from laconic.evaluation.report.page import PagePlot, PageSection
 from laconic.evaluation.report.paper_tables import render_papers
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed
+from laconic.evaluation.tables import MIN_SEEDS, Column, build_table, format_signed, format_with_error
 
 LEAD = (
     "Texts are compressed once into summary vectors, on held-out documents. The same tokens of each document are "
@@ -92,7 +92,10 @@ def comparison_table(comparisons: Sequence[LengthComparison], has_facts: bool) -
         Column("vectors", lambda c: f"{c.point.mean_point[0]:.2f}"),
         Column(quality, lambda c: f"{sign * scale * c.point.mean_point[1]:.{digits}f}"),
         Column("on the line", lambda c: f"{sign * scale * c.fixed_quality:.{digits}f}"),
-        Column("better by", lambda c: f"{format_signed(scale * c.difference, digits)} ± {scale * c.se:.{digits}f}"),
+        Column(
+            "better by",
+            lambda c: format_with_error(format_signed(scale * c.difference, digits), scale * c.se, digits),
+        ),
         Column("result", lambda c: c.verdict),
     )
     caption = "Learned lengths against fixed ones of the same mean"
@@ -108,7 +111,7 @@ def list_caveats(results: Sequence[RunResult], file_results: Sequence[RunResult]
             f"Some runs have only {num_seeds} seed{'s' * (num_seeds > 1)}; another seed may fall outside the intervals."
         )
     num_texts = [
-        len({item.id.split("@")[0] for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
+        len({text_name(item.id) for item in result.items_by_seed[0]}) for result in results if not is_recall(result)
     ]
     if num_texts and min(num_texts) < MIN_TEXT_GROUPS:
         caveats.append(

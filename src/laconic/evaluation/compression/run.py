@@ -168,16 +168,17 @@ def build_conditions(
     """Return the conditions under which a run reads a tail of T tokens after a context of C.
 
     With `all_lengths`, every length and every stop rule of the run is included; `untrained` is the method before
-    training, for comparison.
+    training, for comparison. Texts that do not fit the model are left out.
     """
     method = run.method
+    room = run.parts.decoder.config.max_position_embeddings - T
     if isinstance(method, LanguageModelBaseline):
-        ends = [2**i for i in range(C.bit_length()) if 2**i < C] if all_lengths else []
+        ends = [2**i for i in range(C.bit_length()) if 2**i < C and 2**i <= room] if all_lengths else []
         reader = BaselineReader(method)
         return [
             ContextCondition("none", reader),
             *(ContextCondition(f"end {n}", reader, end_tokens=n) for n in ends),
-            ContextCondition("full", reader, end_tokens=ALL_TOKENS),
+            *([ContextCondition("full", reader, end_tokens=ALL_TOKENS)] if room >= C else []),
         ]
     assert isinstance(method, AutoCompressor)
     reader = AutoCompressorReader(method, run.recipe.seed)
@@ -188,7 +189,7 @@ def build_conditions(
     ]
     if len(source) > 1:
         conditions.append(ContextCondition("other text", reader, partial(reader.compress_other_text, source=source)))
-    if C + T + method.segment_model.prefix_length <= method.decoder.config.max_position_embeddings:
+    if C + method.segment_model.prefix_length <= room:
         conditions.append(ContextCondition("full", reader, end_tokens=ALL_TOKENS))
     if untrained is not None:
         before = AutoCompressorReader(untrained, run.recipe.seed)
@@ -225,7 +226,6 @@ class TailDataset:
 
     tails: DocumentTails
     context_tokens: int
-    segment_tokens: int
     excerpt_tokens: int | None
 
     @property
@@ -234,7 +234,7 @@ class TailDataset:
         settings = {
             "names": self.tails.names,
             "context_tokens": self.context_tokens,
-            "segment_tokens": self.segment_tokens,
+            "segment_tokens": self.tails.tail_tokens,
             "excerpt_tokens": self.excerpt_tokens,
         }
         return sha256(to_canonical_json(settings).encode() + self.tails.token_ids.astype("<i4").tobytes()).hexdigest()
@@ -243,9 +243,10 @@ class TailDataset:
         return len(self.tails.names)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
+        sizes = self.context_tokens, self.tails.tail_tokens  # a tail is one segment
         if self.excerpt_tokens is None:
-            return self.tails.continuation_batch(rows, self.context_tokens, self.segment_tokens)
-        return self.tails.excerpt_batch(rows, self.context_tokens, self.segment_tokens, self.excerpt_tokens)
+            return self.tails.continuation_batch(rows, *sizes)
+        return self.tails.excerpt_batch(rows, *sizes, self.excerpt_tokens)
 
 
 class CompressionEvalSet(NamedTuple):
@@ -257,22 +258,24 @@ class CompressionEvalSet(NamedTuple):
     batch_size: int
 
 
-def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> Iterator[EvalJob]:
-    for name, source, conditions, batch_size in build_eval_sets(run, split, request.limit):
-        key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
-        metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
-        result = RunResult(metadata.run, name, (run.recipe.seed,), (), describe_recipe(run.recipe))
+def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
+    return [build_document_job(request, run, eval_set) for eval_set in build_eval_sets(run, split, request.limit)]
 
-        def evaluate(
-            indices: Sequence[int], source: TrainingData = source, conditions: Sequence[ContextCondition] = conditions
-        ) -> list[list[EvalItem]]:
-            split = split_context(source.batch(indices, 0, 0)).to(request.device)
-            return [[item] for item in evaluate_batch(split, conditions)]
 
-        def summarize(items: Sequence[EvalItem], result: RunResult = result) -> dict[str, Any]:
-            return result_to_json(replace(result, items_by_seed=[items]))
+def build_document_job(request: EvalRequest, run: LoadedRun, eval_set: CompressionEvalSet) -> EvalJob:
+    name, source, conditions, batch_size = eval_set
+    key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
+    metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
+    result = RunResult(metadata.run, name, (run.recipe.seed,), (), describe_recipe(run.recipe))
 
-        yield EvalJob(metadata, len(source), evaluate, batch_size, summarize=summarize)
+    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+        split = split_context(source.batch(indices, 0, 0)).to(request.device)
+        return [[item] for item in evaluate_batch(split, conditions)]
+
+    def summarize(items: Sequence[EvalItem]) -> dict[str, Any]:
+        return result_to_json(replace(result, items_by_seed=[items]))
+
+    return EvalJob(metadata, len(source), evaluate, batch_size, summarize=summarize)
 
 
 def describe_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -314,28 +317,25 @@ def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[Compr
     assert isinstance(source, DocumentDataset)
     S = recipe.data.text.mean_segment_tokens
     tails = sample_tails(source.names, source.ids, max(CONTEXT_QUARTERS) * S // 4, S, limit or DEFAULT_DOCUMENTS)
-    name = f"{part}-{EXCERPT}" if split == EXCERPT else part
-    return [
-        CompressionEvalSet(
-            f"{name}-{data.context_tokens}", data, conditions, max(BATCH_TOKENS // (data.context_tokens + S), 1)
+    sets = list(build_text_sets(run, part, tails, EXCERPT_TOKENS if split == EXCERPT else None, untrained))
+    if not sets:
+        needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
+        raise InputError(
+            f"{split}: no context of up to {tails.context_tokens} tokens {needs} the run; use a run with other segments"
         )
-        for data, conditions in text_conditions(run, tails, S, EXCERPT_TOKENS if split == EXCERPT else None, untrained)
-    ]
+    return sets
 
 
-def text_conditions(
-    run: LoadedRun,
-    tails: DocumentTails,
-    segment_tokens: int,
-    excerpt_tokens: int | None,
-    untrained: AutoCompressor | None,
-) -> Iterator[tuple[TailDataset, list[ContextCondition]]]:
-    """Yield each context length that fits the run, with its conditions; all lengths only for one whole segment."""
-    limit = run.method.max_segments(segment_tokens) if isinstance(run.method, AutoCompressor) else None
+def build_text_sets(
+    run: LoadedRun, part: str, tails: DocumentTails, excerpt_tokens: int | None, untrained: AutoCompressor | None
+) -> Iterator[CompressionEvalSet]:
+    """Yield a data set for each context length that fits the run; all lengths only for one whole segment."""
+    S, name = tails.tail_tokens, part if excerpt_tokens is None else f"{part}-{EXCERPT}"
+    limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
     for quarters in CONTEXT_QUARTERS:
-        n = quarters * segment_tokens // 4
-        if n < (excerpt_tokens or 1) or (limit is not None and -(-n // segment_tokens) >= limit):
+        n = quarters * S // 4
+        if n < (excerpt_tokens or 1) or (limit is not None and -(-n // S) >= limit):
             continue
-        tail_tokens, all_lengths = excerpt_tokens or segment_tokens, n == segment_tokens
-        data = TailDataset(tails, n, segment_tokens, excerpt_tokens)
-        yield data, build_conditions(run, data, n, tail_tokens, all_lengths=all_lengths, untrained=untrained)
+        data = TailDataset(tails, n, excerpt_tokens)
+        conditions = build_conditions(run, data, n, excerpt_tokens or S, all_lengths=n == S, untrained=untrained)
+        yield CompressionEvalSet(f"{name}-{n}", data, conditions, max(BATCH_TOKENS // (n + S), 1))

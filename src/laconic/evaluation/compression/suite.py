@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.config.recipe import DOCUMENT_METHODS, Recipe
+from laconic.config.recipe import DOCUMENT_METHODS, SEGMENTED_SOURCES, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.compression import context_qa_report, table
 from laconic.evaluation.compression.context_qa_run import build_file_job
@@ -31,7 +31,7 @@ class CompressionSuite:
         return all(recipe.method in DOCUMENT_METHODS for recipe in recipes)
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for an unknown task, or a file for a run without memory."""
+        """Raise `UsageError` for an unknown task, a file for a run without memory, or data without segments."""
         files = [name for name in request.tasks if name.endswith(ROW_FILE_SUFFIXES)]
         for name in request.tasks:
             if name not in (*HELD_OUT_SETS, *files):
@@ -41,6 +41,8 @@ class CompressionSuite:
         for folder, recipe in recipes.items():
             if files and recipe.method == "lm":
                 raise UsageError(f"{folder}: a language model has no memory; give runs with method autocompressor")
+            if recipe.data.source not in SEGMENTED_SOURCES:
+                raise UsageError(f"{folder}: data.source {recipe.data.source} has no segments; evaluate it by itself")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         """Return the settings of a run that its figures depend on."""
@@ -71,10 +73,7 @@ class CompressionSuite:
 
     def build_sections(self, results: Results, paths: Sequence[str]) -> list[PageSection]:
         """Return the sections about documents and files."""
-        names = {result.task for result in results["compression"]}
-        order = sorted(names, key=lambda name: (EXCERPT in name, len(name), name))
-        documents = sorted(results["compression"], key=lambda result: order.index(result.task))
-
+        documents = sorted(results["compression"], key=lambda x: (EXCERPT in x.task, len(x.task), x.task))
         return build_sections(
             table.add_controls(documents),
             sorted(results["context_qa"], key=lambda result: (result.variant["kind"], result.task)),

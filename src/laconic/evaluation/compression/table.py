@@ -15,14 +15,21 @@ from laconic.evaluation.compression.fact_recall import (
 )
 from laconic.evaluation.compression.perplexity import (
     FULL_TUNED,
-    NO_CONTEXT,
     ContextGain,
     context_gains,
     nll_by_position,
 )
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
-from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
+from laconic.evaluation.tables import (
+    Column,
+    Table,
+    build_table,
+    figures_to_json,
+    format_mean,
+    format_percent,
+    format_with_error,
+)
 
 LEGEND = (
     "vectors: per segment. before: vectors or tokens before the tail. none: no context; shown once for the same tails "
@@ -51,7 +58,7 @@ COLUMNS = (
     Column("perplexity", lambda row: f"{math.exp(row.gain.nll.mean):.2f}"),
     Column("accuracy", lambda row: f"{format_percent(row.gain.accuracy.mean)} %"),
     Column("gain", lambda row: f"{row.gain.gain.mean:+.4f}"),
-    Column("± s.e.", lambda row: f"{row.gain.se:.4f}"),
+    Column("± s.e.", lambda row: "–" if math.isnan(row.gain.se) else f"{row.gain.se:.4f}"),
     Column(
         "share", lambda row: "–" if row.gain.share_of_full is None else f"{format_percent(row.gain.share_of_full)} %"
     ),
@@ -76,7 +83,7 @@ def is_recall(result: RunResult) -> bool:
 
 def add_controls(results: Sequence[RunResult]) -> list[RunResult]:
     """Add to each compressor the first language-model baseline that read the same documents, as a control."""
-    baselines = [result for result in results if result.info.get("method") == "lm"]
+    baselines = [result for result in results if result.info.get("method") == "lm" and "full" in result.conditions]
     with_controls: list[RunResult] = []
     for result in results:
         key = (result.task, document_keys(result))
@@ -113,7 +120,7 @@ def build_gain_table(results: Sequence[RunResult]) -> Table:
     """Return the table for a terminal. What no context gives is shown once for all contexts of the same documents."""
     rows, baselines = list[GainRow](), set[Any]()
     for row in (row for result in results for row in gain_rows(result)):
-        if row.gain.condition.endswith(NO_CONTEXT):
+        if row.gain.condition.endswith("none"):
             key = (row.result.run, row.gain.condition, document_keys(row.result), format_mean(row.gain.nll))
             if key in baselines:
                 continue
@@ -137,9 +144,9 @@ def format_recall(results: Sequence[RunResult]) -> list[str]:
                 text = "–" if correlation is None else f"{correlation:.3f}"
                 lines.append(f"{result.run}, {name}: {cells}; correlation of N with F {text}")
         if gap := soft_hard_gap(items):
+            sampled = format_with_error(f"{gap.sampled_length:.3f}", gap.sampled_se, 3)
             lines.append(
                 f"{result.run}, soft minus hard: {gap.nll:+.4f} nats per token, {100 * gap.accuracy:+.1f} points of "
-                f"accuracy, {gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of sampled N "
-                f"{gap.sampled_length:.3f} ± {gap.sampled_se:.3f}"
+                f"accuracy, {gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of sampled N {sampled}"
             )
     return lines

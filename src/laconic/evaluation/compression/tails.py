@@ -98,7 +98,6 @@ def sample_tails(
     if not starts:
         longest = max(map(len, ids), default=0)
         raise InputError(f"a stretch has {length:,} tokens, but the longest document has {longest:,}; shorten it")
-    order = rng.permuted_index(0, 0, np.arange(min(limit or len(starts), len(starts))), len(starts)).tolist()
-    sampled = [starts[i] for i in order]
+    sampled = [starts[i] for i in rng.permutation(len(starts), 0, limit=limit)]
     token_ids = np.stack([ids[d][start : start + length] for d, start in sampled])
     return DocumentTails(token_ids, tuple(f"{names[d]}@{start}" for d, start in sampled), tail_tokens)

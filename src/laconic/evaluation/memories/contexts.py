@@ -17,6 +17,7 @@ from laconic.compression.kv_selection import DocumentReader, KVMethod
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
+from laconic.experiment.cost import kv_bytes_per_position
 from laconic.experiment.kv_compressor import build_repeat_prompt
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -57,14 +58,9 @@ def read_after_cache(
     return decoder(decoder.embed(ids), state, attention_mask=mask).hidden_states
 
 
-def slot_bytes(decoder: Decoder) -> int:
-    """Return the bytes of a key and its value."""
-    return 2 * decoder.config.head_dim * decoder.token_embedding.weight.element_size()
-
-
 def count_cache_bytes(decoder: Decoder, num_positions: int) -> int:
     """Return the bytes of the keys and values of a KV cache."""
-    return num_positions * decoder.config.num_hidden_layers * decoder.config.num_key_value_heads * slot_bytes(decoder)
+    return num_positions * kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)
 
 
 def build_kv_context(decoder: Decoder, name: str, memory: KVMemory) -> ProbeContext:
@@ -99,23 +95,27 @@ def read_text(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
 
 
 def iter_kv_contexts(
-    decoder: Decoder, tokenizer: Tokenizer, ids: Sequence[int], method: str, keeps: Sequence[float], steps: int | None
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    method: str,
+    keeps: Sequence[float],
+    fit_steps: int | None = None,
 ) -> Iterator[ProbeContext]:
-    """Yield the contexts of a method at several sizes; the document is read and ranked once.
+    """Yield the contexts of one of `KV_METHODS` at several sizes; the document is read and ranked once.
 
-    `method` is one of `KV_METHODS`, or `FIT` for a cartridge that begins as the selection by kvzip and is trained for
-    `steps`; `keeps` are shares of the tokens.
+    With `fit_steps`, each selection is trained as a cartridge for so many steps. `keeps` are shares of the tokens.
     """
-    score, equal_heads = KV_METHODS["kvzip" if method == FIT else method]
+    score, equal_heads = KV_METHODS[method]
     config = KVCompressionConfig(score, keep=1.0, equal_heads=equal_heads)
     ranked = compress_document(decoder, ids, config, build_repeat_prompt(tokenizer)).memory
     for keep in keeps:
         memory = ranked.keep_top_slots(replace(config, keep=keep).num_slots(len(ids)))
-        if method == FIT:
-            requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=steps or 1)
+        if fit_steps is not None:
+            requests, fit = build_requests(tokenizer, chat=False), CartridgeConfig(steps=fit_steps)
             with torch.enable_grad():
                 memory = fit_cartridge(decoder, memory, ids, fit, requests=requests).memory
-        name = f"{FIT} {steps} steps" if method == FIT else method
+        name = method if fit_steps is None else f"{FIT} {fit_steps} steps"
         yield build_kv_context(decoder, name_context(name, keep), memory)
 
 
@@ -146,9 +146,10 @@ def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment
             f"--tokens {len(document)}: {len(segments)} segments of {segment_tokens} tokens, and the memory holds at "
             f"most {most}; give --tokens {most * segment_tokens} or less"
         )
-    memory = method.compress(segments[0])
-    for segment in segments[1:]:
+    memory = None
+    for segment in segments:
         memory = method.compress(segment, None, memory)
+    assert memory is not None
     M = int(memory.num_vectors[0])
 
     def hidden_states(ids: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]) -> Float[Tensor, "R T D"]:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from laconic.config.data import TextConfig
@@ -103,7 +102,7 @@ def load_probed_documents(
     Raises:
         InputError: A file is invalid, or all texts are too short.
     """
-    rows = [] if questions is None else read_rows(Path(questions), parse_question_row)[0]
+    rows = [] if questions is None else read_rows(questions, parse_question_row)[0]
     texts, result, num_skipped, num_unanswerable = load_texts(documents, rows), list[ProbedDocument](), 0, 0
     for i, (name, text) in enumerate(texts.items(), 1):
         if len(result) == limit:
@@ -117,8 +116,8 @@ def load_probed_documents(
         num_unanswerable += len(about) - len(document.probes.get("questions", ()))
     if not result:
         raise InputError(
-            f"all {num_skipped:,} documents are too short: one needs {LEAST_TOKENS} tokens, or more than --tokens "
-            f"{num_tokens}; give longer texts, or raise --tokens"
+            f"0 of {num_skipped:,} documents are long enough: a text needs {LEAST_TOKENS} tokens, and --tokens "
+            f"{num_tokens} must leave {2 * PASSAGE_TOKENS} beside the needles; give longer texts, or raise --tokens"
         )
     return DocumentSet(result, num_skipped, num_unanswerable)
 
@@ -150,7 +149,9 @@ def probe_text(
             ask_question(tokenizer, question, fact.partition(" {")[0], value) for fact, question, value in needles
         ],
         "questions": [
-            ask_question(tokenizer, q.question, q.answer_prefix, q.answer) for q in questions if q.answer in answerable
+            ask_question(tokenizer, q.question, q.answer_prefix, q.answer)
+            for q in questions
+            if q.answer.strip() in answerable
         ],
     }
     return ProbedDocument(name, document, {task: some for task, some in probes.items() if some})

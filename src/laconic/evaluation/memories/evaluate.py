@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.evaluation.token_scores import score_targets
 from laconic.experiment.cost import format_count
 from laconic.experiment.load_run import LoadedRun
-from laconic.storage.strict_json import to_canonical_json
+from laconic.storage.manifest import hash_json
 
 TASK = "memories"
 BASELINES = "baselines"
@@ -92,13 +91,11 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     documents, num_skipped, num_unanswerable = load_probed_documents(
         run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
     )
-    counts = {
-        f"skipped {format_count(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens": num_skipped,
-        f"{num_unanswerable} questions are left out: their answer is not in the first {options.tokens:,} tokens": (
-            num_unanswerable
-        ),
-    }
-    key = {"data": sha256(to_canonical_json([[d.name, d.ids, d.probes] for d in documents]).encode()).hexdigest()}
+    skipped = f"skipped {format_count(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens"
+    questions = format_count(num_unanswerable, "question")
+    unanswerable = f"left out {questions} whose answer is not in the first {options.tokens:,} tokens"
+    notes = (*([skipped] if num_skipped else []), *([unanswerable] if num_unanswerable else []))
+    key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
@@ -109,8 +106,7 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
-        notes = tuple(note for note, count in counts.items() if count) if method == BASELINES else ()
-        yield EvalJob(metadata, len(documents), evaluate, notes=notes)
+        yield EvalJob(metadata, len(documents), evaluate, notes=notes if method == BASELINES else ())
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:
@@ -127,9 +123,10 @@ def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuil
     else:
         build_text = partial(read_text, decoder)
 
-        def build_memories(method: str) -> ContextBuilder:
-            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, options.fit)
+        def build_memories(method: str, fit_steps: int | None = None) -> ContextBuilder:
+            return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, fit_steps)
 
-        names = [*options.methods, *([FIT] if options.fit is not None else [])]
-        methods = {name: build_memories(name) for name in names}
+        methods = {name: build_memories(name) for name in options.methods}
+        if options.fit is not None:
+            methods[FIT] = build_memories("kvzip", options.fit)
     return {BASELINES: lambda d: iter_text_contexts(build_text, d.ids, num_special, options.keep), **methods}

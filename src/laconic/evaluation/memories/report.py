@@ -135,11 +135,15 @@ def build_points(run: str, contexts: ContextMetrics) -> list[MemoryPoint]:
 
 
 def is_on_front(point: MemoryPoint, points: Sequence[MemoryPoint], task: str) -> bool:
-    """Return whether a context on all documents is on the Pareto front of bytes in use and share."""
+    """Return whether a context on all documents is on the Pareto front of bytes in use and share.
+
+    Contexts of a model whose full text gains nothing have no share, and do not count.
+    """
     if len(point.metrics) < max(len(p.metrics) for p in points):
         return False
     size, share = point.mean_size("used_bytes"), point.shares[task].mean
-    others = [(p.mean_size("used_bytes"), p.shares[task].mean) for p in points if len(p.metrics) == len(point.metrics)]
+    same = [p for p in points if len(p.metrics) == len(point.metrics) and task in p.shares]
+    others = [(p.mean_size("used_bytes"), p.shares[task].mean) for p in same]
     return not any((a < size and b >= share) or (a <= size and b > share) for a, b in others)
 
 

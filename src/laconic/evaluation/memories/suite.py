@@ -34,20 +34,23 @@ class MemorySuite:
         return TASK in tasks
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for other tasks, for runs without memories, or without documents."""
-        options = request.memories
+        """Raise `UsageError` for other tasks or options, for runs without memories, or without documents."""
+        options, prompts = request.memories, {folder: read_prompt(folder) for folder in recipes}
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
         if options.documents is None and options.questions is None:
             raise UsageError(f"--tasks {TASK}: give --documents FILE.jsonl, --questions FILE.jsonl, or both")
         for folder, recipe in recipes.items():
-            prompt = read_prompt(folder)
+            prompt = prompts[folder]
             if prompt is None and recipe.method != "autocompressor":
                 raise UsageError(
                     f"{folder}: method {recipe.method} writes no memory; give a model or an autocompressor"
                 )
             if prompt is not None and prompt.style != "plain":
                 raise UsageError(f"{folder}: {TASK} are asked as plain text; give --prompt plain")
+        has_kv_options = options.fit is not None or tuple(options.methods) != tuple(KV_METHODS)
+        if has_kv_options and not any(prompts.values()):
+            raise UsageError("--methods, --fit: only for models; an autocompressor writes summary vectors")
         unknown = next((name for name in options.methods if name not in KV_METHODS), None)
         if unknown is not None:
             raise UsageError(f"--methods {unknown}: choose from {', '.join(KV_METHODS)}")

@@ -18,6 +18,7 @@ from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, latest_evaluations, load_items
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.build_data import has_text_answers
+from laconic.experiment.cost import kv_bytes_per_position
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_decoding, answer_questions
 from laconic.latent.answering import AnswerDecoding
@@ -200,6 +201,6 @@ def with_iterations(run: LoadedRun, iterations: int | None) -> Iterator[None]:
 
 
 def bytes_per_position(run: LoadedRun) -> int:
-    """Return the bytes of one cache position: keys and values of every layer and head."""
-    config, dtype = run.parts.decoder.config, run.parts.decoder.token_embedding.weight.dtype
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    """Return the bytes of one position of the KV cache."""
+    decoder = run.parts.decoder
+    return kv_bytes_per_position(decoder.config, decoder.token_embedding.weight.dtype)

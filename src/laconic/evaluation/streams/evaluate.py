@@ -5,19 +5,21 @@ A plain decoder is a stateful model too; its state is its KV cache. Shapes: B it
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch
+from laconic.batches import DocumentBatch
 from laconic.evaluation.streams.metrics import MetricSums
-from laconic.evaluation.token_scores import score_targets
+from laconic.evaluation.token_scores import score_grid
 from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.nested.hope.model import Hope
 from laconic.nested.nan_check import read_tokens_checked
 from laconic.nested.state import FastWeightState, LayerState
 
@@ -66,6 +68,11 @@ class CacheAsState:
         return self.decoder.logits(hidden_states)
 
 
+def as_stateful(decoder: Decoder) -> StatefulLM:
+    """Return a decoder as a stateful model; the state of a plain one is its KV cache."""
+    return decoder if isinstance(decoder, Hope) else CacheAsState(decoder)
+
+
 @dataclass(frozen=True)
 class StreamCondition:
     """How items are read: by a model, with or without weight updates, the state carried between passages or not."""
@@ -108,8 +115,8 @@ def score_tokens(
             update_weights=update_weights and (a < last_start or state.attention_cache is None),
             row_names=batch.document_ids,
         )
-        state = cast(FastWeightState, cast(Any, output.cache))
-        nll[:, a:b], correct[:, a:b] = score_columns(model, output.hidden_states, targets[:, a:b])
+        state = output.state
+        nll[:, a:b], correct[:, a:b] = score_grid(model.logits, output.hidden_states, targets[:, a:b])
     return TokenScores(nll, correct, state)
 
 
@@ -120,24 +127,10 @@ def read_spans(last_start: int, T: int) -> Iterator[tuple[int, int]]:
             yield a, min(a + READ_CHUNK, end)
 
 
-def score_columns(
-    model: StatefulLM, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
-) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return the NLL of each target and whether it was the most likely token, 0 where there is no target."""
-    has_target = targets != IGNORE_INDEX
-    nll, correct = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(has_target)
-    some_nll, correct[has_target] = score_targets(model.logits, hidden_states[has_target], targets[has_target])
-    nll[has_target.cpu()] = some_nll.double().cpu()
-    return nll, correct
-
-
 def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
     """Return for each row how often each level was updated, mean over the layers that have it."""
-    levels: list[list[Tensor]] = []
-    for layer in state.layers:
-        for l, level in enumerate(layer.cms.levels if layer.cms else ()):
-            levels += [[]] if l == len(levels) else []
-            levels[l].append(level.num_updates.double())
+    per_layer = [[level.num_updates.double() for level in layer.cms.levels] for layer in state.layers if layer.cms]
+    levels = ([counts for counts in level if counts is not None] for level in zip_longest(*per_layer))
     means = [torch.stack(counts).mean(0).tolist() for counts in levels]
     return [tuple(mean[b] for mean in means) for b in range(len(state.position))]
 

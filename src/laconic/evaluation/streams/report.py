@@ -154,7 +154,8 @@ def load_metric_series(folder: Path) -> MetricSeries:
     series: dict[str, list[tuple[float, float]]] = {}
     file = folder / "metrics.jsonl"
     suffixes = tuple(suffix for plot in TRAINING_PLOTS for suffix in plot[0])
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    for line in text[: text.rfind("\n") + 1].splitlines():  # a run in progress may have a partial last line
         row = json.loads(line)
         for name in row:
             if name.endswith(suffixes) and name != "grad_norm" and isinstance(row[name], float):

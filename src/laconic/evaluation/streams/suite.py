@@ -13,7 +13,7 @@ from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.streams import report as stream_report
 from laconic.evaluation.streams.table import LEGEND, build_stream_table, describe_gains, result_to_json, stream_title
-from laconic.evaluation.streams.tasks import RECIPE_SPLITS, STREAM_NAMES, build_stream_jobs
+from laconic.evaluation.streams.tasks import RECIPE_SPLITS, STREAM_NAMES, SYNTHETIC_STREAMS, build_stream_jobs
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Table
 from laconic.experiment.load_run import LoadedRun
@@ -29,16 +29,19 @@ class StreamSuite:
     options: Collection[str] = ("data_dir", "shots")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether a run has method hope, or all are language models and a task has a stream's name."""
-        has_stream_name = bool(set(tasks) & {*STREAM_NAMES, *INTENT_DATASETS})
-        are_models = all(recipe.method in (NESTED_METHOD, LM_METHOD) for recipe in recipes)
-        return any(recipe.method == NESTED_METHOD for recipe in recipes) or (has_stream_name and are_models)
+        """Return whether a run has method hope, or all are language models and their data or a task is a stream."""
+        methods = {recipe.method for recipe in recipes}
+        are_streams = all(recipe.data.source in SYNTHETIC_STREAMS for recipe in recipes)
+        has_stream_name = not {*STREAM_NAMES, *INTENT_DATASETS}.isdisjoint(tasks)
+        return NESTED_METHOD in methods or (methods == {LM_METHOD} and (are_streams or has_stream_name))
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
-        """Raise `UsageError` for an unknown task, or a run that does not read streams."""
+        """Raise `UsageError` for an unknown task, a run that does not read streams, or an option without effect."""
         for name in request.tasks:
             if name not in TASK_NAMES:
                 raise UsageError(f"--tasks {name}: runs of method hope and lm have the tasks {', '.join(TASK_NAMES)}")
+        if request.data_dir is not None and not set(request.tasks) & set(INTENT_DATASETS):
+            raise UsageError(f"--data-dir: only for {', '.join(INTENT_DATASETS)}; leave it out")
         for folder, recipe in recipes.items():
             if recipe.method not in (NESTED_METHOD, LM_METHOD):
                 raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")

@@ -15,7 +15,8 @@ from laconic.evaluation.suite import RunResult
 from laconic.evaluation.tables import Column, Table, build_table, figures_to_json, format_mean, format_percent
 
 NLL_STREAMS = ("ppl", "books", "levels")  # scored by NLL; all others by shares
-BASELINES = {"books": FRESH, "levels": "all levels"}  # condition that the others are compared with
+# Conditions that the others are compared with: a fresh state, all levels, or a state that is reset.
+BASELINES = {"books": FRESH, "levels": "all levels", "ppl": "learn, reset"}
 LEGEND = (
     "score: NLL in nats (ppl, books, levels) or percent; every item of a metric counts the same; updates: of each "
     "level per item, fastest first; state: bytes per sequence at its end. learn: fast weights are updated; frozen: "
@@ -152,22 +153,22 @@ class PairedGain(NamedTuple):
 
 
 def compute_gains(result: RunResult) -> list[PairedGain]:
-    """Return what conditions save against the baseline: a fresh state, all levels, or a state that is reset.
+    """Return what conditions save against that of `BASELINES`.
 
     Conditions are paired by item, and an item counts with its mean over seeds. A standard error over the sections of a
     few books is of those books only.
     """
     baseline = BASELINES.get(stream_name(result))
-    if stream_name(result) == "ppl":
-        baseline = next((name for name in ("learn, reset", "frozen") if name in result.conditions), None)
+    if baseline is None or baseline not in result.conditions:
+        return []
+    base = metric_scores(result.items_by_seed, baseline, OVERALL)
     gains: list[PairedGain] = []
-    for condition in result.conditions if baseline else ():
-        if baseline and condition != baseline:
-            nats, base = (metric_scores(result.items_by_seed, name, OVERALL) for name in (condition, baseline))
-            saved = (base - nats).mean(0)
+    for condition in result.conditions:
+        if condition != baseline:
+            saved = (base - metric_scores(result.items_by_seed, condition, OVERALL)).mean(0)
             n = len(saved)
-            se = float(np.std(saved, ddof=1) / math.sqrt(n)) if n > 1 else None
-            gains.append(PairedGain(condition, baseline, float(np.mean(saved)), se, n))
+            se = float(saved.std(ddof=1) / math.sqrt(n)) if n > 1 else None
+            gains.append(PairedGain(condition, baseline, float(saved.mean()), se, n))
     return gains
 
 

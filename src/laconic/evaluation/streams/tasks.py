@@ -24,6 +24,7 @@ from laconic.evaluation.streams.books import evaluate_book, split_sections
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
     StreamCondition,
+    as_stateful,
     build_metrics,
     count_level_updates,
     score_tokens,
@@ -88,7 +89,9 @@ def build_stream_jobs(request: EvalRequest, run: LoadedRun, task: str) -> Iterat
             key={"data": stream.source.fingerprint},
         )
         is_ablation = stream.stream == "levels"
-        conditions = ablation_conditions(run) if is_ablation else list_conditions(stateful_model(run), stream.stream)
+        conditions = (
+            ablation_conditions(run) if is_ablation else list_conditions(as_stateful(run.parts.decoder), stream.stream)
+        )
         yield build_stream_job(metadata, stream, conditions, request.device)
 
 
@@ -121,12 +124,6 @@ def build_stream_job(
         return [read(texts[i], other, device, bytes_per_token) for i, other in zip(indices, others, strict=True)]
 
     return EvalJob(metadata, len(texts), evaluate_texts, batch_size if kind == "ppl" else 1)
-
-
-def stateful_model(run: LoadedRun) -> StatefulLM:
-    """Return the model of a run; the state of a plain decoder is its KV cache."""
-    decoder = run.parts.decoder
-    return decoder if isinstance(decoder, Hope) else CacheAsState(decoder)
 
 
 def list_conditions(model: StatefulLM, stream: str) -> list[StreamCondition]:
@@ -195,7 +192,9 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
         return [StreamRequest(name, stream, source, batch_size, token_byte_lengths(run.parts.tokenizer))]
     if stream == "needle":
         return [needle_request(run, limit)]
-    if stream not in SYNTHETIC_STREAMS or kind != stream:
+    if stream not in SYNTHETIC_STREAMS:
+        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, which is no stream")
+    if kind != stream:
         raise InputError(
             f"--tasks {name}: {run.folder} was trained on data.source {kind}; its own tasks are test and valid"
         )

@@ -19,7 +19,7 @@ from laconic.models.gguf.config import ROPE_FACTORS_TENSOR, build_config
 from laconic.models.gguf.header import GGUFHeader, read_header
 from laconic.models.gguf.tensors import check_quantizations, match_weights, read_tensor, read_weight
 from laconic.models.gguf.tokenizer import build_tokenizer_files
-from laconic.storage.atomic import write_file_atomically, write_folder_atomically
+from laconic.storage.atomic import write_folder_atomically, write_text_atomically
 from laconic.storage.cache_dir import cache_dir
 from laconic.storage.export_record import hash_file, write_export_record
 from laconic.storage.strict_json import read_json
@@ -137,5 +137,5 @@ def find_digest(path: Path) -> str:
     digest = hash_file(path)
     with translate_os_errors(record):
         record.parent.mkdir(parents=True, exist_ok=True)
-    write_file_atomically(record, lambda new: new.write_text(digest, encoding="ascii"))
+    write_text_atomically(record, digest)
     return digest
