@@ -21,7 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_output, print_json
+from laconic.cli.files import check_memories, check_output, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
@@ -135,7 +135,7 @@ class GenerateCommand(SamplingFlags):
         return read_run_method(self.model) == "lm"
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for flags that do not fit one another."""
+        """Raise `UsageError` (2) for flags that do not fit one another, `InputError` (66) for a missing memory."""
         sources = {"PROMPT": self.prompts, "--file": self.file, "--messages": self.messages, "--input": self.input}
         present = [name for name, value in sources.items() if value]
         if len(present) > 1:
@@ -146,6 +146,7 @@ class GenerateCommand(SamplingFlags):
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
             check_output("--output", self.output)
+        check_memories(self.memory)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
         check_minimum(1, batch_size=self.batch_size)
@@ -340,7 +341,9 @@ def encode_after_memory(
     from laconic.experiment.kv_compressor import encode_messages, encode_prompt, is_chat_memory
     from laconic.experiment.text_model import match_prompts
 
-    rows = match_prompts([to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows, memory.B)
+    rows = [to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows
+    rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
+    rows = match_prompts(rows, memory.B)
     ids = [
         encode_messages(tokenizer, memory, row.messages)
         if row.text is None
