@@ -205,12 +205,14 @@ class GenerateCommand(SamplingFlags):
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
         import laconic
+        from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import is_export
 
         if self.is_language_model_run:
             self.refuse_checkpoint_flags({"quantize": self.quantize})
             model = laconic.load(self.model, device=self.device)
             return model.decoder, model.tokenizer
+        check_is_model(self.model)
         decoder = laconic.Decoder.from_pretrained(
             self.model,
             dtype=parse_dtype(self.dtype),
