@@ -118,6 +118,7 @@ class GenerateCommand(SamplingFlags):
             from laconic.cli.nested import generate_text
 
             return generate_text(self)
+        check_memories(self.memory)
         refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
@@ -135,7 +136,7 @@ class GenerateCommand(SamplingFlags):
         return read_run_method(self.model) == "lm"
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for flags that do not fit one another, `InputError` (66) for a missing memory."""
+        """Raise `UsageError` (2) for flags that do not fit one another."""
         sources = {"PROMPT": self.prompts, "--file": self.file, "--messages": self.messages, "--input": self.input}
         present = [name for name, value in sources.items() if value]
         if len(present) > 1:
@@ -146,7 +147,6 @@ class GenerateCommand(SamplingFlags):
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
             check_output("--output", self.output)
-        check_memories(self.memory)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
         check_minimum(1, batch_size=self.batch_size)
