@@ -319,7 +319,7 @@ def test_generate_refuses_foreign_and_damaged_memories(run: RunCli, book: str) -
     Path("bad.safetensors").write_bytes(content)
     refused(run, 76, "bad.safetensors: digest ", "generate", "run", "Who", "--memory", "bad.safetensors")
     refused(run, 76, "bad.safetensors: digest ", "inspect", "bad.safetensors")
-    refused(run, 66, "no gone.safetensors in ", "generate", "run", "Who", "--memory", "gone.safetensors")
+    refused(run, 66, "no file gone.safetensors; give one", "generate", "run", "Who", "--memory", "gone.safetensors")
 
 
 def test_generate_memory_requires_a_compressor(run: RunCli, book: str, tmp_path: Path) -> None:

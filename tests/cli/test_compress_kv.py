@@ -97,6 +97,10 @@ def test_compress_chat_opens_a_message_that_the_question_continues(
         json.loads(run_cli("generate", model, "Which month?", "--chat", *options)[1])["generations"][0]["ids"]
         == (json.loads(out)["generations"][0]["ids"])
     )
+    plain = tmp_path / "plain.safetensors"
+    assert run_cli("compress", model, text, "--out", plain)[0] == 0
+    code, _, err = run_cli("generate", model, "a", "--memory", plain, *options)
+    assert (code, "memory.safetensors cannot be joined with others" in err) == (2, True)
 
 
 def test_generate_continues_a_conversation_after_a_memory(
@@ -159,6 +163,13 @@ def test_generate_joins_memories_and_matches_rows(model: Path, text: Path, tmp_p
     alone = run_cli("generate", model, "a", "--memory", one, *options)[1]
     assert json.loads(out)["generations"][0]["ids"] == json.loads(alone)["generations"][0]["ids"]
     assert run_cli("generate", model, "a", "b", "c", "--memory", rows)[0] == 2
+    code, out, _ = run_cli("generate", model, "a", "--memory", rows, "--max-tokens", 4)
+    titles = ["[texts.jsonl:1] a", "[texts.jsonl:2] a"]
+    assert (code, [line[:17] for line in out.splitlines() if line.startswith("[")]) == (0, titles)
+    code, out, _ = run_cli("generate", model, "a", "--memory", rows, *options)
+    assert (code, [row["prompt"] for row in json.loads(out)["generations"]]) == (0, titles)
+    code, _, err = run_cli("generate", model, "a", "--memory", rows, "--memory", one)
+    assert (code, "rows.safetensors has 2" in err, "one.safetensors has 1" in err) == (2, True, True), err
     assert run_cli("generate", model, "a", "--memory", one, "--memory", one, *options)[0] == 0
 
 
@@ -172,6 +183,8 @@ def test_generate_refuses_a_memory_of_another_model(model: Path, text: Path, tmp
     code, _, err = run_cli("generate", tmp_path / "other", "a", "--memory", memory)
     assert code == 76
     assert "compress again" in err
+    code, _, err = run_cli("generate", "no-model", "a", "--memory", tmp_path / "none")  # before a model is loaded
+    assert (code, "none; give one that laconic compress wrote" in err) == (66, True)
     memory.write_bytes(memory.read_bytes()[:-9])
     assert run_cli("inspect", memory)[0] == 76
 

@@ -121,6 +121,18 @@ def test_check_invalid_input(run, tmp_path, root):
     assert (code, "--max-length 9" in err) == (2, True)
 
 
+def test_check_refuses_flags_without_use(run, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(GOOD, encoding="utf-8")
+    for arguments, flag in (
+        (("rows.jsonl", "--data-dir", "."), "--data-dir"),
+        (("rows.jsonl", "--documents", "--data-dir", "."), "--data-dir"),
+        (("rows.jsonl", "--documents", "--columns", "question=text"), "--columns"),
+        (("gsm8k-aug:valid", "--columns", "question=text"), "--columns"),
+    ):
+        code, _, err = run("check", *arguments)
+        assert (code, f"{flag}: " in err) == (2, True), arguments
+
+
 def test_check_special_token(run, tmp_path, root):
     (tmp_path / "rows.jsonl").write_text(GOOD.replace("four", "<|endoftext|>"), encoding="utf-8")
     code, out, _ = run("check", "rows.jsonl", "--tokenizer", root / "tokenizers" / "gpt2")
@@ -347,7 +359,7 @@ def test_make_unknown_generator(run: RunCli, generator: str, message: str) -> No
             2,
             "--held-out-fraction 1",
         ),
-        (("--rows", "9", "--out", "no/x.jsonl"), 66, "--out no/x.jsonl"),
+        (("--rows", "9", "--out", "no/x.jsonl"), 2, "--out no/x.jsonl"),
         (("--rows", "9"), 2, "--out"),
     ],
 )

@@ -131,7 +131,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (("generate",), 2, "Missing from laconic generate: MODEL"),
         ((), 2, "Expected one of {demo, train,"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi"),
-        (("verify", "parity", "tiny:llama", "--json", "no/such.json"), 66, "create it first"),
+        (("verify", "parity", "tiny:llama", "--json", "no/such.json"), 2, "create it first"),
         (("verify", "parity", "tiny:llama", "--all-results"), 2, "needs --json FILE"),
         (("generate", "x"), 2, "no prompt given"),
         (("generate", "no such folder", "y"), 66, "no such folder"),

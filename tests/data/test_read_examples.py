@@ -9,7 +9,7 @@ import pytest
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
-from laconic.data.reasoning.read_examples import most_common_answer, read_examples, split_chain
+from laconic.data.reasoning.read_examples import ExampleReader, most_common_answer, read_examples, split_chain
 from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
 
@@ -71,6 +71,38 @@ def test_read_examples_renamed_columns_and_numbers(tmp_path: Path) -> None:
     config = DataConfig(path="x", columns={"question": "prompt", "answer": "output", "cot": "reasoning"})
     read = [(e.question, e.steps, e.answer) for e in read_examples(path, config).examples]
     assert read == [("1 and 2?", ("1+2",), "3"), ("2.5 and 2?", ("2.5+2",), "4.5")]
+
+
+def test_read_examples_notes_columns_that_no_row_has(tmp_path: Path) -> None:
+    path = written(tmp_path, {"prompt": "2 and 2?", "answer": "4", "rationale": "2+2"})
+    columns = {"question": "prompt", "answer": "output", "cot": "Rationale", "document": "context"}
+    read = read_examples(path, DataConfig.model_validate({"path": "x", "columns": columns}))
+    assert read.examples[0].steps == ("2+2",)
+    assert read.notes == (
+        "rows.jsonl: no row has the field 'Rationale', which data.columns names for cot",
+        "rows.jsonl: no row has the field 'context', which data.columns names for document",
+    ), "but none about the answer, which has our name"
+
+
+def test_read_examples_numbers_as_ids(tmp_path: Path) -> None:
+    read = read_examples(written(tmp_path, ROW | {"id": 7}, ROW | {"id": 8.0}), CONFIG)
+    assert [example.id for example in read.examples] == ["7", "8"]
+    with pytest.raises(InputError, match="duplicate id '7'"):
+        read_examples(written(tmp_path, ROW | {"id": 7}, ROW | {"id": "7"}), CONFIG)
+
+
+def test_read_examples_of_a_table_names_row_and_field() -> None:
+    places = [({"prompt": "2 and 2?"}, "set:row 1: no question"), (ROW | {"answer": None}, "set:row 1:answer")]
+    for row, place in places:
+        reader = ExampleReader("set", CONFIG)
+        reader.read_table([row])
+        assert reader.problems[0].message.startswith(place)
+
+
+def test_read_examples_refuses_csv(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\n2 and 2?,4\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"^rows\.csv: rows are read from JSONL and Parquet; convert them: python"):
+        read_examples(tmp_path / "rows.csv", CONFIG)
 
 
 def test_split_chain_sentences() -> None:

@@ -219,7 +219,7 @@ def test_run_compresses_and_answers_after_the_memory(run: Path, run_cli: RunCli,
     assert json.loads(printed.out)["generations"][0]["ids"] == list(answer.token_ids)
     refused = run_cli("generate", run, question, "--memory", file, "--memory", file)
     assert (refused.code, "--memory: 2 files" in refused.err) == (2, True)
-    with pytest.raises(UsageError, match="a memory of 2 texts for 3 questions"):
+    with pytest.raises(UsageError, match="a memory of 2 texts needs 2 questions, one each, not 3"):
         reasoner.generate(["a ="] * 3, memory=reasoner.compress([document, document]))
 
 

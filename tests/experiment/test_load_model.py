@@ -12,6 +12,7 @@ import laconic
 from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
+from laconic.experiment.load_run import check_is_no_run
 from laconic.experiment.reasoner import Reasoner
 from tests.conftest import REPO, RunCli
 from tests.models.fixtures import fresh
@@ -47,6 +48,8 @@ def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: 
     assert isinstance(model, Reasoner)
     assert model.recipe.method == method
     result = run_cli("generate", run, *QUESTIONS, "--max-tokens", "4", "--format", "json")
+    step = run_cli("generate", run / "steps" / "step-000001", *QUESTIONS, "--max-tokens", "4")
+    assert step[:2] == run_cli("generate", run, *QUESTIONS, "--max-tokens", "4")[:2]
     rows = json.loads(result.out.splitlines()[-1])["generations"]
     answers = model.generate(QUESTIONS, SHORT)
     assert [(a.text, list(a.token_ids), a.passes.total) for a in answers] == [
@@ -90,8 +93,9 @@ def test_load_document_run(method: str, kind: type, place: Path, run_cli: RunCli
     generation = model.generate(prompts, config=SHORT)[0]
     again = laconic.load(run / "steps" / "step-000001").generate(prompts, config=SHORT)[0]
     assert again.token_ids == generation.token_ids == model.generate(prompts[0], config=SHORT)[0].token_ids
-    out = run_cli("generate", run, *prompts, "--max-tokens", "4", "--format", "json").out
-    assert json.loads(out.splitlines()[-1])["generations"][0]["ids"] == generation.token_ids
+    for folder in (run, run / "steps" / "step-000001"):
+        out = run_cli("generate", folder, *prompts, "--max-tokens", "4", "--format", "json").out
+        assert json.loads(out.splitlines()[-1])["generations"][0]["ids"] == generation.token_ids
     direct = laconic.generate(model.decoder, model.tokenizer, prompts, config=replace(SHORT, return_state=False))[0]
     assert direct.token_ids[:1] == generation.token_ids[:1]
 
@@ -109,6 +113,22 @@ def test_load_checkpoint_continues_text_and_saves(tmp_path: Path) -> None:
         laconic.load(tmp_path / "plain", dtype="int8")
     with pytest.raises(UsageError, match="has no steps"):
         laconic.load(tmp_path / "plain", step=3)
+
+
+def test_commands_point_to_what_can_be_loaded(place: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "text.txt").write_text("A text.")
+    for arguments in (
+        ("generate", tmp_path / "adapter", "a"),
+        ("compress", tmp_path / "adapter", tmp_path / "text.txt", "--out", tmp_path / "memory.safetensors"),
+        ("export", tmp_path / "adapter", "--out", tmp_path / "out"),
+    ):
+        code, _, err = run_cli(*arguments)
+        assert (code, "is a peft adapter; laconic export MODEL --adapter" in err) == (66, True), arguments
+    run = train_tiny_run("nocot", place)
+    with pytest.raises(InputError, match=r"model\.name: .* is a run of laconic train; .* set model\.init_from_run"):
+        check_is_no_run(str(run))
 
 
 def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:

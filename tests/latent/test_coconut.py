@@ -136,12 +136,17 @@ def test_coconut_does_not_use_the_chain_in_answering() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"num_latents": 3}, {"projection": "pccot"}, {"schedule": "jacobi", "num_iterations": 4}]
+    ("changes", "actual"),
+    [
+        ({"num_latents": 3}, "not 'sequential', 'none' and 3"),
+        ({"projection": "pccot"}, "not 'sequential', 'a projection' and 4"),
+        ({"schedule": "jacobi", "num_iterations": 4}, "not 'jacobi', 'none' and 4"),
+    ],
 )
-def test_coconut_refuses_other_latents(changes: dict[str, object]) -> None:
+def test_coconut_refuses_other_latents(changes: dict[str, object], actual: str) -> None:
     decoder = fresh("llama")
     settings = {"num_latents": 4, "schedule": "sequential", "projection": "none"} | changes
-    with pytest.raises(UsageError, match="coconut requires 4 latents"):
+    with pytest.raises(UsageError, match=f"num_latents = 4 .*{actual}"):
         Coconut(decoder, LatentThoughts(decoder, **settings), CoconutConfig(max_stage=2), steps_per_epoch=5)  # type: ignore[arg-type]
 
 

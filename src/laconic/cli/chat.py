@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import OptionalDtype, OptionalQuantization, OptionalStr, check_minimum, parse_dtype, to_utf8
-from laconic.cli.files import write_file
+from laconic.cli.files import check_memories, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, log_note, status
@@ -93,6 +93,7 @@ class ChatCommand(SamplingFlags):
         from laconic.config.recipe import METHOD_TABLES
         from laconic.experiment.load_run import read_run_method
 
+        check_memories(self.memory)
         method = read_run_method(self.model)
         if method in METHOD_TABLES and method not in ("lm", "autocompressor"):
             raise UsageError(f"{self.model} is a run of {method}, which does not chat; use laconic generate")

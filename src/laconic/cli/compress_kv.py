@@ -18,6 +18,7 @@ from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
 from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
 from laconic.experiment.kv_compressor import compress_text
+from laconic.experiment.load_model import check_is_model
 from laconic.models.config import DecoderConfig
 
 
@@ -33,6 +34,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         equal_heads=command.equal_heads,
         seed=command.seed,
     )
+    check_is_model(to_utf8(command.model))
     texts = read_documents(to_utf8(command.source))
     with status(f"loading {command.model}"):
         decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)

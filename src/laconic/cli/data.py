@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, split_commas
+from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, refuse_flags, split_commas
 from laconic.cli.files import print_json, print_rows
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
@@ -99,6 +99,7 @@ class DataCheckCommand:
 
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
+        self.refuse_other_flags()
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         if self.documents:
@@ -114,12 +115,28 @@ class DataCheckCommand:
             self.print_result(scanned, result)
         return InputError.exit_code if result.problems else 0
 
+    @property
+    def is_file(self) -> bool:
+        """Whether to read a file rather than a data set by name."""
+        from laconic.config.data import is_row_file
+
+        return is_row_file(self.file) or Path(self.file).is_file()
+
+    def refuse_other_flags(self) -> None:
+        """Raise `UsageError` (2) for flags that what is read has no use for."""
+        if self.documents or self.is_file:
+            refuse_flags({"data_dir": self.data_dir}, f"{self.file} is a file, not a data set by name")
+        if self.documents:
+            refuse_flags({"columns": self.columns}, "documents have a field text")
+        elif not self.is_file:
+            refuse_flags({"columns": self.columns}, f"{self.file} is a data set, whose fields are known")
+
     def scan_rows(self) -> "ScannedFile":
-        from laconic.config.data import DataConfig, is_row_file
+        from laconic.config.data import DataConfig
         from laconic.data.audit import AUDIT_CONFIG, ScannedFile, scan_file
         from laconic.data.reasoning.load import load_examples
 
-        if is_row_file(self.file) or Path(self.file).is_file():
+        if self.is_file:
             return scan_file(Path(self.file), AUDIT_CONFIG.model_copy(update={"columns": parse_columns(self.columns)}))
         data_dir = None if self.data_dir is None else str(self.data_dir)
         examples = load_examples(self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir))

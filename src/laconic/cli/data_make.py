@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum
+from laconic.cli.files import check_output
 from laconic.console import log_message, progress, status
-from laconic.errors import InputError, UsageError
+from laconic.errors import UsageError
 
 if TYPE_CHECKING:
     from laconic.batches import ReasoningExample
@@ -99,7 +100,7 @@ class DataMakeCommand:
         return 0
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) or `InputError` (66) for invalid flags."""
+        """Raise `UsageError` (2) for invalid flags."""
         if self.generator not in GENERATORS:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
@@ -118,8 +119,7 @@ class DataMakeCommand:
             raise UsageError(f"--results-only-fraction {self.results_only_fraction:g}: give a number from 0 to 1")
         if not 0 <= self.held_out_fraction < 1:
             raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: must be at least 0 and below 1")
-        if not self.out.absolute().parent.is_dir():
-            raise InputError(f"--out {self.out}: folder {self.out.parent} does not exist; create it first")
+        check_output("--out", self.out)
 
     def list_files(self) -> list[OutputFile]:
         """Return the files of the generator; those without rows are left out."""

@@ -53,6 +53,7 @@ class ExportCommand:
     def run(self) -> int:
         from laconic.experiment import build_nested, lora
         from laconic.experiment.export import export_model
+        from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import find_run
         from laconic.models import weights
         from laconic.storage.atomic import check_new_folder
@@ -67,6 +68,7 @@ class ExportCommand:
         refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is no memory")
         if (run_dir := find_run(self.model)) is not None:
             return self.export_run(run_dir)
+        check_is_model(self.model)
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         with status(f"loading {self.model}"):

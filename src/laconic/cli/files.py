@@ -17,6 +17,13 @@ def check_file(path: Path, expected: str) -> None:
         raise InputError(f"no file {path}; give {expected}")
 
 
+def check_memories(paths: Iterable[Path]) -> None:
+    """Raise `InputError` (66) for a memory that does not exist, before a model is loaded; a folder is a cartridge."""
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"no file {path}; give one that laconic compress wrote")
+
+
 def check_output(flag: str, path: Path) -> None:
     """Raise `UsageError` (2) if a file that a flag names cannot be written, before the work for it."""
     if path.is_dir():

@@ -21,7 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_output, print_json
+from laconic.cli.files import check_memories, check_output, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
@@ -118,6 +118,7 @@ class GenerateCommand(SamplingFlags):
             from laconic.cli.nested import generate_text
 
             return generate_text(self)
+        check_memories(self.memory)
         refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
@@ -204,12 +205,14 @@ class GenerateCommand(SamplingFlags):
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
         import laconic
+        from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import is_export
 
         if self.is_language_model_run:
             self.refuse_checkpoint_flags({"quantize": self.quantize})
             model = laconic.load(self.model, device=self.device)
             return model.decoder, model.tokenizer
+        check_is_model(self.model)
         decoder = laconic.Decoder.from_pretrained(
             self.model,
             dtype=parse_dtype(self.dtype),
@@ -340,7 +343,9 @@ def encode_after_memory(
     from laconic.experiment.kv_compressor import encode_messages, encode_prompt, is_chat_memory
     from laconic.experiment.text_model import match_prompts
 
-    rows = match_prompts([to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows, memory.B)
+    rows = [to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows
+    rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
+    rows = match_prompts(rows, memory.B)
     ids = [
         encode_messages(tokenizer, memory, row.messages)
         if row.text is None

@@ -49,7 +49,9 @@ class PromptRow:
         return ids
 
     def to_json(self) -> dict[str, Any]:
-        return {"messages": list(self.messages)} if self.text is None else {"prompt": self.title + self.text}
+        if self.text is not None:
+            return {"prompt": self.title + self.text}
+        return {"messages": list(self.messages)} | ({"title": self.title.strip()} if self.title else {})
 
 
 def read_bytes(path: Path) -> bytes:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalPath, OptionalStr, command_line
-from laconic.cli.files import write_file
+from laconic.cli.files import check_output, write_file
 from laconic.console import progress
-from laconic.errors import InputError, UsageError
+from laconic.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class VerifyParityCommand:
 
         if self.all_results and not self.json:
             raise UsageError("--all-results: needs --json FILE")
-        if self.json and not self.json.absolute().parent.is_dir():
-            raise InputError(f"{self.json}: folder {self.json.parent} does not exist; create it first")
+        if self.json:
+            check_output("--json", self.json)
         with progress("comparing") as show:
             report = run_parity(
                 self.model,

@@ -275,7 +275,7 @@ class KVMemory:
         first = check_joinable("concat_documents", memories)
         odd = next((memory.B for memory in memories if memory.B != first.B), None)
         if odd is not None:
-            raise UsageError(f"concat_documents: memories of {first.B} and {odd} rows; select the same rows of both")
+            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
         moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
         for memory in memories:
             moved.append(memory.shift_positions(config, start) if moved else memory)

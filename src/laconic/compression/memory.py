@@ -238,7 +238,7 @@ class SummaryMemory:
         first = check_compatible("concat_segments", memories)
         odd = next((memory.B for memory in memories if memory.B != first.B), None)
         if odd is not None:
-            raise UsageError(f"concat_segments: memories of {first.B} and {odd} rows; select the same rows of both")
+            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
         starts = [sum(memory.num_segments for memory in memories[:i]) for i in range(len(memories))]
         moved = [
             replace(memory, segment_ids=(memory.segment_ids + start).masked_fill(~memory.valid, -1))

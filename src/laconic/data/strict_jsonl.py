@@ -349,8 +349,8 @@ def locate_problem(error: RowError, name: str, row: NumberedRow, *, is_table: bo
     if not is_table:
         return RowProblem(row.number, error.column, error.kind, error.message)
     fields = reversed(locate_fields(row.text))
-    field = next((key for key, start, _ in fields if start <= error.column), "")
-    return RowProblem(0, 0, error.kind, f"{name}:row {row.number}:{field}: {error.message}")
+    field = next((f":{key}" for key, start, _ in fields if start <= error.column), "")  # none for a whole row
+    return RowProblem(0, 0, error.kind, f"{name}:row {row.number}{field}: {error.message}")
 
 
 def format_problems(problems: Sequence[RowProblem], name: str) -> str:

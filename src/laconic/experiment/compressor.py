@@ -261,7 +261,7 @@ class TextCompressor:
 def load_compressor(
     path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest step, or a published checkpoint in some dtype.
+    """Load an AutoCompressor: a run at its latest step, one step of it, or a published checkpoint in some dtype.
 
     Raises:
         InputError: If the folder is neither.
@@ -270,7 +270,10 @@ def load_compressor(
         UnsafeFileError: If the weights are pickles.
     """
     target = weights.resolve_device(device)
-    if find_run(path) is not None or not is_published(path):
+    run = find_run(path)
+    if run is not None:
+        return as_compressor(load_run(run.folder, target, run.step))
+    if not is_published(path):
         return as_compressor(load_run(path, target))
     method, tokenizer, segment_tokens = load_published(path, target, dtype)
     reader, writer = method.decoder.fingerprint, compute_writer_fingerprint(method)

@@ -227,8 +227,10 @@ def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: T
     ]
     if len(memories) == 1:
         return memories[0]
-    if any(map(is_chat_memory, memories)):
-        raise UsageError(
-            f"{len(memories)} memories of chats cannot be joined, since each opens a message; compress without --chat"
-        )
+    chat = next((path for path, memory in zip(paths, memories, strict=True) if is_chat_memory(memory)), None)
+    if chat is not None:
+        raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without --chat")
+    if len({memory.B for memory in memories}) > 1:
+        sizes = ", ".join(f"{path} has {memory.B}" for path, memory in zip(paths, memories, strict=True))
+        raise UsageError(f"memories of different numbers of texts cannot be joined: {sizes}")
     return KVMemory.concat_documents(decoder.config, *memories)

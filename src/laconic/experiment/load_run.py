@@ -60,11 +60,12 @@ def is_export(path: str | Path) -> bool:
 
 
 def read_run_method(path: str | Path) -> str | None:
-    """Return the method of a run directory or an exported run; None for another path."""
+    """Return the method of a run directory, a step of one, or an exported run; None for another path."""
     record = read_export_record(Path(path))
     if record is not None and record.is_run:
         return record.metadata["method"]
-    return load_recipe(Path(path) / RECIPE_FILE)[0].method if is_run_dir(path) else None
+    run = find_run(path)
+    return None if run is None else load_recipe(run.folder / RECIPE_FILE)[0].method
 
 
 class RunStep(NamedTuple):
@@ -237,6 +238,7 @@ def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]
             return load_config_and_tokenizer(before)
         folder = latest_step(run).path
         return build_nested.read_decoder_config(folder), load_tokenizer(folder)
+    check_is_no_run(model.name)
     tokenizer = build_model.load_model_tokenizer(model)
     folder = weights.find_checkpoint(model.name, model.revision, with_weights=False) if model.name is not None else None
     config = build_model.load_decoder_config(recipe, tokenizer, folder)
@@ -268,6 +270,12 @@ def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder,
     return load_initial_model(recipe, device)[:2]
 
 
+def check_is_no_run(name: str | None) -> None:
+    """Raise `InputError` for a `model.name` that is a run directory, which is no checkpoint."""
+    if name is not None and is_run_dir(name):
+        raise InputError(f"model.name: {name} is a run of laconic train; to train it further, set model.init_from_run")
+
+
 def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
     """Return the decoder that training starts with, its tokenizer, and what an earlier run learned to compress."""
     model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
@@ -276,6 +284,7 @@ def load_initial_model(recipe: Recipe, device: torch.device) -> InitialModel:
         build_model.check_context_length(recipe, run.parts.decoder.config)
         decoder = build_nested.prepare_decoder(recipe, run.merged_decoder())
         return InitialModel(decoder, run.parts.tokenizer, run.parts.summary_parameters)
+    check_is_no_run(model.name)
     tokenizer = build_model.load_model_tokenizer(model)
     folder = weights.find_checkpoint(model.name, model.revision) if model.name is not None else None
     config = build_model.load_decoder_config(recipe, tokenizer, folder)

@@ -214,7 +214,7 @@ class Reasoner:
         """
         cache = self.read_kv_memory(memory) if is_kv_memory(memory) else self.read_summaries(memory)
         if cache.B not in (1, num_questions):
-            raise UsageError(f"a memory of {cache.B} texts for {num_questions} questions; give one text, or one each")
+            raise UsageError(f"a memory of {cache.B} texts needs {cache.B} questions, one each, not {num_questions}")
         return cache if num_questions == cache.B else cache.repeat_rows(num_questions)
 
     def read_kv_memory(self, memory: Any) -> KVCache:

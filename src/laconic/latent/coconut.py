@@ -77,9 +77,11 @@ class Coconut(PromptedAnswers):
         most = config.max_stage * config.latents_per_step
         actual = (latent_thoughts.schedule, latent_thoughts.projection, latent_thoughts.num_latents)
         if actual != ("sequential", None, max(1, most)):
+            projection = "none" if latent_thoughts.projection is None else "a projection"
             raise UsageError(
-                f"coconut requires {most} latents of the sequential schedule without projection, not "
-                f"{latent_thoughts.num_latents} of {latent_thoughts.schedule}"
+                f'coconut requires latents.schedule = "sequential", projection = "none" and num_latents = '
+                f"{max(1, most)} (coconut.max_stage times latents_per_step), not "
+                f"{latent_thoughts.schedule!r}, {projection!r} and {latent_thoughts.num_latents}"
             )
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.steps_per_epoch, self.seed = steps_per_epoch, seed

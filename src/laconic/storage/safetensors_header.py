@@ -56,6 +56,8 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         n = int.from_bytes(start, "little")
         if n > min(size - 8, MAX_HEADER_BYTES):
             check_not_pickle(path.name, start)
+            if len(start) == 8 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start):
+                raise InputError(f"{path.name}: begins with the text {start.decode()!r}, not with a safetensors header")
             limit = f"the file has {size:,}" if n > size - 8 else f"the limit is {MAX_HEADER_BYTES:,}"
             raise InputError(f"{path.name}: header of {n:,} bytes, but {limit}; download it again")
         fields = parse_json(file.read(n), f"{path.name}: header")

@@ -48,6 +48,11 @@ ACCEPTED_FIELDS = (
     "or cot or rationale (a string), and optionally document (a string)"
 )
 
+CSV_HINT = (
+    """convert them: python -c "import csv, json, sys; [print(json.dumps(r)) for r in csv.DictReader(sys.stdin)]" """
+    "< FILE > rows.jsonl"
+)
+
 
 @dataclass(frozen=True)
 class ExamplesFile:
@@ -86,6 +91,8 @@ def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = N
 
 def scan_examples(file: Path, config: DataConfig, max_rows: int | None = None) -> "ExampleReader":
     """Read a file to its end and collect its problems instead of raising them."""
+    if file.suffix.lower() in (".csv", ".tsv"):
+        raise InputError(f"{file.name}: rows are read from JSONL and Parquet; {CSV_HINT}")
     reader = ExampleReader(file.name, config, max_rows)
     with gc_disabled(), translate_os_errors(file), file.open("rb") as stream:
         if file.suffix == ".parquet":
@@ -126,6 +133,7 @@ class ExampleReader:
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
         self.schema: RowSchema | None = None
+        self.unseen_columns = dict(config.columns)
 
     def read_lines(self, lines: Iterable[bytes], parse: Callable[[str], dict[str, Any]] = parse_row) -> None:
         """Read lines; once there are enough rows, the rest is only hashed."""
@@ -133,10 +141,17 @@ class ExampleReader:
         self._read(parse_lines(lines, self.notes, parse), is_table=False)
         for _ in lines:
             pass
+        self._note_unseen_columns()
 
     def read_table(self, rows: Iterable[dict[str, Any]]) -> None:
         """Read the rows of a table as strictly as those of a JSONL file."""
         self._read(self._reparse(number_table_rows(rows)), is_table=True)
+        self._note_unseen_columns()
+
+    def _note_unseen_columns(self) -> None:
+        """Note names of `data.columns` that no row has; a held-out file may have our names, or no chains."""
+        for ours, theirs in self.unseen_columns.items():
+            self.notes[f"no row has the field {theirs!r}, which data.columns names for {ours}"] += 1
 
     def _hash_lines(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         line = b"\n"
@@ -168,6 +183,8 @@ class ExampleReader:
     def _convert(self, read: dict[str, Any], text: str, name: str) -> ReasoningExample | None:
         """Return the example of a row; None for a row without an answer, which is noted."""
         renamed = rename_columns(read, self.config.columns) if self.config.columns else read
+        if self.unseen_columns:
+            self.unseen_columns = {ours: name for ours, name in self.unseen_columns.items() if ours not in renamed}
         self.columns = self.columns or detect_columns(renamed)
         try:
             row = COLUMN_CONVERTERS[self.columns](renamed)
@@ -218,8 +235,9 @@ class RowSchema:
 
     def parse_example(self, row: dict[str, Any], text: str, name: str) -> ReasoningExample:
         """Return the example of a row. Raises `RowError`."""
-        if type(row.get("answer")) in (int, float):
-            row = row | {"answer": normalise_number(row["answer"])}
+        numbers = {key: row[key] for key in ("id", "answer") if type(row.get(key)) in (int, float)}
+        if numbers:
+            row = row | {key: normalise_number(number) for key, number in numbers.items()}
         for field in ("question", "answer", *(["id"] if "id" in row else [])):
             self._check_text(row, field, text)
         metadata = {key: value for key, value in row.items() if key not in self.known_fields}
