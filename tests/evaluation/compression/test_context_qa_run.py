@@ -142,7 +142,7 @@ def test_split_demonstrations_refuses_too_few_rows(labelled: list[LabelledText],
         ('{"text": "a", "label": "context"}', "labels"),
         ('{"context": "the \\"text\\"", "question": "who?"}', "answers"),
         ("", "contains no row"),
-        ('{"context": "caf\udce9"}', "is not UTF-8"),
+        ('{"context": "na\udcefve"}', "is not UTF-8"),
     ],
 )
 def test_detect_kind_parses_the_first_row(tmp_path: Path, line: str, kind: str) -> None:
