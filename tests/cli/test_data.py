@@ -251,7 +251,7 @@ def test_make_chains_of_results(run, tmp_path, root, few):
     ("flags", "message"),
     [
         (("gsm-variants", "--chain", "brackets"), "--chain brackets: give equations or results or mixed"),
-        (("digits", "--chain", "equations"), "--chain equations: give brackets or results"),
+        (("digits", "--chain", "mixed"), "--chain mixed: give brackets or equations or results"),
         (("prosqa", "--chain", "results"), "--chain results: prosqa has one style"),
         (("digits", "--min-operations", 5), "--min-operations 5 exceeds --num-operations 4"),
     ],

@@ -24,6 +24,19 @@ def test_chains_follow_the_question():
         assert row["steps"][-1] == f"<{row['answer']}>"
 
 
+def test_equations_use_the_result_before():
+    rows = list(iter_digit_rows(100, 0, num_operations=3, part="train", chain="equations", results_only_fraction=0.3))
+    assert 10 < sum(row["question"].endswith(":") for row in rows) < 50
+    for row in rows:
+        results = list(map(str, solve(row["question"])))
+        if row["question"].endswith(":"):
+            assert row["steps"] == results
+            continue
+        operations = re.findall(r"[-+*]\d", row["question"])
+        before = [row["question"][0], *results]
+        assert row["steps"] == [f"{a}{op}={r};" for a, op, r in zip(before, operations, results, strict=False)]
+
+
 def test_a_colon_asks_for_results_only():
     plain = list(iter_digit_rows(300, 0, num_operations=4, part="valid"))
     mixed = list(iter_digit_rows(300, 0, num_operations=4, part="valid", results_only_fraction=0.5))

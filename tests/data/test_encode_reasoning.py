@@ -62,6 +62,19 @@ def test_encode_example_pccot_joins_parts(name: str) -> None:
     assert row.number_span == (row.distill_column + 1, len(row.answer_ids) - 1)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_encode_example_marks_the_last_number_of_each_step(name: str, form: str) -> None:
+    steps = ("<<48/2=24>>", "<<1,224.5 - 0.5 = 1,224>>", "So there are 3 + 4 = 7 left.", "-12", "nothing here")
+    row = encode_example(replace(EXAMPLE, steps=steps), real(name), settings(name, format=form, chain_steps="all"))
+    for i, (step, result) in enumerate(zip(steps, ["24", "1,224", "7", "-12", ""], strict=True)):
+        columns = [n for n, index in enumerate(row.chain_step_index) if index == i]
+        marked = [n for n in columns if row.chain_result_mask[n]]
+        assert marked == list(range(marked[0], marked[-1] + 1) if marked else [])
+        text = real(name).backend.decode([row.chain_ids[n] for n in marked]).strip(" =<>")
+        assert text == result, step
+
+
 def test_encode_example_does_not_merge_across_parts() -> None:
     """GPT-2 has a token ":-"; in the joined text, the token before the number would contain its sign."""
     gpt2 = real("gpt2")

@@ -22,9 +22,9 @@ from tests.conftest import shared_dir
 from tests.data.test_encode_reasoning import EXAMPLE, real, settings
 
 ROWS = [
-    EncodedExample("none", (5, 6, 7), (), (), (9, 3, 2), (1, 2), 0, 1),
-    EncodedExample("one", (5, 8), (4,), (0,), (9, 3, 1, 2), (1, 3), 0, 1),
-    EncodedExample("many", (5, 8, 8, 8), (4, 2, 6), (0, 0, 1), (9, 2), (0, 1), -1, 1),
+    EncodedExample("none", (5, 6, 7), (), (), (), (9, 3, 2), (1, 2), 0, 1),
+    EncodedExample("one", (5, 8), (4,), (0,), (True,), (9, 3, 1, 2), (1, 3), 0, 1),
+    EncodedExample("many", (5, 8, 8, 8), (4, 2, 6), (0, 0, 1), (False, True, True), (9, 2), (0, 1), -1, 1),
 ]
 
 
@@ -53,6 +53,9 @@ def check(batch: ReasoningBatch, rows: list[EncodedExample]) -> None:
         assert (batch.chain_targets[b][~batch.chain_mask[b]] == IGNORE_INDEX).all()
         assert (batch.answer_targets[b][~batch.answer_mask[b]] == IGNORE_INDEX).all()
         assert batch.chain_step_index[b][batch.chain_mask[b]].tolist() == list(row.chain_step_index)
+        assert batch.chain_result_mask is not None
+        assert batch.chain_result_mask[b][batch.chain_mask[b]].tolist() == list(row.chain_result_mask)
+        assert not batch.chain_result_mask[b][~batch.chain_mask[b]].any()
         assert batch.answer_number_mask[b].nonzero().flatten().tolist() == list(range(*row.number_span))
         assert batch.distill_column[b] == row.distill_column
         assert bool(batch.question_mask[b, -1]), "questions are padded left"
@@ -84,7 +87,10 @@ ids = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 @given(st.lists(st.tuples(ids.filter(len), ids, ids.filter(len)), min_size=1, max_size=4))
 def test_collate_of_any_rows(parts: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]) -> None:
     """Ids equal to padding or eos change nothing; only the masks mark padding."""
-    rows = [EncodedExample(str(i), q, c, (0,) * len(c), a, (0, len(a)), -1) for i, (q, c, a) in enumerate(parts)]
+    rows = [
+        EncodedExample(str(i), q, c, (0,) * len(c), tuple(map(bool, c)), a, (0, len(a)), -1)
+        for i, (q, c, a) in enumerate(parts)
+    ]
     check(collate(rows, range(len(rows))), rows)
     assert [unpack_row(row.id, pack_row(row)) for row in rows] == rows
 

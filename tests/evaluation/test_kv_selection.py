@@ -12,20 +12,18 @@ from laconic.latent.rkv import SelectedColumns
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "kinds"),
+    ("words", "results", "kinds"),
     [
-        ("<< 16 - 3 = 13 >>", "0000000", "bracket operand operator operand operator result bracket"),
-        ("<< 2 * 4 = 8 >> << 8 + 1 = 9 >>", "00000001111111",
-         "bracket operand operator operand operator result bracket " * 2),
-        ("<< 7 > >", "0000", "bracket result bracket bracket"),  # a step that is its result alone
-        ("7 4 ;", "012", "result result word"),
-        ("1 3 =7", "000", "operand operand result"),  # one token for sign and number
-        ("so 3 dogs", "000", "word result word"),
-        ("1 , 200 − 1 = 5 %", "00000000", "operand word operand operator operand operator result operator"),
+        ("<< 16 - 3 = 13 >>", "13", "bracket operand operator operand operator result bracket"),
+        ("< < 7 > >", "7", "bracket bracket result bracket bracket"),
+        ("1 3 =7", "=7", "operand operand result"),  # one token for sign and number
+        ("so 3 dogs", "3", "word result word"),
+        ("1 , 200 − 1 = 5 %", "5", "operand word operand operator operand operator result operator"),
     ],
-)  # fmt: skip
-def test_classify_tokens(words: str, steps: str, kinds: str) -> None:
-    assert classify_tokens(words.split(), [int(step) for step in steps]) == tuple(kinds.split())
+)
+def test_classify_tokens(words: str, results: str, kinds: str) -> None:
+    tokens = words.split()
+    assert classify_tokens(tokens, [token == results for token in tokens]) == tuple(kinds.split())
 
 
 def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = (0,)) -> TeacherChain:

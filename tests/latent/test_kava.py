@@ -218,6 +218,16 @@ def test_kava_short_chains() -> None:
     assert [method.loss_denominators(short)["kv"] for method in methods] == [4 + 3 + 0 + 4, 16, 12]
 
 
+def test_kava_policy_results_counts_results_as_targets() -> None:
+    batch = reasoning_batch(ROWS)
+    every_other = torch.arange(batch.chain_ids.shape[1]) % 2 == 0
+    batch = replace(batch, chain_result_mask=batch.chain_mask & every_other)  # 3, 2, 0 and 3 results
+    method = build_kava(selection={"policy": "results"})
+    assert method.loss_denominators(batch)["kv"] == 3 + 2 + 0 + 3
+    assert float(method(batch).metrics["kept_positions"]) == (3 + 2 + 0 + 3) / 16
+    assert float(method(batch).metrics["kv"].detach()) != float(build_kava()(batch).metrics["kv"].detach())
+
+
 @pytest.mark.parametrize("layers", [(0,), (1,), (1, 0)])
 def test_kava_some_layers(layers: tuple[int, ...]) -> None:
     batch = reasoning_batch(ROWS)

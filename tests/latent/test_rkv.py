@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import KVSelectionConfig
+from laconic.errors import UsageError
 from laconic.latent import codi, rkv
 from laconic.latent.rkv import (
     answer_logits,
@@ -124,9 +125,9 @@ def run_teacher(
     return decoder, codi.encode_chain(decoder, batch, codi.encode_question(decoder, batch).cache, capture)
 
 
-def selected(policy: str, M: int = 3, **more: Any) -> list[list[list[int]]]:
+def selected(policy: str, M: int = 3, results: Tensor | None = None, **more: Any) -> list[list[list[int]]]:
     """Selected columns by row and head of one layer of a small Llama."""
-    batch = replace(reasoning_batch(((3, 7, 3), (3, 2, 3))), epoch=more.pop("epoch", 0))
+    batch = replace(reasoning_batch(((3, 7, 3), (3, 2, 3))), epoch=more.pop("epoch", 0), chain_result_mask=results)
     layer, seed = more.pop("layer", 0), more.pop("seed", 0)
     decoder, teacher = run_teacher("llama", batch)
     selection = select_tokens(decoder, batch, teacher, layer, KVSelectionConfig(policy=policy, **more), M, seed)  # type: ignore[arg-type]
@@ -142,6 +143,17 @@ def test_policies_crop_uniform_and_boundary() -> None:
     bounded = selected("boundary", 4)
     assert all(columns[0] == 0 and columns[-1] == 6 for columns in bounded[0])
     assert selected("boundary", 1) == selected("rkv", 1)
+
+
+def test_policy_results_selects_the_marked_columns_in_order() -> None:
+    results = torch.zeros(2, 7, dtype=torch.bool)
+    results[0, [2, 4, 6]] = True
+    results[1, 1] = True
+    assert selected("results", 3, results) == [[[2, 4, 6]] * 2, [[1]] * 2]
+    assert selected("results", 2, results) == [[[2, 4]] * 2, [[1]] * 2]
+    assert selected("rkv", 3, results) == selected("rkv", 3)
+    with pytest.raises(UsageError, match=r'kv_selection\.policy "results".*does not mark'):
+        selected("results")
 
 
 def test_policy_rkv_equals_cosine_at_0_and_attention_at_1() -> None:

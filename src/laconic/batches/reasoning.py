@@ -33,6 +33,7 @@ class ReasoningBatch:
             micro-batches and ranks); None if this batch is the whole step.
         document_ids: Tokens of the document of each question, padded on the right; None if they have none.
         document_mask: True at their real tokens.
+        chain_result_mask: Chain tokens that contain a digit of the last number of their step; None if not known.
     """
 
     question_ids: Int[Tensor, "B Nq"]
@@ -54,6 +55,7 @@ class ReasoningBatch:
     loss_denominators: Mapping[str, float] | None = None
     document_ids: Int[Tensor, "B Nd"] | None = None
     document_mask: Bool[Tensor, "B Nd"] | None = None
+    chain_result_mask: Bool[Tensor, "B Nc"] | None = None
 
     @property
     def B(self) -> int:

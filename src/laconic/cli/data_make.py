@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from tyro.conf import Positional, arg
 
@@ -19,11 +19,15 @@ from laconic.errors import UsageError
 if TYPE_CHECKING:
     from laconic.batches import ReasoningExample
     from laconic.config.data import DataConfig
+    from laconic.data.generators.digits import DigitChain
     from laconic.data.generators.gsm_variants import QuestionTemplate
 
 JsonRow = Mapping[str, Any]
 GENERATORS = ("digits", "gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
-CHAIN_STYLES = {"digits": ("brackets", "results"), "gsm-variants": ("equations", "results", "mixed")}  # defaults first
+CHAIN_STYLES = {  # the default first
+    "digits": ("brackets", "equations", "results"),
+    "gsm-variants": ("equations", "results", "mixed"),
+}
 MAX_OPERATIONS = 12  # as DigitsConfig allows
 EXCLUDED_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
@@ -73,8 +77,9 @@ class DataMakeCommand:
     min_operations: OptionalInt = None
     """digits: smallest number of operations; each number up to --num-operations then has as many questions"""
     chain: Annotated[str | None, arg(metavar="STYLE")] = None
-    """style of the chains. digits: brackets (<8><0>, default) or results (80); gsm-variants: equations (<<8*3=24>>,
-    default), results (#2 #4 #, only rows with results to 99), or mixed (both, and 24 if the question ends in =:)"""
+    """style of the chains. digits: brackets (<8><0>, default), equations (8*1=8;8*5=0;) or results (80); gsm-variants:
+    equations (<<8*3=24>>, default), results (#2 #4 #, only rows with results to 99), or mixed (both, and 24 if the
+    question ends in =:)"""
     results_only_fraction: float = 0.0
     """digits: mean fraction of the questions that end in : and whose chain has results only"""
     format: OutputFormat = "human"
@@ -136,7 +141,7 @@ class DataMakeCommand:
         from laconic.data.generators.digits import iter_digit_rows
 
         num_valid, low, high = round(self.rows * self.held_out_fraction), self.min_operations, self.num_operations
-        style = "results" if self.chain == "results" else "brackets"
+        style = cast("DigitChain", self.chain or "brackets")
         make_rows = partial(iter_digit_rows, seed=self.seed, num_operations=high, min_operations=low, chain=style)
         rows = make_rows(self.rows, part="train", results_only_fraction=self.results_only_fraction)
         valid_rows = make_rows(num_valid, part="valid")

@@ -73,12 +73,17 @@ ENTRIES = (
     ),
     DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
     DemoEntry(
-        "kava", "KaVa", f"{PARALLEL}keys and values of the chain", "demo-kava", fast_overrides=("train.steps=250",)
+        "kava",
+        "KaVa",
+        f"{PARALLEL}keys and values of the chain's results",
+        "demo-kava",
+        fast_overrides=("train.steps=250",),
     ),
     DemoEntry("nochain", "No chain", "answers directly", "demo-nocot", fast_overrides=("train.steps=400",)),
     DemoEntry("pccot", "PCCoT", f"{PARALLEL}hidden states", "demo-pccot"),
     DemoEntry("codi", "CODI", "{M} sequential latents; targets: hidden states", "demo-codi"),
     DemoEntry("pause", "Pause tokens", "{M} placeholder tokens, no iterations", "demo-pccot", PAUSE_OVERRIDES),
+    replace(control("rkv", "rkv", "KaVa with the tokens that R-KV selects, as in the paper"), title="R-KV selection"),
     control("random", "random", "KaVa with randomly selected tokens"),
     control("uniform", "uniform", "KaVa with evenly spaced tokens"),
     replace(control("crop", "crop", "KaVa with the first tokens"), title="first tokens"),

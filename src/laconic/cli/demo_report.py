@@ -127,12 +127,12 @@ def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
     batch: Any = load_held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
     M, N = run.recipe.num_latents, int(batch.chain_mask.sum())
     if M >= N:
-        caveats.append(f"{M} latents cover {N} chain tokens, so R-KV has nothing to select.")
-    digits = run.recipe.data.digits
-    if digits.chain_style == "bracket_tokens":
-        caveats.append("The chain is redundant by construction: four of the five tokens of a step are brackets.")
-    if run.recipe.kv_selection and not run.recipe.kv_selection.importance_weight:
-        caveats.append("R-KV selects by redundancy alone (λ = 0; the paper uses λ = 0.1).")
+        caveats.append(f"{M} latents cover {N} chain tokens, so there is nothing to select.")
+    if run.recipe.kv_selection and run.recipe.kv_selection.policy == "results":
+        caveats.append(
+            "KaVa is told which tokens of the chain are results. The paper selects tokens by R-KV, which does not find "
+            "the results of these equations (row R-KV selection)."
+        )
     if run.recipe.kv_distillation and run.recipe.kv_distillation.layers is not None:
         layers, L = len(run.recipe.kv_distillation.layers), run.parts.decoder.config.num_hidden_layers
         caveats.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")

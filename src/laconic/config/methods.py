@@ -92,8 +92,9 @@ class DistillationConfig(ConfigModel):
 class KVSelectionConfig(ConfigModel):
     """[kv_selection]: which chain tokens' keys and values KaVa distils (R-KV and its controls)."""
 
-    policy: Literal["rkv", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
-        default="rkv", description="score that ranks the chain tokens; all but rkv are controls"
+    policy: Literal["rkv", "results", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
+        default="rkv",
+        description="score that ranks the chain tokens; results: the last number of each step; the rest are controls",
     )
     importance_weight: Fraction = Field(default=0.1, description="lambda, weight of importance against redundancy")
 

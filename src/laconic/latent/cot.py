@@ -40,6 +40,7 @@ def drop_chain_prefix(batch: ReasoningBatch, remaining: Bool[Tensor, "B Nc"]) ->
         chain_ids=batch.chain_ids[:, columns],
         chain_mask=remaining[:, columns],
         chain_step_index=batch.chain_step_index[:, columns],
+        chain_result_mask=None if batch.chain_result_mask is None else batch.chain_result_mask[:, columns],
         chain_targets=batch.chain_targets.masked_fill(~remaining, IGNORE_INDEX)[:, columns],
         question_target=first.masked_fill(batch.question_target == IGNORE_INDEX, IGNORE_INDEX),
     )

@@ -176,7 +176,8 @@ class Kava(codi.Codi):
         self.selection_config, self.kv_config, self.seed = selection_config, kv_config, seed
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        length, M = batch.chain_mask.sum(1), self.latent_thoughts.num_latents
+        selectable = rkv.find_selectable_columns(batch, self.selection_config.policy)
+        length, M = selectable.sum(1), self.latent_thoughts.num_latents
         targets = {"mask": length.clamp(max=M), "zero": torch.full_like(length, M), "repeat": (length > 0) * M}
         kv = float(targets[self.kv_config.short_chain_targets].sum())
         return super().loss_denominators(batch) | {"kv": kv}

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import KVSelectionConfig
+from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.rng import uniform
@@ -125,9 +126,23 @@ def force_endpoints(S: Scores, chain_mask: Bool[Tensor, "B Nc"], M: int) -> Scor
     return S.masked_fill((ends & chain_mask)[:, None], math.inf) if M > 1 else S
 
 
+def find_selectable_columns(batch: ReasoningBatch, policy: str) -> Bool[Tensor, "B Nc"]:
+    """Return the chain columns that a policy may select: with "results" the last number of each step, else all.
+
+    Raises:
+        UsageError: The policy is "results", and the batch does not say where the results are.
+    """
+    if policy != "results":
+        return batch.chain_mask
+    if batch.chain_result_mask is None:
+        raise UsageError('kv_selection.policy "results": this data does not mark the results of its steps; use "rkv"')
+    return batch.chain_result_mask
+
+
 # S of every policy, from (I, R, chain_mask, lam, M, random scores); select_top_m does the rest
 SELECTORS: dict[str, Callable[[Scores, Scores, Tensor, float, int, Scores], Scores]] = {
     "rkv": lambda I, R, mask, lam, M, random: score(I, R, lam),
+    "results": lambda I, R, mask, lam, M, random: mask[:, None].expand_as(I).to(I.dtype),
     "cosine": lambda I, R, mask, lam, M, random: R,
     "attention": lambda I, R, mask, lam, M, random: I,
     "crop": lambda I, R, mask, lam, M, random: -compute_chain_positions(mask)[:, None].expand_as(I).to(I.dtype),
@@ -191,4 +206,5 @@ def select_tokens(
     R = redundancy(k_t, mask) if needs_redundancy else zeros
     random = draw_random_scores(batch, seed, k_t.shape[1]) if config.policy == "random" else zeros
     S = SELECTORS[config.policy](I, R, mask, config.importance_weight, M, random)
-    return LayerSelection(k_t, v_t, select_top_m(S, mask, M), I, R, S)
+    columns = select_top_m(S, find_selectable_columns(batch, config.policy), M)
+    return LayerSelection(k_t, v_t, columns, I, R, S)

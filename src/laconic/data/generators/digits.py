@@ -1,8 +1,8 @@
 """Generate the built-in digits task as text for any tokenizer: `8*1*5-9*5=`, steps `<8>` `<0>` `<1>` `<5>`, answer 5.
 
-Operations go from left to right and keep the last digit. A question that ends in `:` asks for the results alone,
-without brackets; with `chain="results"` no chain has brackets, and no question a mark. SmolLM2 reads every digit,
-operator and bracket as one token, except `><` between two steps.
+Operations go from left to right and keep the last digit. Steps can also be equations, `8*1=8;` `8*5=0;` …, or results
+alone. A question that ends in `:` asks for results alone whatever the style. SmolLM2 reads every digit, operator and
+mark as one token, except `><` between two steps.
 """
 
 import random
@@ -14,7 +14,7 @@ from laconic.config.data import DigitsConfig, SplitName
 from laconic.data.generators.write_jsonl import example_to_row
 from laconic.data.synthetic.digits import generate_digit_examples
 
-DigitChain = Literal["brackets", "results"]
+DigitChain = Literal["brackets", "equations", "results"]
 
 
 def iter_digit_rows(
@@ -35,7 +35,7 @@ def iter_digit_rows(
         num_operations: Largest number of operations of a problem.
         part: Split.
         min_operations: Smallest number of operations, as many problems of each; None: all have `num_operations`.
-        chain: Whether results stand in brackets.
+        chain: Results in brackets (`<8>`), equations (`8*1=8;`), or results alone.
         results_only_fraction: Mean fraction of rows whose questions end in `:`.
 
     Raises:
@@ -43,8 +43,10 @@ def iter_digit_rows(
     """
     rng = random.Random(seed)
     config = DigitsConfig(num_operations=num_operations, min_operations=min_operations)
-    for example in generate_digit_examples(seed, num_rows, config, part):
-        is_terse = rng.random() < results_only_fraction
+    examples = generate_digit_examples(seed, num_rows, config, part)
+    equations = generate_digit_examples(seed, num_rows, config.model_copy(update={"chain_style": "equations"}), part)
+    for example, with_equations in zip(examples, equations, strict=True):
+        results, is_terse = example.steps, rng.random() < results_only_fraction
         question = example.question.replace(" ", "") + (":" if is_terse else "")
-        steps = example.steps if is_terse or chain == "results" else tuple(f"<{result}>" for result in example.steps)
-        yield example_to_row(replace(example, question=question, steps=steps))
+        styles = {"results": results, "brackets": tuple(f"<{r}>" for r in results), "equations": with_equations.steps}
+        yield example_to_row(replace(example, question=question, steps=styles["results" if is_terse else chain]))

@@ -222,16 +222,18 @@ def pack_row(row: EncodedExample) -> NDArray[np.int32]:
     """Store a row as one array: 8 numbers (lengths, columns, counts), then the ids."""
     lengths = len(row.question_ids), len(row.chain_ids), len(row.answer_ids)
     head = (*lengths, *row.number_span, row.distill_column, row.num_prefix_tokens, row.num_unknown)
-    return np.array([*head, *row.question_ids, *row.chain_ids, *row.chain_step_index, *row.answer_ids], dtype=np.int32)
+    chain = *row.chain_ids, *row.chain_step_index, *row.chain_result_mask
+    return np.array([*head, *row.question_ids, *chain, *row.answer_ids], dtype=np.int32)
 
 
 def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
     """Return the row that `pack_row` stored."""
     num_question, num_chain, num_answer, first, last, distill_column, num_prefix, num_unknown = packed[:8].tolist()
-    parts = np.split(packed[8:], np.cumsum([num_question, num_chain, num_chain, num_answer])[:-1])
-    question, chain, step_index, answer = (tuple(part.tolist()) for part in parts)
+    parts = np.split(packed[8:], np.cumsum([num_question, *[num_chain] * 3, num_answer])[:-1])
+    question, chain, step_index, is_result, answer = (tuple(part.tolist()) for part in parts)
+    result_mask, span = tuple(map(bool, is_result)), (first, last)
     return EncodedExample(
-        id, question, chain, step_index, answer, (first, last), distill_column, num_prefix, num_unknown
+        id, question, chain, step_index, result_mask, answer, span, distill_column, num_prefix, num_unknown
     )
 
 
@@ -270,6 +272,7 @@ def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0
         step=step,
         document_ids=documents[0],
         document_mask=documents[1],
+        chain_result_mask=pad_rows([row.chain_result_mask for row in rows])[0].bool(),
     )
 
 

@@ -16,6 +16,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 NUMBER_PATTERN = re.compile(r"[-+−]?[$]?[.]?\d(?:.*\d)?", re.DOTALL)  # from the sign to the last digit
+STEP_NUMBER = re.compile(r"[-−]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)")
 PREFIX_PROBES = ("123", "82435")  # two numbers; a token with which both begin is a prefix space
 
 
@@ -27,6 +28,7 @@ class EncodedExample:
         id: Name of the row.
         question_ids, chain_ids, answer_ids: Ids of the three parts.
         chain_step_index: For each chain token, the number of its step.
+        chain_result_mask: For each chain token, whether it has a character of the last number of its step.
         number_span: Columns [start, end) of the number in the answer.
         distill_column: Answer column before the number; -1 if the format distils nothing.
         num_prefix_tokens: Special tokens at the beginning of the question.
@@ -38,6 +40,7 @@ class EncodedExample:
     question_ids: tuple[int, ...]
     chain_ids: tuple[int, ...]
     chain_step_index: tuple[int, ...]
+    chain_result_mask: tuple[bool, ...]
     answer_ids: tuple[int, ...]
     number_span: tuple[int, int]
     distill_column: int
@@ -59,6 +62,14 @@ class EncodedText(NamedTuple):
         """Return the range of tokens that overlap the characters [start, end)."""
         tokens = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start]
         return (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
+
+
+class EncodedChain(NamedTuple):
+    """The ids of a chain, the step of each, and whether it has a character of its step's last number."""
+
+    ids: tuple[int, ...]
+    step_index: tuple[int, ...]
+    result_mask: tuple[bool, ...]
 
 
 class ReasoningEncoder:
@@ -146,7 +157,7 @@ class ReasoningEncoder:
         config, eos = self.config, (self.eos_token_id,)
         question, num_prefix = self._encode_prompt(example)
         separator = eos if config.format == "codi" and config.separator == "eos" else ()
-        chain, step_index = self._encode_joined(steps) if config.format == "codi" else self._encode_steps(steps)
+        chain = self._encode_joined(steps) if config.format == "codi" else self._encode_steps(steps)
         is_chat_reply = config.format == "chat" and config.answer_type == "text"  # the answer alone
         prompt = f"{self.answer_prompt} " if config.format in ("codi", "coconut", "chat") and not is_chat_reply else ""
         prompt_ids = () if prompt or is_chat_reply else self.answer_prompt_ids
@@ -156,8 +167,9 @@ class ReasoningEncoder:
         return EncodedExample(
             id=example.id,
             question_ids=(*question.ids, *separator),
-            chain_ids=tuple(chain),
-            chain_step_index=tuple(step_index),
+            chain_ids=chain.ids,
+            chain_step_index=chain.step_index,
+            chain_result_mask=chain.result_mask,
             answer_ids=(*separator, *prompt_ids, *answer.ids, *eos),
             number_span=(first + shift, last + shift),
             distill_column=-1 if config.format == "coconut" else first + shift - 1,
@@ -172,20 +184,29 @@ class ReasoningEncoder:
         encoding = self.tokenizer.encode_with_offsets(prompt, add_special_tokens=False)
         return EncodedText(encoding.ids, encoding.offsets), len(encoding.ids)
 
-    def _encode_steps(self, steps: tuple[str, ...]) -> tuple[list[int], list[int]]:
-        """Encode each step separately; return the ids and the step of each."""
+    def _encode_steps(self, steps: tuple[str, ...]) -> EncodedChain:
+        """Encode each step separately."""
         line_end = "\n" if self.config.format in ("coconut", "chat") else ""
-        encoded = [self.encode_text(step + line_end).ids for step in steps]
-        return [id for ids in encoded for id in ids], [i for i, ids in enumerate(encoded) for _ in ids]
+        encoded = [self.encode_text(step + line_end) for step in steps]
+        marks = [mark_results(text.offsets, (step,), 0, 0) for text, step in zip(encoded, steps, strict=True)]
+        return EncodedChain(
+            tuple(id for text in encoded for id in text.ids),
+            tuple(i for i, text in enumerate(encoded) for _ in text.ids),
+            tuple(is_result for mark in marks for is_result in mark),
+        )
 
-    def _encode_joined(self, steps: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    def _encode_joined(self, steps: tuple[str, ...]) -> EncodedChain:
         """Encode all steps as one text (CODI); sentences are joined as in CODI's code."""
         is_prose = self.config.chain_split == "sentences"
         space, end = (". ", ".\n") if is_prose else (" ", "")
         if not steps:
-            return [], []
-        chain = self.encode_text(space.join(steps) + end)
-        return chain.ids, assign_steps(chain.offsets, steps, len(space), 0)
+            return EncodedChain((), (), ())
+        text = self.encode_text(space.join(steps) + end)
+        return EncodedChain(
+            tuple(text.ids),
+            tuple(assign_steps(text.offsets, steps, len(space), 0)),
+            mark_results(text.offsets, steps, len(space), 0),
+        )
 
     def _encode_icot(self, example: ReasoningExample, steps: tuple[str, ...], start: int, end: int) -> EncodedExample:
         """Encode the row as one string and then split it (iCoT); the answer begins with the chain's eos."""
@@ -196,13 +217,14 @@ class ReasoningEncoder:
         row, num_prefix = self.encode_question("".join(texts))
         # A token belongs to the part in which it ends: in " #### " + "18", the space of "Ġ18" is outside its part.
         first, second = (sum(b <= mark for _, b in row.offsets) for mark in ends[1:3])
-        step_index = assign_steps(row.offsets[first:second], steps, 1, ends[1] + 1)
+        offsets, begin = row.offsets[first:second], ends[1] + 1
         low, high = row.token_range(ends[3] + start, ends[3] + end)
         return EncodedExample(
             id=example.id,
             question_ids=tuple(row.ids[:first]),
             chain_ids=tuple(row.ids[first:second]),
-            chain_step_index=tuple(step_index),
+            chain_step_index=tuple(assign_steps(offsets, steps, 1, begin)),
+            chain_result_mask=mark_results(offsets, steps, 1, begin),
             answer_ids=tuple(row.ids[second:]),
             number_span=(low - second, high - second),
             distill_column=-1,
@@ -231,6 +253,16 @@ def assign_steps(offsets: Sequence[tuple[int, int]], steps: tuple[str, ...], spa
     """
     begins = [start + sum(len(s) + space for s in steps[:i]) for i in range(len(steps))]
     return [max(0, sum(begin < end for begin in begins) - 1) for _, end in offsets]
+
+
+def mark_results(offsets: Sequence[tuple[int, int]], steps: Sequence[str], space: int, start: int) -> tuple[bool, ...]:
+    """Return whether each token has a character of the last number of a step; arguments as of `assign_steps`."""
+    results = list[tuple[int, int]]()
+    for step in steps:
+        spans = [match.span() for match in STEP_NUMBER.finditer(step)]
+        results += [(start + first, start + end) for first, end in spans[-1:]]
+        start += len(step) + space
+    return tuple(any(a < end and begin < b for begin, end in results) for a, b in offsets)
 
 
 def find_eos_token_id(tokenizer: Tokenizer, config: DataConfig) -> int:

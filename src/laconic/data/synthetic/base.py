@@ -18,6 +18,7 @@ from laconic.storage.strict_json import to_canonical_json
 
 SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 class SyntheticConfig(Protocol):

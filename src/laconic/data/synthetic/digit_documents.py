@@ -21,6 +21,7 @@ from laconic.data.synthetic.digits import (
     TOKEN_IDS,
     VOCABULARY,
     WORD_PATTERN,
+    DigitChains,
     DigitProblems,
     DigitsDataset,
     build_digits_tokenizer,
@@ -64,17 +65,19 @@ class DigitDocumentsDataset(DigitsDataset):
         ids[:, 1 : 2 * problems.operators.shape[1] + 2 : 2] = problems.names
         return ids
 
-    def chain_ids(self, problems: DigitProblems, terse: bool) -> tuple[IntArray, IntArray]:
-        """Return the steps as ids, [n, Nc], and the step of each column, [Nc]."""
-        ids, step_index = super().chain_ids(problems, terse)
+    def chain_ids(self, problems: DigitProblems, terse: bool) -> DigitChains:
+        """Return the steps as ids; with style "lookups" the digit of each name comes first."""
+        chains = super().chain_ids(problems, terse)
         if terse or self.config.chain_style != "lookups" or problems.names is None:
-            return ids, step_index
+            return chains
         ends = [TOKEN_IDS[end] for end in self.config.step_end]
         columns = [problems.names, problems.digits, *ends]
         lookups = np.stack([np.broadcast_to(column, problems.digits.shape) for column in columns], axis=2)
         n, num_lookups, width = lookups.shape
-        index = np.concatenate([np.repeat(np.arange(num_lookups), width), num_lookups + step_index])
-        return np.concatenate([lookups.reshape(n, num_lookups * width), ids], axis=1), index
+        ids = np.concatenate([lookups.reshape(n, num_lookups * width), chains.ids], axis=1)
+        index = np.concatenate([np.repeat(np.arange(num_lookups), width), num_lookups + chains.step_index])
+        is_digit = np.tile([i == 1 for i in range(width)], num_lookups)
+        return DigitChains(ids, index, np.concatenate([is_digit, chains.is_result]))
 
     def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
         """Return the batch of some problems with k operations, with their documents."""

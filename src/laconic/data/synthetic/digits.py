@@ -18,7 +18,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.config.data import DigitsConfig, SplitName
-from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray
+from laconic.data.synthetic.base import SPECIAL_TOKENS, BoolArray, IntArray
 from laconic.data.tokenizer import Tokenizer, wrap_backend
 from laconic.errors import InputError
 from laconic.rng import permuted_index, uniform
@@ -43,6 +43,14 @@ class DigitProblems(NamedTuple):
     operators: IntArray
     results: IntArray
     names: IntArray | None = None
+
+
+class DigitChains(NamedTuple):
+    """n chains of equal length: ids [n, Nc], the step of each column [Nc], and which columns are results [Nc]."""
+
+    ids: IntArray
+    step_index: IntArray
+    is_result: BoolArray
 
 
 def generate_problems(
@@ -196,7 +204,7 @@ class DigitsDataset:
     def max_length(self) -> int:
         """Tokens of the longest chain."""
         problems = self.get_problems(self.config.num_operations, np.zeros(1, np.int64))
-        return self.chain_ids(problems, self.config.results_only_fraction == 1)[0].shape[1]
+        return self.chain_ids(problems, self.config.results_only_fraction == 1).ids.shape[1]
 
     def __len__(self) -> int:
         return self.num_rows
@@ -222,7 +230,7 @@ class DigitsDataset:
         """Return the batch of some problems with k operations, whose numbers in the data set are `row_index`."""
         problems = self.get_problems(k, rows)
         terse = self.is_terse(step)
-        question, (chain, step_index) = self.question_ids(problems, terse), self.chain_ids(problems, terse)
+        question, (chain, step_index, is_result) = self.question_ids(problems, terse), self.chain_ids(problems, terse)
         n = len(question)
         answer = np.full((n, 3), TOKEN_IDS["<eos>"])
         answer[:, 0], answer[:, 1] = TOKEN_IDS["ans"], problems.results[:, -1]
@@ -245,6 +253,7 @@ class DigitsDataset:
             ids=tuple(problem_id(k, self.part, self.seed, int(row)) for row in rows),
             epoch=epoch,
             step=step,
+            chain_result_mask=torch.from_numpy(np.tile(is_result, (n, 1))),
         )
 
     def is_terse(self, step: int) -> bool:
@@ -260,8 +269,8 @@ class DigitsDataset:
         ids[:, 1 : 2 * k + 2 : 2], ids[:, 2 : 2 * k + 2 : 2] = problems.digits, problems.operators + TOKEN_IDS["+"]
         return ids
 
-    def chain_ids(self, problems: DigitProblems, terse: bool) -> tuple[IntArray, IntArray]:
-        """Return the steps as ids, [n, Nc], and the step of each column, [Nc]."""
+    def chain_ids(self, problems: DigitProblems, terse: bool) -> DigitChains:
+        """Return the steps as ids."""
         before = np.concatenate([problems.digits[:, :1], problems.results[:, :-1]], axis=1)
         columns = {
             "a": before,
@@ -279,4 +288,6 @@ class DigitsDataset:
         layout = ["r"] if terse else layouts[self.config.chain_style]
         parts = [columns[c] if c in columns else np.full_like(before, TOKEN_IDS[c]) for c in layout]
         ids = np.stack(parts, axis=2)[:, : problems.operators.shape[1] - self.drop_last_step]
-        return ids.reshape(len(ids), ids.shape[1] * ids.shape[2]), np.repeat(np.arange(ids.shape[1]), len(layout))
+        n, num_steps, width = ids.shape
+        is_result = np.tile([c == "r" for c in layout], num_steps)
+        return DigitChains(ids.reshape(n, num_steps * width), np.repeat(np.arange(num_steps), width), is_result)

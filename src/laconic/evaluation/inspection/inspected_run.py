@@ -204,7 +204,7 @@ def select_with_policy(
     for layer in targets:
         random = rkv.draw_random_scores(batch, run.recipe.seed, layer.I.shape[1]).to(layer.I.dtype)
         S = rkv.SELECTORS[policy](layer.I, layer.R, mask, selection_config.importance_weight, M, random)
-        tokens.append(rkv.select_top_m(S, mask, M))
+        tokens.append(rkv.select_top_m(S, rkv.find_selectable_columns(batch, policy), M))
         scores.append(S)
     return SelectorChoice(tuple(tokens), tuple(scores))
 

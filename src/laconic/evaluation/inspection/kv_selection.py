@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection.inspected_run import DecodeToken, TeacherChain
+from laconic.experiment.methods import require
 
 NO_TOKEN = "–"
 BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
@@ -30,23 +31,11 @@ class ChainSelection(NamedTuple):
         return tuple(self.mask.mean((0, 1)).tolist())
 
 
-def classify_tokens(tokens: Sequence[str], steps: Sequence[int]) -> tuple[str, ...]:
-    """Return the class of each token of a chain, from its text and the index of its step.
-
-    A number after the `=` of its step is a result, and so is a number in a step without `=`; any other is an operand.
-    """
-    steps_with_equals = {step for token, step in zip(tokens, steps, strict=True) if "=" in token}
-    classes: list[str] = []
-    after_equals: int | None = None  # step whose `=` was passed
-    for token, step in zip(tokens, steps, strict=True):
-        if NUMBER.search(token):
-            is_result = step == after_equals or step not in steps_with_equals or bool(re.search(r"=.*\d", token))
-            classes.append("result" if is_result else "operand")
-        else:
-            patterns = ((BRACKET, "bracket"), (OPERATOR, "operator"))
-            classes.append(next((name for pattern, name in patterns if pattern.search(token)), "word"))
-        after_equals = step if "=" in token else after_equals
-    return tuple(classes)
+def classify_tokens(tokens: Sequence[str], is_result: Sequence[bool]) -> tuple[str, ...]:
+    """Return the class of each token of a chain; a number that is not the last of its step is an operand."""
+    patterns = ((NUMBER, "operand"), (BRACKET, "bracket"), (OPERATOR, "operator"))
+    classes = (next((name for pattern, name in patterns if pattern.search(token)), "word") for token in tokens)
+    return tuple("result" if last else name for name, last in zip(classes, is_result, strict=True))
 
 
 def chain_selections(teacher: TeacherChain, n: int) -> tuple[ChainSelection, ...]:
@@ -73,8 +62,8 @@ def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[t
     return tuple(best)
 
 
-def decode_chain(batch: ReasoningBatch, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the tokens of the first chain as text, and the step index of each."""
-    mask = batch.chain_mask[0]
+def decode_chain(batch: ReasoningBatch, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    """Return the tokens of the first chain as text, and whether each is a result."""
+    mask, is_result = batch.chain_mask[0], require(batch.chain_result_mask)[0]
     tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[0][mask])
-    return tokens, tuple(batch.chain_step_index[0][mask].tolist())
+    return tokens, tuple(is_result[mask].tolist())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from laconic.batches import ReasoningBatch
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
-from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
+from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, mark_results
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
 from laconic.evaluation.inspection.inspected_run import InspectedRun, TeacherChain, latent_keys_values
@@ -71,11 +72,15 @@ def append_generated_chain(
     start = find_answer_offset(encoder.answer_prompt_ids, ids)
     has_answer = start < len(ids) - 1 and ids[-1] in eos_token_ids
     chain = [i for i in (ids[: start - prompt] if has_answer else ids) if i not in eos_token_ids]
-    step, step_index = 0, list[int]()
-    for token in (encoder.tokenizer.decode([i]) for i in chain):
-        step_index.append(step)
-        step += any(ending in token for ending in STEP_ENDINGS)
-    row = replace(row, chain_ids=tuple(chain), chain_step_index=tuple(step_index))
+    tokens = [encoder.tokenizer.decode([i]) for i in chain]
+    step_index, steps = list[int](), [""]
+    for token in tokens:
+        step_index.append(len(steps) - 1)
+        steps[-1] += token
+        steps += [""] if any(ending in token for ending in STEP_ENDINGS) else []
+    offsets = list(pairwise(accumulate(map(len, tokens), initial=0)))
+    is_result = mark_results(offsets, steps, 0, 0)
+    row = replace(row, chain_ids=tuple(chain), chain_step_index=tuple(step_index), chain_result_mask=is_result)
     if not has_answer:
         return row
     answer = tuple(ids[start - prompt :])
@@ -175,7 +180,7 @@ def with_chain(
     n: int,
 ) -> QuestionInspection:
     """Add the comparison with a chain of `n` tokens."""
-    tokens, steps = kv_selection.decode_chain(batch, run.decode_token)
+    tokens, is_result = kv_selection.decode_chain(batch, run.decode_token)
     I, R, S = (
         to_rows(torch.cat([scores[l][0, :, :n] for l in teacher.matched_layers]).float())
         for scores in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
@@ -184,7 +189,7 @@ def with_chain(
         inspection,
         maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, n),
         selections=kv_selection.chain_selections(teacher, n),
-        token_classes=kv_selection.classify_tokens(tokens, steps),
+        token_classes=kv_selection.classify_tokens(tokens, is_result),
         scores=SelectionScores(I, R, S),
         policy=teacher.policy,
         matched_layers=teacher.matched_layers,
