@@ -19,6 +19,7 @@ if __name__ == "__main__":
 from tests.trust.fuzz import build_targets, try_input  # noqa: E402
 
 MAX_BYTES = 8 * 2**30  # address space of the process, torch's libraries included
+MAX_PEAK = 2_000  # MB of resident memory
 
 
 def main() -> None:
@@ -50,6 +51,9 @@ def main() -> None:
             for result, count in bad.most_common(12):
                 print(f"{name}: {count} × {result}", file=sys.stderr, flush=True)
             broken += bad.total()
+            if peak > MAX_PEAK:
+                print(f"{name}: {peak:,} MB; the limit is {MAX_PEAK:,}", file=sys.stderr, flush=True)
+                broken += 1
     sys.exit(1 if broken else 0)
 
 

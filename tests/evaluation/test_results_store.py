@@ -1,6 +1,7 @@
 """The results store: records on disk, resume after an interruption, several ranks, the latest evaluation."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from laconic.evaluation.results_store import (
     run_resumable,
     to_records,
 )
+from laconic.storage.manifest import MANIFEST_FILE, ManifestWriter
 
 METADATA = EvalMetadata("streams", "mqar", "hope", seed=3, step=100, variant={"protocol": "a b"}, key={"data": "1"})
 
@@ -210,3 +212,29 @@ def test_list_evaluations_refuses_folders_of_another_version(tmp_path: Path) -> 
     (tmp_path / "old" / RESULT_FILE).write_text("{}")
     with pytest.raises(InputError, match="incompatible version"):
         list_evaluations(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("records.jsonl", '"step":', '"sleep":', r"records\.jsonl: 0\.step: field required; remove it"),
+        ("records.jsonl", '"item":', '"item', r"records\.jsonl: not JSON in UTF-8: "),
+        ("result.json", '"seed":3', '"seed":"x"', r"result\.json: seed: input should be a valid integer"),
+        ("result.json", '"figures":', '"digits":', r"result\.json: result: input should be a valid dictionary"),
+    ],
+)
+def test_latest_evaluations_refuses_types(tmp_path: Path, name: str, old: str, new: str, message: str) -> None:
+    """The manifest fits the changed files."""
+    run(Squares(), tmp_path)
+    folder = tmp_path / METADATA.folder_name
+    files = {path.name: path.read_text() for path in folder.iterdir() if path.name != MANIFEST_FILE}
+    assert old in files[name]
+    files[name] = files[name].replace(old, new)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    writer = ManifestWriter(folder)
+    for file, text in files.items():
+        writer.add_text(file, text)
+    writer.finish("evaluation", 0, {})
+    with pytest.raises(InputError, match=message):
+        assert [load_items(stored.folder) for stored in latest_evaluations(tmp_path, "streams").values()]

@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import shutil
+import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from laconic.config.load import load_recipe
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import LaconicError
+from laconic.evaluation.report.build import build_report
+from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
 from laconic.experiment import lora
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
@@ -36,14 +39,22 @@ from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from laconic.storage import atomic
+from laconic.storage.manifest import MANIFEST_FILE, ManifestWriter
 from laconic.verification.golden import BUNDLE_DIR, load_bundle
 from tests.compression.test_kv_memory import make_metadata
 from tests.compression.test_memory import make_memory
 from tests.config.test_load import KAVA
+from tests.evaluation.pages import check_page
 from tests.models.gguf_files import random_decoder, write_gguf
 
 LISTED = ("rows.", "recipe.")  # their errors have a line for each problem
 DOCUMENTED_CODES = (1, 2, 65, 66, 71, 73, 74, 76, 77)
+MAX_SECONDS = 10.0
+FORBIDDEN_EVENTS = (
+    "pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "socket.getaddrinfo",
+)  # fmt: skip
+EVENTS: list[str] = []  # those that a parser caused
+sys.addaudithook(lambda event, _: EVENTS.append(event) if event in FORBIDDEN_EVENTS else None)
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 3, 2.5, 1e308, float("nan"), float("inf"), 10**9, 2**31, 2**63, 10**30, "", "x", "\x1b[2J",
     "\u202etxt", "../../x", "(a*)*b", "x" * 3000, [], [None], [[1]], [-1, 10**9], {}, {"a": 1}, {"type": "Sequence"},
@@ -178,6 +189,40 @@ def read_rows(path: Path) -> object:
     return read_examples(path, DataConfig(path=path.name))
 
 
+def write_evaluation(folder: Path) -> Path:
+    """Write the committed evaluation of a run that answered three questions, and return its folder."""
+    metrics = {
+        "cache_positions": [12, 20], "gold": "4", "is_correct": True, "output": "4", "prediction": "4",
+        "passes": {"answer": 2, "latent": 1, "latent_setup": 1, "prompt": 0}, "question": "2 + 2 =",
+        "question_hash": "540a8e0b",
+    }  # fmt: skip
+    metadata = EvalMetadata("reasoning", "valid", "run", variant={"protocol": "last digit"}, key={"data": "d"})
+    figures = {
+        "accuracy": 1.0, "bytes_per_position": 128, "cache_positions": {"begin": 12.0, "bytes": 2560.0, "end": 20.0},
+        "interval": [0.4, 1.0], "majority_baseline": {"answer": "4", "share": 1.0}, "protocol": "last digit",
+        "passes": {"answer": 2.0, "latent": 1.0, "latent_setup": 1.0, "prompt": 0.0, "total": 4.0}, "questions": 3,
+        "unanswered": 0,
+    }  # fmt: skip
+    job = EvalJob(
+        metadata, 3, lambda units: [[EvalItem(str(n), {"": metrics})] for n in units], summarize=lambda items: figures
+    )
+    run_resumable(job, folder)
+    return folder / metadata.folder_name
+
+
+def read_report(path: Path) -> object:
+    """Seal an evaluation again with the right hashes, and write the report of its run."""
+    run = path.parent / "run"
+    files = {entry.name: entry.read_bytes() for entry in path.parent.iterdir() if entry.name != MANIFEST_FILE}
+    writer = ManifestWriter(run / "evaluations" / "reasoning")
+    writer.folder.mkdir(parents=True)
+    for name, content in files.items():
+        writer.add_bytes(name, content)
+    writer.finish("evaluation", 0, {})
+    (run / "recipe.toml").write_text(KAVA)
+    return check_page(build_report([str(run)]))
+
+
 def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
     """Write a valid file of every kind under `base` and return the parsers; the server ends with the stack."""
     tokenizer = build_byte_tokenizer()
@@ -206,6 +251,7 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
     write_gguf(base / "model.gguf", random_decoder("llama"))
     shutil.copy(laconic_checkpoint("stories260K.bin"), base / "stories.bin")
     shutil.copytree(BUNDLE_DIR / "tiny-llama", base / "bundle")
+    evaluation = write_evaluation(base / "evaluations").relative_to(base)
     (base / "request.json").write_text(json.dumps(REQUEST))
     app = build_app(ApiModel("m", laconic.load(model_folder)))
     client = stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
@@ -248,6 +294,8 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
         "KV memory": Target("kv.safetensors", sealed, load_kv),
         "state": Target("state.safetensors", sealed, load_state),
         "golden bundle": Target("bundle/golden.json", spoil_json, read_bundle),
+        "report: records": Target(f"{evaluation}/records.jsonl", spoil_lines, read_report),
+        "report: result": Target(f"{evaluation}/result.json", spoil_json, read_report),
         "GGUF": Target("model.gguf", spoil_bytes, lambda path: convert_gguf(path, path.parent / "converted")),
         "llama2.c": Target("stories.bin", lambda d, r: spoil_bytes(d[:64], r) + d[64:], Decoder.from_llama2c),
         "requests": Target("request.json", spoil_json, send),
@@ -294,6 +342,7 @@ def try_input(target: Target, base: Path, place: Path, draw: random.Random) -> O
     path = folder / source.name
     path.write_bytes(target.spoil(source.read_bytes(), draw))
     start, is_broken = time.monotonic(), False
+    EVENTS.clear()
     try:
         target.read(path)
         result = "ok"
@@ -309,4 +358,7 @@ def try_input(target: Target, base: Path, place: Path, draw: random.Random) -> O
         shutil.copy(path, base / f"broken-{source.name}")
     if {entry.name for entry in place.iterdir()} != {"input"}:
         result, is_broken = "wrote outside of its folder", True
-    return Outcome(result, time.monotonic() - start, is_broken)
+    seconds = time.monotonic() - start
+    if EVENTS or seconds > MAX_SECONDS:
+        result, is_broken = f"{result}, {seconds:.1f} s, {', '.join(EVENTS)}", True
+    return Outcome(result, seconds, is_broken)

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from functools import reduce
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
@@ -32,6 +34,7 @@ EvalKind = Literal[
     "reasoning", "audit", "compression", "context_qa", "memories", "loss", "streams", "class_incremental"
 ]
 ProgressCallback = Callable[[str, int, int], None]  # name, done, total
+Stored = TypeVar("Stored")
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def run_resumable(
     ranks = ranks or Ranks()
     target = folder / job.metadata.folder_name
     if stored := ranks.run_on_rank_zero(lambda: _read_committed(target, job.metadata)):
-        return parse_records(stored)
+        return parse_records(stored, target / RECORDS_FILE)
     order = range(job.num_units) if job.order is None else job.order
     partial = partial_folder(target)
     lines = [*ranks.run_on_rank_zero(lambda: _load_partial(partial, job.metadata))]
@@ -215,8 +218,24 @@ def group_items(records: Sequence[EvalRecord]) -> list[EvalItem]:
     return items
 
 
-def parse_records(text: str) -> list[EvalItem]:
-    return group_items([EvalRecord(**json.loads(line)) for line in text.splitlines()])
+def parse_records(data: bytes, file: Path) -> list[EvalItem]:
+    """Return the items of a records file. Raises `InputError` for a line that is not a record."""
+    try:
+        lines = [json.loads(line) for line in data.decode().splitlines()]
+    except ValueError as error:
+        raise InputError(f"{file}: not JSON in UTF-8: {error}; {REMOVE_HINT}") from None
+    return group_items(validate_stored(list[EvalRecord], lines, file))
+
+
+def validate_stored(kind: type[Stored], value: object, file: Path) -> Stored:
+    """Return a stored value in its type. Raises `InputError`, naming its first key of the wrong type."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "result"
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise InputError(f"{file}: {key[:80]}: {reason}; {REMOVE_HINT}") from None
 
 
 def load_items(folder: Path) -> list[EvalItem]:
@@ -224,9 +243,10 @@ def load_items(folder: Path) -> list[EvalItem]:
 
     Raises:
         CorruptArtifactError: A file is missing or was changed.
+        InputError: A line is not a record.
     """
     manifest.verify_folder(folder, "evaluation")
-    return parse_records((folder / RECORDS_FILE).read_text("utf-8"))
+    return parse_records((folder / RECORDS_FILE).read_bytes(), folder / RECORDS_FILE)
 
 
 def load_stored(folder: Path) -> StoredEvaluation:
@@ -234,13 +254,16 @@ def load_stored(folder: Path) -> StoredEvaluation:
 
     Raises:
         CorruptArtifactError: A file is missing or was changed.
-        InputError: The folder was written by an incompatible version, or the summary is not JSON.
+        InputError: The folder was written by an incompatible version, or the summary is not JSON, or has wrong types.
     """
     result = read_json(folder / RESULT_FILE)
     if result.get("schema") != SCHEMA or "metadata" not in result:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
     manifest.verify_folder(folder, "evaluation")
-    return StoredEvaluation(folder, EvalMetadata(**result["metadata"]), result["figures"])
+    metadata = validate_stored(EvalMetadata, result["metadata"], folder / RESULT_FILE)
+    return StoredEvaluation(
+        folder, metadata, validate_stored(dict[str, Any], result.get("figures"), folder / RESULT_FILE)
+    )
 
 
 def list_evaluations(folder: Path, kind: EvalKind | None = None) -> list[StoredEvaluation]:
@@ -291,15 +314,15 @@ def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
     return lines
 
 
-def _read_committed(folder: Path, metadata: EvalMetadata) -> str:
+def _read_committed(folder: Path, metadata: EvalMetadata) -> bytes:
     """Return the records of a committed evaluation with this metadata; empty where there is no such folder."""
     if not folder.exists():
-        return ""
+        return b""
     manifest.verify_folder(folder, "evaluation")
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     if to_canonical_json(result.get("metadata")) != _metadata_text(metadata):
         raise BusyError(f"{folder} is the evaluation of another checkpoint or of other data; {REMOVE_HINT}")
-    return (folder / RECORDS_FILE).read_text(encoding="utf-8")
+    return (folder / RECORDS_FILE).read_bytes()
 
 
 def _commit(folder: Path, job: EvalJob, records: Sequence[EvalRecord], extra_files: Mapping[str, str]) -> None:

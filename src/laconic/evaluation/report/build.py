@@ -8,20 +8,37 @@ from laconic.evaluation.checkpoints import NO_FILE
 from laconic.evaluation.report.page import NO_PLOTS, PageSection, render_facts, render_list, render_page
 from laconic.evaluation.report.plots import has_matplotlib
 from laconic.evaluation.runs import load_recipes, short_run_names
-from laconic.evaluation.suite import load_results
+from laconic.evaluation.suite import EvalSuite, load_results
 from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import MIN_SEEDS
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what metrics of other types raise
+
+
+def build_sections(suite: EvalSuite, paths: Sequence[str]) -> list[PageSection]:
+    """Return the sections of one kind of evaluation.
+
+    Its metrics come from files that may be another person's, or another version's; each kind has its own.
+    """
+    results = load_results(suite, paths)
+    try:
+        return list(suite.build_sections(results, paths))
+    except MALFORMED as error:
+        kinds = ", ".join(kind for kind, stored in results.items() if stored)
+        raise InputError(
+            f"{', '.join(paths)}: stored results of {kinds} lack what this version reads ({type(error).__name__}: "
+            f"{error}); remove them and evaluate again"
+        ) from error
 
 
 def build_report(paths: Sequence[str]) -> str:
     """Return the HTML report of runs, or of directories of several seeds; no model is loaded.
 
     Raises:
-        InputError: Nothing is stored, or seeds of a run were evaluated on different items.
+        InputError: Nothing is stored, seeds of a run were evaluated on different items, or the metrics of a stored
+            result are not those of its kind.
     """
-    sections = [
-        section for suite in reversed(SUITES) for section in suite.build_sections(load_results(suite, paths), paths)
-    ]
+    sections = [section for suite in reversed(SUITES) for section in build_sections(suite, paths)]
     if not any(section.blocks for section in sections):
         raise InputError(f"{', '.join(paths)}: no stored results; run laconic evaluate on them first")
     runs = [(title, list(load_recipes([p]).values())) for p, title in zip(paths, short_run_names(paths), strict=True)]
