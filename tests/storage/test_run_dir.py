@@ -230,7 +230,7 @@ def test_get_step_refuses_an_invalid_safetensors_file(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     with run.lock():
         run.commit_step(1, lambda writer: writer.add_bytes("a.safetensors", b"not at all"), {})
-    with pytest.raises(CorruptArtifactError, match=r"step-000001: a\.safetensors: header of "):
+    with pytest.raises(CorruptArtifactError, match=r"step-000001: a\.safetensors: begins with the text "):
         run.get_step(1)
 
 
