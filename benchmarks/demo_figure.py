@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 TITLE = "laconic demo: four operations on single digits, Llama with 114 thousand parameters"
 X_LABEL = "accuracy on 2,000 unseen problems, % (mean of three seeds; line: 95 % interval)"
 BARS = {  # row of the table: label and colour, from the top
-    "Chain of thought": ("Chain of thought (20 tokens)", "#1b1f24"),
+    "Chain of thought": ("Chain of thought (24 tokens)", "#1b1f24"),
     "KaVa": ("KaVa (3 latent thoughts)", "#1f5fd0"),
     "CODI": ("CODI (3 latent thoughts)", "#22738b"),
     "PCCoT": ("PCCoT (3 latent thoughts)", "#9a3f8f"),

@@ -31,7 +31,7 @@ from laconic.verification.hf_reference import TransformersReference
 from laconic.verification.inputs import InputBuilder, build_inputs, left_padded_mask
 from laconic.verification.local import stages_at_layer
 from laconic.verification.parity import CaseComparison
-from laconic.verification.run import load_decoder, open_reference
+from laconic.verification.run import load_parity_decoder, open_reference
 from laconic.verification.traces import ParityCase, iterate_stages, stage_key
 
 LONG_INPUTS = ("I1", "I2", "I10", "I14")
@@ -158,7 +158,7 @@ def write_bundle(decoder: Decoder, reference: TransformersReference, folder: Pat
 def write_reference_bundle(model: str, folder: Path) -> None:
     """Write the bundle of a model, a folder or `tiny:FAMILY`, to a new folder."""
     with torch.no_grad():
-        decoder, source = load_decoder(model, torch.float32)
+        decoder, source = load_parity_decoder(model, torch.float32)
         with open_reference(decoder, source, torch.float32) as reference:
             write_bundle(decoder, reference, folder)
 

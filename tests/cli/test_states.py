@@ -179,7 +179,7 @@ def test_compress_resume_equals_uninterrupted(
     assert "resuming after " in err
     model = learner(place)
     assert values.states_equal(model.load("whole.safetensors"), model.load("part.safetensors"))
-    assert nested_model.read_documents("whole.safetensors") == nested_model.read_documents("part.safetensors")
+    assert nested_model.load_read_documents("whole.safetensors") == nested_model.load_read_documents("part.safetensors")
     assert not Path("part.safetensors.part").exists()
 
 
@@ -217,7 +217,7 @@ def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> No
     new = model.load("new.safetensors")
     assert values.states_equal(new, generation.state)
     near(new, once(model, model.tokenizer.encode(BOOK + "Who") + generation.token_ids))
-    names = [[document.name for document in row] for row in nested_model.read_documents("new.safetensors")]
+    names = [[document.name for document in row] for row in nested_model.load_read_documents("new.safetensors")]
     assert names == [["book.txt", "prompt and answer"]]
     assert run(*arguments, "--learn", "--save-state", me)[0] == 0, "--save-state writes over a file, as --out does"
     assert values.states_equal(model.load(me), new)
@@ -401,7 +401,7 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     model = donor_model(place)
     state = model.compress([second], model.compress([first]))
     assert values.states_equal(model.load("both.safetensors"), state)
-    names = [[document.name for document in row] for row in nested_model.read_documents("both.safetensors")]
+    names = [[document.name for document in row] for row in nested_model.load_read_documents("both.safetensors")]
     assert names == [["first.txt", "second.txt"]]
     arguments = ("--memory", "first.safetensors", "--learn", "--max-tokens", "0", "--save-state", "again.safetensors")
     code, out, err = run("generate", "donor", "--file", "second.txt", *arguments)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.data.documents import tokenize
-from laconic.data.documents.tokenize import TokenizedWindow, find_join, join_windows, tokenize_texts
+from laconic.data.documents.tokenize import TokenizedWindow, find_join, join_token_windows, tokenize_texts
 from tests.conftest import shared_dir
 from tests.data.test_tokenize_stream import FOLDERS, WORDS, inner, tokenizer
 
@@ -46,7 +46,7 @@ def test_tokenize_texts_with_a_book(name: str) -> None:
 def test_join_windows_that_disagree() -> None:
     text = "one two three four five " * 40
     parts = [alone("gpt2", part) for part in (text[:450], text[300:750], text[600:])]
-    assert join_windows(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)
+    assert join_token_windows(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)
     one = inner("gpt2").encode(text[300:450], add_special_tokens=False)
     shared = TokenizedWindow(text[300:450], one.ids, one.offsets)
     result = find_join(parts[0], parts[1], shared)
@@ -54,4 +54,4 @@ def test_join_windows_that_disagree() -> None:
     assert parts[0][: result[0]] + parts[1][result[1] :] == alone("gpt2", text[:750])
     other = alone("gpt2", "another text altogether, " * 18)
     assert find_join(parts[0], other, shared) is find_join(other, parts[1], shared) is None
-    assert join_windows(text, [parts[0], other, parts[2]], inner("gpt2")).tolist() == alone("gpt2", text)
+    assert join_token_windows(text, [parts[0], other, parts[2]], inner("gpt2")).tolist() == alone("gpt2", text)

@@ -15,6 +15,7 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
     rows = [
         AnswerRecord(
             f"q{i}",
+            f"How many are {i}?",
             f"hash {i}",
             str(i % 5),
             str(i % 5) if yes else "no",
@@ -22,7 +23,6 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
             bool(yes),
             passes,
             (50, end),
-            f"How many are {i}?",
         )
         for i, yes in enumerate(right)
     ]
@@ -34,7 +34,7 @@ def predicted(
 ) -> ReasoningResult:
     """Predictions for questions, with their gold answers."""
     rows = zip(predictions, right, gold, strict=True)
-    records = [AnswerRecord("", "", g, "", x, is_right, PASSES, (50, 60)) for x, is_right, g in rows]
+    records = [AnswerRecord("", "", "", g, "", x, is_right, PASSES, (50, 60)) for x, is_right, g in rows]
     return ReasoningResult(tuple(records), "digit")
 
 

@@ -133,7 +133,7 @@ def test_render_inspection_page_text_and_json_agree(result: QuestionSummary | Da
     assert json.loads(json.dumps(inspection_summary.summary_to_json(result), allow_nan=False))["notes"][-1] == "a note"
     text = page.words
     if isinstance(result, QuestionSummary):
-        both = inspection_summary.format_question(result)
+        both = inspection_summary.format_inspection(result)
     else:
         both = str(dataset_tables(result))
     for name in ("run", "other") if isinstance(result, QuestionSummary) else ("a", "b"):
@@ -182,7 +182,7 @@ def test_render_inspection_page_without_a_teacher() -> None:
     assert "sequential" in text
     assert "Tokens selected" not in text
     assert "Similarity to" not in text
-    assert "sequential" in inspection_summary.format_question(result)
+    assert "sequential" in inspection_summary.format_inspection(result)
 
 
 def test_render_inspection_page_says_where_all_tokens_are_selected() -> None:

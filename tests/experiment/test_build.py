@@ -15,7 +15,7 @@ from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.evaluation.validation import build_validation
 from laconic.experiment import build_model
 from laconic.experiment.build import Experiment, build_experiment
-from laconic.experiment.build_data import load_held_out
+from laconic.experiment.build_data import load_held_out_rows
 from laconic.experiment.load_run import load_run
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import load_weights_into
@@ -171,7 +171,7 @@ def test_build_data_from_files(tiny: Path, tmp_path: Path) -> None:
     assert validate is not None
     assert set(validate(0)) == {"accuracy", "teacher_accuracy"}
     with pytest.raises(InputError, match=r"data\.test is not set; name a file"):
-        load_held_out(experiment.recipe, experiment.parts.tokenizer, 256, "test")
+        load_held_out_rows(experiment.recipe, experiment.parts.tokenizer, 256, "test")
     with pytest.raises(InputError, match=r"8 of 8 rows.* 16"):
         build(tmp_path / "f.toml", "train.batch_size=16")
 

@@ -10,7 +10,7 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
-from laconic.experiment.build_data import load_held_out, load_training_rows, max_segment_tokens
+from laconic.experiment.build_data import load_held_out_rows, load_training_rows, max_segment_tokens
 from laconic.experiment.build_model import load_model_tokenizer
 
 SMALL = """method = "autocompressor"
@@ -45,7 +45,7 @@ def recipe(tmp_path: Path, *more: str) -> Recipe:
 def test_load_text_rows_and_held_out_books(tmp_path: Path) -> None:
     config = recipe(tmp_path)
     tokenizer = load_model_tokenizer(config.model)
-    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out(config, tokenizer, 512, "valid")
+    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out_rows(config, tokenizer, 512, "valid")
     first, same, other = (rows.source.batch([0, 1], 0, step) for step in (0, 0, 1))
     assert isinstance(first, DocumentBatch)
     assert isinstance(same, DocumentBatch)
@@ -60,7 +60,7 @@ def test_load_text_rows_and_held_out_books(tmp_path: Path) -> None:
     assert books[0].isdisjoint(books[1])
     assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
     assert "valid: 1 document held out" in rows.notes[0]
-    assert len(load_held_out(config, tokenizer, 512, "test", 2).source) == 2
+    assert len(load_held_out_rows(config, tokenizer, 512, "test", 2).source) == 2
     with pytest.raises(InputError, match="24 rows of 240 tokens in 8 documents, fewer than a batch of 100"):
         load_training_rows(recipe(tmp_path, "train.batch_size=100"), tokenizer, 512)
 
@@ -68,7 +68,7 @@ def test_load_text_rows_and_held_out_books(tmp_path: Path) -> None:
 def test_load_fact_recall_needs_its_tokenizer(tmp_path: Path) -> None:
     config = recipe(tmp_path, *RECALL)
     tokenizer = load_model_tokenizer(config.model)
-    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out(config, tokenizer, 512, "valid", 30)
+    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out_rows(config, tokenizer, 512, "valid", 30)
     assert (len(rows.source), len(held_out.source), tokenizer.vocab_size) == (50, 30, 299)
     batch = rows.source.batch([3], 0, 0)
     assert isinstance(batch, DocumentBatch)
@@ -152,12 +152,12 @@ def test_synthetic_documents_need_their_tokenizer(
     keys = ("method=lm", f"data.source={source}", f"model.tokenizer={tokenizer_name}", f"data.{source}.train_rows=50")
     config = recipe(tmp_path, *keys)
     tokenizer = load_model_tokenizer(config.model)
-    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out(config, tokenizer, 512, "test", 20)
+    rows, held_out = load_training_rows(config, tokenizer, 512), load_held_out_rows(config, tokenizer, 512, "test", 20)
     assert (len(rows.source), len(held_out.source)) == (50, 20)
     assert rows.source.batch([0], 0, 0).ids == (first,)
     other = recipe(tmp_path, "seed=6", *keys)
     assert load_training_rows(other, tokenizer, 512).source.fingerprint != rows.source.fingerprint
-    assert load_held_out(other, tokenizer, 512, "test", 20).source.fingerprint == held_out.source.fingerprint
+    assert load_held_out_rows(other, tokenizer, 512, "test", 20).source.fingerprint == held_out.source.fingerprint
     with pytest.raises(CorruptArtifactError, match=f"generated {rows_name} need the tokenizer "):
         load_training_rows(config, build_byte_tokenizer(), 512)
 

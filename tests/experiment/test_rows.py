@@ -12,7 +12,7 @@ from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import CODI
 from laconic.data.reasoning.load import load_training_examples
 from laconic.errors import InputError
-from laconic.experiment.build_data import default_answer_matcher, load_held_out, load_training_rows
+from laconic.experiment.build_data import default_answer_matcher, load_held_out_rows, load_training_rows
 from laconic.experiment.build_model import load_model_tokenizer
 from laconic.experiment.load_run import recipe_fingerprint
 
@@ -78,9 +78,11 @@ def test_load_rows_of_data_sets(small: Path) -> None:
     assert len(rows.examples) == 300
     assert rows.examples[0].id == "gsm8k-aug-train-00000"
     assert rows.notes[0] == "gsm8k-aug:train: 10,432 of 385,620 published rows"
-    assert [e.id for e in load_held_out(recipe, tokenizer, 512, "valid", 3).examples][-1] == "gsm8k-aug-valid-00002"
+    assert [e.id for e in load_held_out_rows(recipe, tokenizer, 512, "valid", 3).examples][
+        -1
+    ] == "gsm8k-aug-valid-00002"
     with pytest.raises(InputError, match=r"^data\.test is not set"):
-        load_held_out(recipe, tokenizer, 512, "test")
+        load_held_out_rows(recipe, tokenizer, 512, "test")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from laconic.nested.cms.level import to_dense
 from laconic.nested.dead_levels import DeadLevelMonitor
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
-from laconic.nested.language_model import NestedLanguageModel, check_levels
+from laconic.nested.language_model import NestedLanguageModel, check_levels_trained
 from laconic.nested.state import FastWeightState, LowRankChange, named_tensors
 from tests.nested.helpers import assert_close
 from tests.nested.test_hope_model import (
@@ -264,9 +264,9 @@ def test_language_model_locates_a_nonfinite_level(objective: str) -> None:
 
 def test_check_levels_refuses_a_level_without_an_outer_gradient() -> None:
     cms = CMSConfig(chunk_sizes=(4, 16))
-    check_levels(cms, 17, InnerLoopConfig())
+    check_levels_trained(cms, 17, InnerLoopConfig())
     with pytest.raises(UsageError, match="level 1"):
-        check_levels(cms, 16, InnerLoopConfig())
+        check_levels_trained(cms, 16, InnerLoopConfig())
     for inner_loop in (InnerLoopConfig(allow_untrained_level=True), InnerLoopConfig(enabled=False)):
-        check_levels(cms, 16, inner_loop)
-    check_levels(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig())
+        check_levels_trained(cms, 16, inner_loop)
+    check_levels_trained(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig())

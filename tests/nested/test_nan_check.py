@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic.errors import NonFiniteError
 from laconic.models.decoder import DecoderOutput
-from laconic.nested.nan_check import check_finite, find_nonfinite, read_tokens_checked
+from laconic.nested.nan_check import check_state_finite, find_nonfinite, read_tokens_checked
 from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState, LinearMemoryState, OpenChunk
 
 
@@ -61,7 +61,7 @@ def test_find_nonfinite_names_part_row_and_tokens() -> None:
     in_open_chunk = replace(model_state(), open_chunk=OpenChunk(zero[:, None], zero, (layer,)))
     assert find_nonfinite(in_open_chunk) == ("memory memory of layer 0 (change)", 2, 5)
     with pytest.raises(NonFiniteError, match="memory memory of layer 0"):
-        check_finite(in_open_chunk)
+        check_state_finite(in_open_chunk)
 
 
 def test_read_tokens_checked_names_level_layer_and_row() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks import learning
 from laconic.data.tokenizer import load_tokenizer
 from laconic.experiment.nested_model import NestedTextModel
-from laconic.experiment.untrained_levels import check_levels
+from laconic.experiment.untrained_levels import parse_level_options
 from laconic.losses import masked_cross_entropy
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
@@ -33,7 +33,7 @@ def read(model: NestedTextModel, ids: Tensor, state: FastWeightState | None, lea
 def test_levels_without_clipping_read_as_dynamic_evaluation_with_sgd(smollm2: Path, shared: Path) -> None:
     """The step of a level is that of torch.optim.SGD on the MLPs after each chunk; only the clipping is added."""
     decoder = Decoder.from_pretrained(smollm2)
-    levels = check_levels({"inner_lr": 0.03, "chunk_sizes": [64], "max_update_ratio": 0, "max_error_norm": 0})
+    levels = parse_level_options({"inner_lr": 0.03, "chunk_sizes": [64], "max_update_ratio": 0, "max_error_norm": 0})
     model = NestedTextModel.from_decoder(Decoder.from_pretrained(smollm2), load_tokenizer(smollm2), levels)
     ids = learning.load_book(model.tokenizer, learning.VALIDATION_BOOK, 256)
     with_levels = learning.read_with_levels(model.model, ids, window=512)

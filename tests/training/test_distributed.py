@@ -29,7 +29,7 @@ from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import sharded
 from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
-from laconic.training.distributed import check_config, init_ranks
+from laconic.training.distributed import check_distributed_config, init_ranks
 from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import Ranks
@@ -466,11 +466,11 @@ def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
 
 def test_ranks_check_config() -> None:
     with pytest.raises(UsageError, match="batch_size = 1"):
-        check_config(toy_config(batch_size=1, micro_batch_size=1), 2)
+        check_distributed_config(toy_config(batch_size=1, micro_batch_size=1), 2)
     with pytest.raises(UsageError, match="not a multiple of the 3 ranks"):
-        check_config(toy_config(stateful=True), 3)
+        check_distributed_config(toy_config(stateful=True), 3)
     with pytest.raises(UsageError, match="float16"):
-        check_config(toy_config(parallel="fsdp", precision="float16"), 2)
+        check_distributed_config(toy_config(parallel="fsdp", precision="float16"), 2)
 
 
 def test_init_ranks_refuses_an_incomplete_environment(monkeypatch: pytest.MonkeyPatch) -> None:

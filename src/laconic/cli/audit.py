@@ -42,7 +42,7 @@ class AuditCommand:
         check_minimum(2, limit=self.limit)
         check_minimum(1, batch_size=self.batch_size)
         from laconic.cli.evaluate import print_report
-        from laconic.cli.train import resolve_device
+        from laconic.cli.train import select_device
         from laconic.evaluation.audit.suite import AuditSuite
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.training.signals import handle_signals
@@ -52,7 +52,7 @@ class AuditCommand:
             request = EvalRequest(
                 tuple(map(to_utf8, (self.run_path, *self.control))),
                 (to_utf8(self.task),),
-                resolve_device(self.device),
+                select_device(self.device),
                 stop,
                 limit=self.limit,
                 checkpoint=self.checkpoint,

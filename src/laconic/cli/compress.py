@@ -21,7 +21,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
-from laconic.cli.files import check_file, check_output, check_replaceable, print_json
+from laconic.cli.files import check_file, check_output_path, check_replaceable, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -188,7 +188,7 @@ class CompressCommand:
         if self.source != "-":
             check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
         check_replaceable("--out", self.out)
-        check_output("--out", self.out)
+        check_output_path("--out", self.out)
 
     @property
     def partial_path(self) -> Path:

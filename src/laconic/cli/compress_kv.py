@@ -16,7 +16,7 @@ from laconic.compression.kv_selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
-from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
+from laconic.experiment.cost import format_bytes, kv_bytes_per_position, pluralize
 from laconic.experiment.kv_compressor import compress_text
 from laconic.experiment.load_model import check_is_model
 from laconic.models.config import DecoderConfig
@@ -35,7 +35,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         seed=command.seed,
     )
     check_is_model(to_utf8(command.model))
-    texts = read_documents(to_utf8(command.source))
+    texts = read_source_texts(to_utf8(command.source))
     with status(f"loading {command.model}"):
         decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)
         tokenizer = laconic.load_tokenizer(decoder.source_folder or command.model)
@@ -65,7 +65,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     return 0
 
 
-def read_documents(source: str) -> list[tuple[str, str]]:
+def read_source_texts(source: str) -> list[tuple[str, str]]:
     """Return names and texts: one for a text or standard input, one per line of a .jsonl."""
     path = Path(source)
     if not source.endswith(".jsonl"):
@@ -109,7 +109,7 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     smallest, largest = cost["smallest_head"], cost["largest_head"]
     heads = "" if smallest == largest else f"; a head keeps {smallest:,} to {largest:,}"
     return [
-        f"read       {format_count(num_tokens, 'token')}{texts}{reading}",
+        f"read       {pluralize(num_tokens, 'token')}{texts}{reading}",
         f"slots      {num_slots:,.1f} per KV head, {num_slots * num_texts / num_tokens:.1%} by {cost['method']}{heads}",
         f"bytes      {format_bytes(cost['kept_bytes'])} of keys and values in place of "
         f"{format_bytes(cost['text_cache_bytes'])}; {format_bytes(cost['used_cache_bytes'])} in use",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalInt, OptionalPath, OutputFormat, check_minimum
-from laconic.cli.files import check_output
+from laconic.cli.files import check_output_path
 from laconic.console import log_message, progress, status
 from laconic.errors import UsageError
 
@@ -124,7 +124,7 @@ class DataMakeCommand:
             raise UsageError(f"--results-only-fraction {self.results_only_fraction:g}: give a number from 0 to 1")
         if not 0 <= self.held_out_fraction < 1:
             raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: must be at least 0 and below 1")
-        check_output("--out", self.out)
+        check_output_path("--out", self.out)
 
     def list_files(self) -> list[OutputFile]:
         """Return the files of the generator; those without rows are left out."""

@@ -159,7 +159,7 @@ def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], e
     start = [f"model.init_from_run={run_path(out, base, seed)}"] if base else []
     changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
     recipe, _ = load_recipe(entry.recipe, changes)
-    check_same_recipe(path, recipe)
+    check_demo_recipe(path, recipe)
     return DemoRun(
         entry, seed, path, name_run(base, seed) if base else None, recipe, (entry.recipe, str(path), *changes)
     )
@@ -176,7 +176,7 @@ def base_entry(recipe: "Recipe", entries: Sequence[DemoEntry]) -> str | None:
     return next(entry.name for entry in entries if entry.recipe == Path(str(recipe.model.init_from_run)).name)
 
 
-def check_same_recipe(path: Path, recipe: "Recipe") -> None:
+def check_demo_recipe(path: Path, recipe: "Recipe") -> None:
     """Raise `UsageError` (2) if a run directory was started with another recipe."""
     from laconic.config.load import load_recipe
     from laconic.config.recipe_keys import explicit_values

@@ -35,7 +35,7 @@ class DemoReadCommand:
         import laconic
         from laconic.evaluation.compression import reading_demo, reading_page
         from laconic.evaluation.tables import print_table
-        from laconic.experiment.cost import format_count
+        from laconic.experiment.cost import pluralize
 
         start = time.monotonic()
         model = to_utf8(self.model)
@@ -47,7 +47,7 @@ class DemoReadCommand:
             comparison = reading_demo.compare_reading(
                 decoder, tokenizer, chapter, reading_demo.QUESTIONS, self.out / "memory.safetensors", show
             )
-        threads = format_count(torch.get_num_threads(), "thread")
+        threads = pluralize(torch.get_num_threads(), "thread")
         facts = [
             ("model", model),
             ("device", f"{self.device}, {threads}, PyTorch {torch.__version__}"),

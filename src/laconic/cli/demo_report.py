@@ -21,7 +21,7 @@ from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.reasoning.table import ReasoningRow, build_rows
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.suite import load_seed_results
-from laconic.experiment.build_data import load_held_out
+from laconic.experiment.build_data import load_held_out_rows
 from laconic.experiment.load_run import LoadedRun, load_run
 from laconic.storage.run_dir import RunDirectory
 
@@ -113,7 +113,7 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
 def describe_task(run: LoadedRun) -> str:
     config, task = run.parts.decoder.config, run.recipe.data.digits
     size = sum(p.numel() for p in run.parts.decoder.parameters())
-    example = load_held_out(run.recipe, run.parts.tokenizer, config.max_position_embeddings, "test", 1).examples[0]
+    example = load_held_out_rows(run.recipe, run.parts.tokenizer, config.max_position_embeddings, "test", 1).examples[0]
     return (
         f"A Llama with {config.num_hidden_layers} layers and {size:,} parameters learns to apply {task.num_operations} "
         f"operations to digits from left to right, keeping the last digit of every result: {example.question} "
@@ -124,7 +124,7 @@ def describe_task(run: LoadedRun) -> str:
 def describe_caveats(run: LoadedRun, chain_folder: Path) -> list[str]:
     """List what the results do not show; `chain_folder` is the run whose weights the others start from."""
     caveats = ["Results of a model of this size on digits need not hold for language models on text."]
-    batch: Any = load_held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
+    batch: Any = load_held_out_rows(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
     M, N = run.recipe.num_latents, int(batch.chain_mask.sum())
     if M >= N:
         caveats.append(f"{M} latents cover {N} chain tokens, so there is nothing to select.")

@@ -106,13 +106,13 @@ class EvaluateCommand:
 
     def run(self) -> int:
         self.validate()
-        from laconic.cli.train import resolve_device
+        from laconic.cli.train import select_device
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.evaluation.suites import choose_suite
         from laconic.training.distributed import init_ranks
         from laconic.training.signals import handle_signals
 
-        device = resolve_device(self.device)
+        device = select_device(self.device)
         tasks = split_commas(to_utf8(self.tasks))
         runs = tuple(self.resolve(to_utf8(run), self.quantize) for run in self.runs)
         suite = choose_suite(runs, tasks)

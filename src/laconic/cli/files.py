@@ -24,7 +24,7 @@ def check_memories(paths: Iterable[Path]) -> None:
             raise InputError(f"no file {path}; give one that laconic compress wrote")
 
 
-def check_output(flag: str, path: Path) -> None:
+def check_output_path(flag: str, path: Path) -> None:
     """Raise `UsageError` (2) if a file that a flag names cannot be written, before the work for it."""
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder; give a file")

@@ -21,7 +21,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_output, print_json
+from laconic.cli.files import check_memories, check_output_path, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
 from laconic.cli.sampling_flags import SamplingFlags
@@ -146,7 +146,7 @@ class GenerateCommand(SamplingFlags):
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
-            check_output("--output", self.output)
+            check_output_path("--output", self.output)
         only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
         check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
         check_minimum(1, batch_size=self.batch_size)

@@ -64,13 +64,13 @@ class GenerationTimer:
     def describe(self) -> str:
         import torch
 
-        from laconic.experiment.cost import format_count
+        from laconic.experiment.cost import pluralize
 
         rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
         return (
             f"{self.prompt_tokens:,} tokens read in {self.prefill_seconds:.1f} s, "
             f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, "
-            f"{format_count(torch.get_num_threads(), 'thread')}"
+            f"{pluralize(torch.get_num_threads(), 'thread')}"
         )
 
     def to_json(self) -> dict[str, Any]:

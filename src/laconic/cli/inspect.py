@@ -14,7 +14,7 @@ from laconic.cli.arguments import (
     check_minimum,
     parse_ints,
 )
-from laconic.cli.files import check_output, print_json
+from laconic.cli.files import check_output_path, print_json
 from laconic.console import escape_controls
 from laconic.errors import InputError, UsageError
 
@@ -114,6 +114,6 @@ class InspectCommand:
             raise UsageError(f"--jacobi-iterations {self.jacobi_iterations}: requires --task")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         if self.page_path is not None:
-            check_output("--out", self.page_path)
+            check_output_path("--out", self.page_path)
         check_minimum(2, limit=self.limit)
         check_minimum(1, batch_size=self.batch_size)

@@ -9,7 +9,7 @@ from laconic.cli.compress_kv import loss_lines
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import abbreviate_hash
-from laconic.experiment.cost import format_count
+from laconic.experiment.cost import pluralize
 from laconic.experiment.state_report import format_reports, state_file_to_json
 from laconic.experiment.untrained_levels import read_untrained_levels, read_writer_metadata
 from laconic.nested.hope.model import STATE_KIND
@@ -102,7 +102,7 @@ def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
     for document in (document for row in metadata.documents for document in row):
         windows = f" in {len(document.segments):,} windows" if len(document.segments) > 1 else ""
         lines.append(
-            f"text       {document.name}: {format_count(document.tokens, 'token')}{windows}; "
+            f"text       {document.name}: {pluralize(document.tokens, 'token')}{windows}; "
             f"sha256 {document.sha256[:12]}…"
         )
     return lines + (loss_lines(metadata.measured) if metadata.measured else [])

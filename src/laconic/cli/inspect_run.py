@@ -22,7 +22,7 @@ from laconic.evaluation.inspection.question import (
 from laconic.evaluation.inspection.summary import (
     DatasetSummary,
     QuestionSummary,
-    format_question,
+    format_inspection,
     list_caveats,
     summary_to_json,
 )
@@ -44,7 +44,7 @@ def inspect_runs(command: InspectCommand) -> int:
     if command.format == "json":
         print_json(summary_to_json(summary))
     elif isinstance(summary, QuestionSummary):
-        print(format_question(summary), flush=True)
+        print(format_inspection(summary), flush=True)
     else:
         print(describe_set(summary))
         for _, table, note in dataset_tables(summary):

@@ -12,13 +12,13 @@ from typing import Any, cast
 import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
-from laconic.cli.files import check_output
+from laconic.cli.files import check_output_path
 from laconic.cli.generate import GenerateCommand
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
 from laconic.errors import UsageError
-from laconic.experiment.nested_model import NestedTextModel, is_nested, match_rows, read_documents
+from laconic.experiment.nested_model import NestedTextModel, is_nested, load_read_documents, match_rows
 from laconic.experiment.read_into_state import ReadDocument
 from laconic.experiment.state_report import compute_state_cost, format_reports
 from laconic.experiment.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
@@ -69,7 +69,7 @@ def compress_text(command: CompressCommand) -> int:
     with status(f"loading {command.model}"):
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load(command.memory)
-        documents = [] if command.memory is None else read_documents(command.memory)
+        documents = [] if command.memory is None else load_read_documents(command.memory)
     job, start = model.start_reading(before), time.perf_counter()
     key = compress_resume_key(command, model)
     if command.resume:
@@ -107,7 +107,7 @@ def generate_text(command: GenerateCommand) -> int:
         if command.learn and not model.update_weights:
             raise UsageError(f"--learn: the recipe of {command.model} has inner_loop.enabled = false; remove --learn")
         state = None if memory is None else model.load(memory)
-        documents = [] if memory is None else read_documents(memory)
+        documents = [] if memory is None else load_read_documents(memory)
     ids, state = match_rows([row.encode(model.tokenizer, is_continuation=state is not None) for row in rows], state)
     rows = title_rows(rows, len(ids), documents)
     printer = command.build_printer(rows)
@@ -148,7 +148,7 @@ def validate_generate(command: GenerateCommand) -> None:
         return
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
-    check_output("--save-state", command.save_state)
+    check_output_path("--save-state", command.save_state)
 
 
 def save_generated_state(

@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import to_utf8
-from laconic.cli.files import check_output, write_file
+from laconic.cli.files import check_output_path, write_file
 from laconic.errors import UsageError
 
 
@@ -30,7 +30,7 @@ class ReportCommand:
         """Write the page. Raises `InputError` (66) if there are no results."""
         if not self.runs:
             raise UsageError("no run given; laconic report RUN")
-        check_output("--out", self.out)
+        check_output_path("--out", self.out)
         from laconic.evaluation.checkpoints import find_results, is_checkpoint
         from laconic.evaluation.report.build import build_report
 

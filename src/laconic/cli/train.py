@@ -131,7 +131,7 @@ class TrainCommand:
             from laconic.training.loop import train
 
             resume = parse_resume(self.resume)
-            run, device = RunDirectory(out), resolve_device(self.device)
+            run, device = RunDirectory(out), select_device(self.device)
         with init_ranks(recipe.train, device) as ranks, ranks.lock_run(run):
             is_main = ranks.rank == 0
             with (
@@ -176,7 +176,7 @@ class TrainCommand:
     def print_plan(self, recipe: "Recipe") -> int:
         from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
 
-        plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
+        plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, select_device(self.device))
         if self.format == "json":
             print_json(plan)
         else:
@@ -187,7 +187,7 @@ class TrainCommand:
         """Re-run the update of an incident, and print its metrics then and now."""
         from laconic.experiment.build import replay_update
 
-        recorded, repeated = replay_update(folder, resolve_device(self.device))
+        recorded, repeated = replay_update(folder, select_device(self.device))
         if self.format == "json":
             print_json({"schema": 1, "recorded": recorded, "repeated": repeated})
             return 0
@@ -230,7 +230,7 @@ def parse_resume(text: str) -> Any:
     return int(number)
 
 
-def resolve_device(device: str | None) -> Any:
+def select_device(device: str | None) -> Any:
     """Return the torch device; by default the rank's GPU or the first, else the CPU."""
     import torch
 

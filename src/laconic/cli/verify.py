@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalPath, OptionalStr, command_line
-from laconic.cli.files import check_output, write_file
+from laconic.cli.files import check_output_path, write_file
 from laconic.console import progress
 from laconic.errors import UsageError
 
@@ -42,7 +42,7 @@ class VerifyParityCommand:
         if self.all_results and not self.json:
             raise UsageError("--all-results: needs --json FILE")
         if self.json:
-            check_output("--json", self.json)
+            check_output_path("--json", self.json)
         with progress("comparing") as show:
             report = run_parity(
                 self.model,

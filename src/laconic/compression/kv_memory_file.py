@@ -148,11 +148,11 @@ def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
     """
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
-    check_tensors(path.name, first_bad_tensor(tensors, metadata), tensors)
+    check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)
     return tensors, metadata
 
 
-def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> str | None:
+def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> str | None:
     """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good.
 
     Keys and values hold the slots in use of all documents and heads of a layer, one after the other; `slots` [L, B, G]

@@ -173,8 +173,8 @@ class MemoryMetadata:
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name not in INDEPENDENT_FIELDS and mine != theirs:
                 raise CorruptArtifactError(
-                    f"{operation}: the memories differ in {field.name}: {abbreviate(mine)} and {abbreviate(theirs)}; "
-                    "compress both with one run"
+                    f"{operation}: the memories differ in {field.name}: {format_setting(mine)} and "
+                    f"{format_setting(theirs)}; compress both with one run"
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -259,8 +259,8 @@ def abbreviate_hash(fingerprint: str) -> str:
     return f"{fingerprint[:4]}…{fingerprint[-2:]}" if len(fingerprint) > 40 else fingerprint
 
 
-def abbreviate(value: object) -> str:
-    """Format a value in at most 60 characters."""
+def format_setting(value: object) -> str:
+    """Format a value in at most 60 characters, and a hash shorter."""
     return abbreviate_hash(value) if isinstance(value, str) else to_canonical_json(value)[:60]
 
 
@@ -283,7 +283,7 @@ def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
     """
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
-    check_tensors(path.name, first_bad_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})
+    check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})
     return tensors, metadata
 
 
@@ -307,7 +307,7 @@ def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | Non
         raise CorruptArtifactError(f"memory: {file}: {error}; compress again") from None
 
 
-def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> str | None:
+def first_invalid_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> str | None:
     """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
     dimensions = {"vectors": 2, "offsets": 1, "segment_ids": 1, "segment_tokens": 2}
     bad = min(tensors.keys() ^ dimensions.keys(), default=None)

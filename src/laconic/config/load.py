@@ -26,6 +26,7 @@ from laconic.config.recipe import (
 )
 from laconic.config.recipe_keys import accepts_text, find_field, known_keys
 from laconic.errors import InputError, UsageError
+from laconic.storage.strict_json import abbreviate
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Groups of keys of which a recipe sets exactly one; an override with another key of the group replaces it.
@@ -79,7 +80,7 @@ def load_recipe(
     for key, text in deduplicate_overrides(overrides, draft.notes):
         apply_override(draft, key, text, flags)
     drop_replaced_keys(draft)
-    return validate(draft), draft.notes
+    return validate_recipe(draft), draft.notes
 
 
 def find_recipe_file(path_or_name: str | Path) -> Path:
@@ -211,7 +212,7 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     return value if is_name else str(path)
 
 
-def validate(draft: RecipeDraft) -> Recipe:
+def validate_recipe(draft: RecipeDraft) -> Recipe:
     """Return the recipe, or raise UsageError with one line for each error."""
     for key, value in iter_values(draft.content):
         if isinstance(value, datetime.date | datetime.time):
@@ -307,12 +308,6 @@ def list_sibling_keys(key: str) -> str:
     table = key.rpartition(".")[0]
     keys = [k.removeprefix(f"{table}.") for k in known_keys() if not table or k.startswith(f"{table}.")]
     return f"{f'[{table}]' if table else 'a recipe'} has {', '.join(sorted({k.partition('.')[0] for k in keys}))}"
-
-
-def abbreviate(value: Any) -> str:
-    """Return a value as JSON of at most 60 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def iter_values(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -43,7 +43,7 @@ COLUMNS = (
     Column("nats per token", lambda row: f"{row.nats.mean:.4f}"),
     Column("correct %", lambda row: format_percent(row.accuracy)),
     Column("difference", lambda row: "" if row.difference is None else format_signed(row.difference.mean, 4)),
-    Column("95 % interval", lambda row: "" if row.difference is None else format_interval(row.difference)),
+    Column("95 % interval", lambda row: "" if row.difference is None else format_loss_interval(row.difference)),
 )
 
 
@@ -147,5 +147,5 @@ def metric_per_window(result: RunResult, metric: str) -> list[float]:
     return [item.conditions[CONDITION][metric] for item in result.items_by_seed[0]]
 
 
-def format_interval(difference: Difference) -> str:
+def format_loss_interval(difference: Difference) -> str:
     return f"{format_signed(difference.low, 4)} to {format_signed(difference.high, 4)}"

@@ -14,7 +14,7 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import StopRule, default_rule
 from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
-from laconic.experiment.build_data import load_held_out
+from laconic.experiment.build_data import load_held_out_rows
 from laconic.experiment.build_model import ModelParts
 from laconic.halting.estimators import penalty_ramp
 from laconic.halting.stop_distribution import draw_uniforms
@@ -49,7 +49,7 @@ def build_document_validation(
     """
     assert recipe.validation is not None
     config, context = recipe.validation, parts.decoder.config.max_position_embeddings
-    rows = load_held_out(recipe, parts.tokenizer, context, "valid", config.max_rows)
+    rows = load_held_out_rows(recipe, parts.tokenizer, context, "valid", config.max_rows)
 
     def score_rows(indices: list[int]) -> list[DocumentScore]:
         scores: list[DocumentScore] = []

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveFloat
 
 from laconic.errors import InputError
-from laconic.models.hf_config import abbreviate, validate
+from laconic.models.hf_config import validate_object
 from laconic.models.hf_fields import JsonModel, Probability
 from laconic.storage import file_names, strict_json
+from laconic.storage.strict_json import abbreviate
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -90,7 +91,7 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
             f"{ADAPTER_CONFIG_FILE}: peft_type {abbreviate(kind)}; known: LORA, also as rsLoRA, DoRA, with token rows"
         )
     check_supported(file)
-    keys = validate(AdapterKeys, file, f"{ADAPTER_CONFIG_FILE}: ")
+    keys = validate_object(AdapterKeys, file, f"{ADAPTER_CONFIG_FILE}: ")
     try:
         return LoraConfig(**{name: getattr(keys, name) for name in AdapterKeys.model_fields})
     except (TypeError, ValueError) as error:  # options that peft does not combine

@@ -283,7 +283,7 @@ def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None
         )
 
 
-def load_held_out(
+def load_held_out_rows(
     recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, max_rows: int | None = None
 ) -> RowSet:
     """Load the first rows of validation or test."""
@@ -310,7 +310,7 @@ def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: Deco
     """
     assert recipe.validation is not None
     context, max_tokens = config.max_position_embeddings, recipe.validation.max_tokens
-    rows = load_held_out(recipe, tokenizer, context, "valid", recipe.validation.max_rows)
+    rows = load_held_out_rows(recipe, tokenizer, context, "valid", recipe.validation.max_rows)
     assert rows.answer_matcher is not None
     check_gold(rows.answer_matcher, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
     questions = rows.source.batch(range(len(rows.examples)), 0, 0)

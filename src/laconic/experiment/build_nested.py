@@ -14,7 +14,7 @@ from laconic.models.decoder import Decoder
 from laconic.nested.cms.placement import place_levels
 from laconic.nested.hope.config import MODEL_TYPE, UNLIMITED_POSITIONS, HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
-from laconic.nested.language_model import check_levels
+from laconic.nested.language_model import check_levels_trained
 from laconic.storage.strict_json import read_foreign_json
 
 
@@ -183,7 +183,9 @@ def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
     if error := find_untrained_weights(mixer, levels, recipe.inner_loop):
         raise UsageError(f"inner_loop.outer_gradient: {error}")
     if tokens is not None:
-        check_levels(levels, recipe.data.text.row_tokens if recipe.train.stateful else tokens, recipe.inner_loop)
+        check_levels_trained(
+            levels, recipe.data.text.row_tokens if recipe.train.stateful else tokens, recipe.inner_loop
+        )
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:

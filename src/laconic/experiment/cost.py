@@ -45,10 +45,10 @@ class CompressionCost:
         """Return the cost as lines of text."""
         ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens per vector"
         break_even = (
-            "never pays" if self.break_even_uses is None else f"pays after {format_count(self.break_even_uses, 'use')}"
+            "never pays" if self.break_even_uses is None else f"pays after {pluralize(self.break_even_uses, 'use')}"
         )
         return [
-            f"read       {self.num_tokens:,} tokens in {format_count(self.num_segments, 'segment')}"
+            f"read       {self.num_tokens:,} tokens in {pluralize(self.num_segments, 'segment')}"
             + (f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""),
             f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} per segment, "
             f"{self.min_vectors} to {self.max_vectors}{ratio}",
@@ -91,7 +91,7 @@ def kv_bytes_per_position(config: DecoderConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
 
-def format_count(n: int, noun: str) -> str:
+def pluralize(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 

@@ -19,12 +19,12 @@ from pydantic import ValidationError, create_model
 from torch import Tensor, nn
 
 from laconic.config.config_model import ConfigModel
-from laconic.config.load import abbreviate
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
+from laconic.storage.strict_json import abbreviate
 
 ALLOW_CODE_VARIABLE = "LACONIC_ALLOW_CODE"
 

@@ -26,7 +26,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build import build_experiment, build_optimizer
 from laconic.experiment.build_data import check_validation
-from laconic.experiment.cost import format_bytes, format_count
+from laconic.experiment.cost import format_bytes, pluralize
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.meta_model import (
     build_meta_method,
@@ -348,7 +348,7 @@ def format_plan(plan: Mapping[str, Any]) -> str:
         f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of {memory['micro_batch_size']} rows",
         f"fits         micro-batches of up to {places}",
         f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
-        f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {format_count(plan['threads'], 'thread')}",
+        f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {pluralize(plan['threads'], 'thread')}",
         f"disk         {format_bytes(disk['step'])} per checkpoint, {disk['steps_kept']} of them: "
         f"{format_bytes(disk['kept'])}",
     ]

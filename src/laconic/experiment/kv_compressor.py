@@ -132,7 +132,7 @@ def build_row_caches(memory: KVMemory, rows: Sequence[int]) -> KVCache:
     return memory.to_cache().repeat_rows(len(rows)) if memory.B == 1 else memory.select_rows(list(rows)).to_cache()
 
 
-def describe_model(decoder: Decoder, tokenizer: Tokenizer) -> KVMemoryMetadata:
+def build_metadata(decoder: Decoder, tokenizer: Tokenizer) -> KVMemoryMetadata:
     """Return the metadata of a memory that this model writes now, without method and texts."""
     config = decoder.config
     return KVMemoryMetadata(
@@ -181,7 +181,7 @@ def compress_text(
     settings = {key: value for key, value in vars(config).items() if key != "method" and value is not None}
     settings["equal_heads"] = config.equal_heads or len(result.windows) > 1
     metadata = replace(
-        describe_model(decoder, tokenizer),
+        build_metadata(decoder, tokenizer),
         method=config.method,
         chat=chat,
         settings=settings,
@@ -203,7 +203,7 @@ def open_kv_memory(memory: KVMemory | str | Path, decoder: Decoder, tokenizer: T
         return load_kv_memories([memory], decoder, tokenizer)
     check_memory_type(memory, KVMemory)
     if memory.metadata is not None:
-        memory.metadata.check_reader("the one given", describe_model(decoder, tokenizer))
+        memory.metadata.check_reader("the one given", build_metadata(decoder, tokenizer))
     weight = decoder.token_embedding.weight
     return memory.to(weight.device, weight.dtype)
 
@@ -218,7 +218,7 @@ def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: T
         InputError: If there is no such file.
         UsageError: If several memories cannot be joined.
     """
-    reader, weight = describe_model(decoder, tokenizer), decoder.token_embedding.weight
+    reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight
     memories = [
         load_cartridge(path, decoder, replace(reader, method="cartridge of peft", documents=((),)))
         if Path(path).is_dir()

@@ -42,7 +42,7 @@ def load_published(
         InputError: If a tensor or key of this layout is missing or does not match.
     """
     folder = Path(path)
-    check_not_pickle(folder)
+    check_has_safetensors(folder)
     config, tensors = read_foreign_json(folder / "config.json"), index_tensors(folder)
     accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
     if type(accumulates) is not bool:
@@ -72,7 +72,7 @@ def load_published(
     return method, tokenizer, choose_segment_length(decoder, compression)
 
 
-def check_not_pickle(folder: Path) -> None:
+def check_has_safetensors(folder: Path) -> None:
     """Raise UnsafeFileError if the weights are only pickles, and say how to convert them."""
     pickle = next((path.name for path in sorted(folder.iterdir()) if path.name.endswith(PICKLE_SUFFIXES)), None)
     if pickle and not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):

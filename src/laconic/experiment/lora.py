@@ -26,9 +26,9 @@ from laconic.experiment.adapter_config import (
 from laconic.experiment.lora_linear import use_fast_forward
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
-from laconic.models.hf_config import abbreviate
 from laconic.models.init import add_submodule
 from laconic.storage import atomic, file_names, safetensors_header
+from laconic.storage.strict_json import abbreviate
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

@@ -31,7 +31,7 @@ from laconic.experiment.untrained_levels import (
     UNTRAINED_UPDATE_RATIO,
     UntrainedLevels,
     check_checkpoint,
-    check_levels,
+    parse_level_options,
     read_writer_metadata,
 )
 from laconic.generation.config import GREEDY, GenerationConfig
@@ -112,7 +112,7 @@ class NestedTextModel:
             >>> state.layers[0].cms.levels[0].num_updates.tolist()
             [4]
         """
-        levels = check_levels(
+        levels = parse_level_options(
             {"inner_lr": inner_lr, "chunk_sizes": list(chunk_sizes), "max_update_ratio": max_update_ratio}
         )
         decoder = Decoder.from_pretrained(path_or_name, dtype, device, revision=revision)
@@ -353,7 +353,7 @@ def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightStat
     return replace(state, layers=restore(state.layers), open_chunk=chunk)
 
 
-def read_documents(path: str | Path) -> list[list[ReadDocument]]:
+def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:
     """Return the texts that each row of a state's file has read."""
     return [[ReadDocument(**document) for document in row] for row in read_writer_metadata(path).get("documents", ())]
 

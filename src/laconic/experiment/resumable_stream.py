@@ -75,7 +75,7 @@ class PaddedIds(NamedTuple):
     attention_mask: Bool[Tensor, "B T"]
 
 
-def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:
+def pad_segments(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:
     """Pad rows of ids on the right."""
     T = max(map(len, rows))
     text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows], device=device)
@@ -148,7 +148,7 @@ class ResumableReading(ABC, Generic[Value]):
                 if at <= self.group_started:
                     self.check_same_text(at < self.group_started or self.digest.hexdigest() == self.expected_digest)
                 else:
-                    self.current = self.advance(pad_rows(ids, self.device))
+                    self.current = self.advance(pad_segments(ids, self.device))
                     yield self.current
             self.texts += group
             if at >= self.group_started and self.current is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.experiment.cost import format_bytes, format_count, kv_bytes_per_position
+from laconic.experiment.cost import format_bytes, kv_bytes_per_position, pluralize
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested.cms.level import frobenius_norm
@@ -79,12 +79,12 @@ def mean_norm(squares: Sequence[Tensor]) -> float:
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
     """Return levels and memories as lines of text."""
     lines = [
-        f"level      chunk {r.chunk_size:,} in {format_count(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} "
+        f"level      chunk {r.chunk_size:,} in {pluralize(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} "
         f"updates, moved by {format_norm(r.update_norm)}"
         for r in level_reports(state, chunks)
     ]
     return lines + [
-        f"memory     {m.name} in {format_count(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, "
+        f"memory     {m.name} in {pluralize(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, "
         f"moved by {format_norm(m.update_norm)}"
         for m in memory_reports(state)
     ]

@@ -72,7 +72,7 @@ def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: Untrained
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
 
 
-def check_levels(options: Mapping[str, object]) -> CMSConfig:
+def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
     """Return levels with some options. Raises `UsageError` naming an option that is out of range."""
     try:
         return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}))

@@ -1,6 +1,5 @@
 """Read Hugging Face config.json files into the fields of DecoderConfig, and write those fields back."""
 
-import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from laconic.models.hf_fields import (
     SmolLM3Keys,
     TokenIds,
 )
+from laconic.storage.strict_json import abbreviate
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")  # ends of the names of architectures
 JsonObject = Mapping[str, Any]
@@ -78,18 +78,12 @@ class DropoutRates:
     residual: float = 0.0
 
 
-def abbreviate(value: Any) -> str:
-    """Return a value as JSON, at most 60 characters."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
 def unsupported_value(key: str, value: Any, supported: str) -> InputError:
     """Return the error for a value that is valid but not implemented."""
     return InputError(f"{key}={abbreviate(value)} is not supported; supported: {supported}")
 
 
-def validate(model: type[Model], source: JsonObject, location: str) -> Model:
+def validate_object(model: type[Model], source: JsonObject, location: str) -> Model:
     """Validate an object of a file; null counts as absent. Raise InputError naming the first invalid key."""
     try:
         return model.model_validate({k: value for k, value in source.items() if value is not None or k in NULLABLE})
@@ -113,7 +107,7 @@ def validate_hf_config(source: JsonObject) -> FamilyKeys:
     if family not in tuple(FAMILIES):
         raise unsupported_family(source)
     check_fixed_keys(source, "config.json: ")
-    return validate(FAMILIES[family], source, "config.json: ")
+    return validate_object(FAMILIES[family], source, "config.json: ")
 
 
 def parse_hf_config(family: str, file: FamilyKeys, generation: JsonObject) -> dict[str, Any]:
@@ -224,7 +218,7 @@ def parse_generation_ids(generation: JsonObject) -> TokenIds:
     ids: dict[str, Any] = {}
     for key in GenerationTokenIds.model_fields:
         try:
-            one = validate(GenerationTokenIds, {key: generation.get(key)}, "generation_config.json: ")
+            one = validate_object(GenerationTokenIds, {key: generation.get(key)}, "generation_config.json: ")
         except InputError as error:
             warnings.warn(f"{error}; that of config.json is used", stacklevel=2)
         else:
@@ -291,7 +285,7 @@ def parse_rope_table(file: RopeFamilyKeys, table: JsonObject, location: str) -> 
     check_fixed_keys(table, location)
     if table.get("rope_type") is not None:  # then transformers does not read the older `type`
         table = {key: value for key, value in table.items() if key != "type"}
-    rope = validate(RopeTable, table, location)
+    rope = validate_object(RopeTable, table, location)
     kind = rope.rope_type or rope.type or "default"
     values = {name: getattr(rope, name) for name in ROPE_FIELDS[kind]}
     missing = next((name for name in REQUIRED_ROPE_FIELDS.get(kind, ()) if values[name] is None), None)

@@ -141,7 +141,7 @@ def carry_state(decoder: Hope, state: FastWeightState) -> FastWeightState:
     return replace(state, layers=layers)
 
 
-def check_levels(config: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> None:
+def check_levels_trained(config: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> None:
     """Raise `UsageError` for a level that no outer gradient reaches, with `row_tokens` between optimizer updates."""
     error = find_untrained_level(config, row_tokens, inner_loop)
     if error:

@@ -61,7 +61,7 @@ def find_nonfinite(tree: object) -> NonFiniteLocation | None:
     return NonFiniteLocation(describe_tensor(name), row, None if counts is None else int(counts[row]))
 
 
-def check_finite(tree: object, row_names: Sequence[str] = ()) -> None:
+def check_state_finite(tree: object, row_names: Sequence[str] = ()) -> None:
     """Raise `NonFiniteError` with the first non-finite part of a state, if there is one."""
     location = find_nonfinite(tree)
     if location is not None:
@@ -95,5 +95,5 @@ def read_tokens_checked(
     )
     state = cast(FastWeightState, output.cache)  # a StatefulLM returns its state there
     if update_weights:
-        check_finite(state, row_names)
+        check_state_finite(state, row_names)
     return ReadOutput(output.hidden_states, state)

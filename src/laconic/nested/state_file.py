@@ -33,7 +33,7 @@ from laconic.storage.tensor_tree import flatten_tree, named_tensors, unflatten_t
 
 Tree = TypeVar("Tree")
 ARTIFACT_KIND = "laconic.state"
-SCHEMA_VERSION = 3  # 1 had other names of fields, 2 wrote the caches of an open chunk twice; both until laconic 0.1
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def export_for_vllm(run: LoadedRun, folder: str | Path, *, dtype: torch.dtype | 
     check_prompts(served, run, encoder, thoughts)
     decoder.config = replace(decoder.config, eos_token_ids=(encoder.eos_token_id,))
     # without a temperature, clients that name none would sample; laconic generate does not
-    files["generation_config.json"] = to_json({"eos_token_id": [encoder.eos_token_id], "temperature": 0.0})
+    files["generation_config.json"] = encode_json({"eos_token_id": [encoder.eos_token_id], "temperature": 0.0})
     whole = replace(run, parts=replace(run.parts, decoder=decoder, tokenizer=served, adapter=None))
     server = ServerFiles(fields, files, vocab_size)
     export_run(whole, folder, dtype=dtype, server=server)
@@ -227,12 +227,12 @@ def build_tokenizer(backend: TokenizerBackend, special_tokens: Mapping[str, str]
     tokenizer = wrap_backend(backend, special_tokens)
     tokenizer.chat_template = template
     tokenizer.files |= {  # special_tokens_map.json replaces the base model's, which may name another eos
-        "tokenizer_config.json": to_json(config),
-        "special_tokens_map.json": to_json(special_tokens),
+        "tokenizer_config.json": encode_json(config),
+        "special_tokens_map.json": encode_json(special_tokens),
         "chat_template.jinja": template.encode(),
     }
     return tokenizer
 
 
-def to_json(value: Mapping[str, object] | Sequence[object]) -> bytes:
+def encode_json(value: Mapping[str, object] | Sequence[object]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -35,7 +35,7 @@ class ExportRecord:
     Attributes:
         folder: The exported folder.
         metadata: Schema version; for a run also its method, step and epoch.
-        files: SHA-256 by file name; empty in folders of older versions.
+        files: SHA-256 by file name.
     """
 
     folder: Path
@@ -121,8 +121,7 @@ def read_export_record(folder: Path) -> ExportRecord | None:
     except InputError as error:
         raise CorruptArtifactError(f"{path.parent} is damaged: {error}; take another copy") from None
     files, digest = metadata.pop("files", {}), metadata.pop("sha256", None)
-    is_intact = digest == hash_json(metadata) or (digest is None and not files)  # older versions wrote neither
-    if not is_intact or not isinstance(files, dict):
+    if digest != hash_json(metadata) or not isinstance(files, dict):
         raise CorruptArtifactError(f"{path} was changed after it was written; take another copy")
     return ExportRecord(folder, metadata, cast(dict[str, str], files))
 

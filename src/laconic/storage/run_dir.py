@@ -43,13 +43,8 @@ class StepFolder(NamedTuple):
     manifest: Manifest
 
     def has_fingerprint(self, name: str, expected: str) -> bool:
-        """Return whether the step was written for this recipe, data, tokenizer or base.
-
-        Steps without a fingerprint of the held-out rows are older: the recipe's covers paths that it no longer does.
-        """
-        fingerprints = self.manifest.fingerprints
-        is_older = name == "recipe" and name in fingerprints and "held_out" not in fingerprints
-        return is_older or fingerprints.get(name) == expected
+        """Return whether the step was written for this recipe, data, tokenizer or base."""
+        return self.manifest.fingerprints.get(name) == expected
 
 
 class RunDirectory:

@@ -18,6 +18,12 @@ def to_canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def abbreviate(value: object) -> str:
+    """Return a value as JSON of at most 60 characters, for messages."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file of our own; see `parse_json`."""
     return parse_json(read_small_file(path), path.name)

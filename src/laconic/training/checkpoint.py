@@ -1,7 +1,7 @@
 """Contents of a training step on disk: model, optimizer, random states, carried states and progress."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -90,7 +90,7 @@ class Progress:
         num_overflows: Updates skipped because the loss scale was too high.
         reset_pending: The optimizer state must be cleared before the next applied update.
         metrics_bytes: Length of metrics.jsonl that belongs to the step.
-        metrics_sha256: Hash of that part; empty in steps of earlier versions.
+        metrics_sha256: Hash of that part; empty before the first save.
     """
 
     step: int = 0
@@ -171,9 +171,7 @@ def load_training_state(
     random_state = folder / f"rng-{ranks.rank:05d}.safetensors"
     if random_state.exists():
         set_random_state(load_tensors(random_state))
-    stored, names = read_json(folder / PROGRESS_FILE), {f.name for f in fields(Progress)}
-    progress = Progress(**{name: value for name, value in stored.items() if name in names})  # older steps have more
-    return progress, load_carried_states(folder, state_types, ranks)
+    return Progress(**read_json(folder / PROGRESS_FILE)), load_carried_states(folder, state_types, ranks)
 
 
 def carried_states_name(rank: int) -> str:
@@ -189,7 +187,7 @@ def load_carried_states(folder: Path, state_types: Mapping[str, type], ranks: Ra
     """
     if not (folder / f"{carried_states_name(0)}.json").exists():
         return []
-    num_ranks = read_json(folder / f"{carried_states_name(0)}.json").get("num_ranks", 1)  # older steps: one process
+    num_ranks = read_json(folder / f"{carried_states_name(0)}.json")["num_ranks"]
     if num_ranks != ranks.world_size:
         raise UsageError(
             f"{folder} has states that {num_ranks} processes carried, not {ranks.world_size}; "

@@ -62,7 +62,7 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
     ranks = DistributedRanks(PrefixStore(f"laconic-{session}", store), rank, count, config, device)
     with ranks.same_error_everywhere():
         if config:
-            check_config(config, count)
+            check_distributed_config(config, count)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL and FSDP2 use the current device
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -72,7 +72,7 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
     dist.destroy_process_group()
 
 
-def check_config(config: TrainingConfig, world_size: int) -> None:
+def check_distributed_config(config: TrainingConfig, world_size: int) -> None:
     """Raise `UsageError` for options that do not allow this number of ranks."""
     if config.batch_size < world_size:
         raise UsageError(f"batch_size = {config.batch_size} is less than the {world_size} ranks; raise it")

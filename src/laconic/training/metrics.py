@@ -51,8 +51,8 @@ class MetricsWriter:
         return self.hash.hexdigest()
 
     def check_sha256(self, expected: str) -> None:
-        """Warn if the lines before `start` have another hash; steps of earlier versions have none, given as ""."""
-        if self.is_complete and expected not in ("", self.sha256):
+        """Warn if the lines before `start` have another hash."""
+        if self.is_complete and expected != self.sha256:
             warnings.warn(
                 f"{self.path} was changed after it was written; only the weights and new lines can be trusted"
             )

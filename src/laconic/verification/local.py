@@ -13,7 +13,7 @@ from laconic.verification.traces import (
     LayerActivations,
     ParityCase,
     build_block_context,
-    default_position_ids,
+    expected_position_ids,
     layer_index,
 )
 
@@ -46,7 +46,7 @@ class LocalStages:
         inputs = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in recorded.activations.items()}
         if recorded.layer < 0:
             case = self.case
-            positions = case.position_ids[:, : S + T] if case.pass_positions else default_position_ids(case, S)
+            positions = case.position_ids[:, : S + T] if case.pass_positions else expected_position_ids(case, S)
             inputs |= {"inputs_embeds": self.embeddings[:, S : S + T], "position_ids": positions[:, S:]}
         inputs["attention_mask"] = self.case.valid_mask[:, S : S + T]
         context = self.build_stage_context(recorded, past)

@@ -67,7 +67,7 @@ def run_parity(
     input_names = parse_inputs(inputs)
     start = time.monotonic()
     with torch.no_grad():
-        decoder, folder = load_decoder(model, DTYPES[dtype])
+        decoder, folder = load_parity_decoder(model, DTYPES[dtype])
         run = ParityRun(decoder, folder, dtype, input_names, inputs == "all", on_case)
         report = ParityReport.for_decoder(decoder, model=model, dtype=dtype, command=command)
         try:
@@ -87,7 +87,7 @@ def parse_inputs(text: str) -> tuple[str, ...]:
     return names
 
 
-def load_decoder(model: str, dtype: torch.dtype) -> tuple[Decoder, Path | None]:
+def load_parity_decoder(model: str, dtype: torch.dtype) -> tuple[Decoder, Path | None]:
     """Return the decoder in evaluation mode and its folder; a tiny model has none."""
     if model.startswith(TINY_PREFIX):
         return build_tiny_decoder(model.removeprefix(TINY_PREFIX)).to(dtype), None

@@ -231,7 +231,7 @@ def forward_arguments(case: ParityCase, S: int, T: int) -> dict[str, Tensor | No
 
 def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtype: torch.dtype) -> ForwardContext:
     """Return the context that the decoder's blocks share in a piece."""
-    positions = case.position_ids[:, : S + T] if case.pass_positions else default_position_ids(case, S)
+    positions = case.position_ids[:, : S + T] if case.pass_positions else expected_position_ids(case, S)
     bias = forward_arguments(case, S, T)["attention_bias"]
     return build_context(
         decoder.config,
@@ -246,7 +246,7 @@ def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtyp
     )
 
 
-def default_position_ids(case: ParityCase, S: int) -> Tensor:
+def expected_position_ids(case: ParityCase, S: int) -> Tensor:
     """Return the position ids up to the end of the piece that starts at `S`, as the decoder finds them (Eq. C22)."""
     position_ids = torch.zeros(case.shape[0], 0, dtype=torch.long)
     for start, size in case.pieces():

@@ -63,7 +63,7 @@ def tokenize_texts(
     """
     backend, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
     windows_per_text: list[list[list[int]]] = []
-    for group in group_windows(split_windows(texts)):
+    for group in group_windows(split_text(texts)):
         if progress:
             progress("characters tokenized", done, total)
         with translate_tokenizer_errors():
@@ -72,10 +72,10 @@ def tokenize_texts(
             windows_per_text += [[]] if is_first else []
             windows_per_text[-1].append(encoding.ids)
             done += min(len(window), WINDOW_CHARS)
-    return [join_windows(text, windows, backend) for text, windows in zip(texts, windows_per_text, strict=True)]
+    return [join_token_windows(text, windows, backend) for text, windows in zip(texts, windows_per_text, strict=True)]
 
 
-def split_windows(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
+def split_text(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
     """Yield the overlapping windows of texts, and whether each is the first of its text."""
     for text in texts:
         for start in window_starts(text):
@@ -100,7 +100,7 @@ def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bo
         yield group
 
 
-def join_windows(text: str, windows: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
+def join_token_windows(text: str, windows: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
     """Join the ids of a text's windows; if two disagree, tokenize the text again in growing windows."""
     overlaps = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
     with translate_tokenizer_errors():

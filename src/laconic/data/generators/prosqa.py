@@ -48,7 +48,7 @@ def generate_problem(seed: int, number: int) -> dict[str, Any]:
 
 def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
     """Return the problem of one random graph, or None if it allows no question."""
-    draw = iter_draws(seed, GRAPH, number, attempt)
+    draw = iter_uniform(seed, GRAPH, number, attempt)
     names, edges = generate_graph(draw)
     targets = pick_targets(edges, draw)
     if targets is None:
@@ -71,7 +71,7 @@ def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
     }
 
 
-def iter_draws(*key: int) -> Iterator[float]:
+def iter_uniform(*key: int) -> Iterator[float]:
     """Yield random numbers in [0, 1) endlessly."""
     for start in count(0, BLOCK):
         yield from uniform(*key, np.arange(start, start + BLOCK)).tolist()

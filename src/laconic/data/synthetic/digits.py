@@ -138,7 +138,7 @@ def format_steps(
     return tuple(f"{begin}{a}{OPERATORS[i]}{b}={r}{end}" for a, i, b, r in steps)
 
 
-def concat_rows(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
+def concat_batches(batches: Sequence[ReasoningBatch]) -> ReasoningBatch:
     """Concatenate the rows of batches of one step: questions padded on the left, chains and answers on the right."""
     first, tensors = batches[0], dict[str, torch.Tensor]()
     for name in (f.name for f in fields(first) if isinstance(getattr(first, f.name), torch.Tensor)):
@@ -220,7 +220,7 @@ class DigitsDataset:
             for k, place in zip(counts, places, strict=True)
             if len(place)
         ]
-        return concat_rows(parts).select_rows(np.concatenate(places).argsort().tolist())
+        return concat_batches(parts).select_rows(np.concatenate(places).argsort().tolist())
 
     def get_problems(self, k: int, rows: IntArray) -> DigitProblems:
         """Return some problems with k operations."""

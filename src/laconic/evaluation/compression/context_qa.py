@@ -135,7 +135,7 @@ def label_accuracy(items: Items, condition: str, calibrated: bool) -> float:
     return float(np.mean([choose_label(item, condition, calibrated) == item.shared["label"] for item in items]))
 
 
-def score_labels(runs: Sequence[Items], condition: str) -> ICLScore:
+def compute_icl_score(runs: Sequence[Items], condition: str) -> ICLScore:
     """Choose the variant of a condition on validation texts, and compute its test accuracy for each order."""
     accuracies, variants, validation = list[float](), list[str](), list[float]()
     for items in runs:

@@ -6,10 +6,10 @@ from laconic.evaluation.compression.context_qa import (
     METRICS,
     ConditionScores,
     ICLScore,
+    compute_icl_score,
     count_test_texts,
     majority_accuracy,
     score_answers,
-    score_labels,
 )
 from laconic.evaluation.compression.plots import condition_title
 from laconic.evaluation.example_answers import (
@@ -41,7 +41,7 @@ def answer_scores(result: RunResult) -> list[ConditionScores]:
 
 def label_scores(result: RunResult) -> list[ICLScore]:
     """Return the scores of each condition of in-context classification."""
-    return [score_labels(result.items_by_seed, name) for name in result.conditions]
+    return [compute_icl_score(result.items_by_seed, name) for name in result.conditions]
 
 
 def list_examples(result: RunResult) -> list[ExampleQuestion]:
@@ -126,11 +126,11 @@ def build_score_table(result: RunResult) -> Table:
     """Return a row for each condition."""
     items, title = result.items_by_seed[0], f"{result.run}, {result.task}"
     if result.variant["kind"] == "answers":
-        questions = cost.format_count(len(items), "question")
-        caption = f"{title}: {questions} about {cost.format_count(count_contexts(result), 'context')}"
+        questions = cost.pluralize(len(items), "question")
+        caption = f"{title}: {questions} about {cost.pluralize(count_contexts(result), 'context')}"
         return build_table(ANSWER_COLUMNS, answer_scores(result), caption)
     majority = f"majority baseline {format_percent(majority_accuracy(items))} %"
-    texts, num_labels = cost.format_count(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
+    texts, num_labels = cost.pluralize(count_test_texts(items), "text"), len(items[0].shared["label_tokens"])
     caption = f"{title}: {texts}, {num_labels} labels; {majority}"
     return build_table(LABEL_COLUMNS, label_scores(result), caption)
 

@@ -266,7 +266,7 @@ def build_document_job(request: EvalRequest, run: LoadedRun, eval_set: Compressi
     name, source, conditions, batch_size = eval_set
     key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
     metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
-    result = RunResult(metadata.run, name, (run.recipe.seed,), (), describe_recipe(run.recipe))
+    result = RunResult(metadata.run, name, (run.recipe.seed,), (), collect_recipe_info(run.recipe))
 
     def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
         split = split_context(source.batch(indices, 0, 0)).to(request.device)
@@ -278,7 +278,7 @@ def build_document_job(request: EvalRequest, run: LoadedRun, eval_set: Compressi
     return EvalJob(metadata, len(source), evaluate, batch_size, summarize=summarize)
 
 
-def describe_recipe(recipe: Recipe) -> dict[str, Any]:
+def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a run that its figures depend on."""
     config, head = recipe.compression, recipe.stop_head
     info: dict[str, Any] = {"method": recipe.method, "source": recipe.data.source, "table_row": recipe.table_row}
@@ -308,12 +308,12 @@ def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[Compr
     if recipe.data.source == "recall":
         if split == EXCERPT:
             raise InputError("excerpt: fact recall has no text to copy an excerpt from; use test")
-        source = build_data.load_held_out(recipe, run.parts.tokenizer, max_positions, part, limit).source
+        source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part, limit).source
         task = recipe.data.recall
         C, T = task.segment_tokens * task.num_segments, 2 * task.num_queries
         conditions = build_conditions(run, source, C, T, all_lengths=True, untrained=untrained)
         return [CompressionEvalSet(part, source, conditions, max(BATCH_TOKENS // (C + T), 1))]
-    source = build_data.load_held_out(recipe, run.parts.tokenizer, max_positions, part).source
+    source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
     S = recipe.data.text.mean_segment_tokens
     tails = sample_tails(source.names, source.ids, max(CONTEXT_QUARTERS) * S // 4, S, limit or DEFAULT_DOCUMENTS)

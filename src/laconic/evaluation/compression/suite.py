@@ -9,7 +9,7 @@ from laconic.errors import UsageError
 from laconic.evaluation.compression import context_qa_report, table
 from laconic.evaluation.compression.context_qa_run import build_file_job
 from laconic.evaluation.compression.report import build_sections
-from laconic.evaluation.compression.run import EXCERPT, build_document_jobs, describe_recipe
+from laconic.evaluation.compression.run import EXCERPT, build_document_jobs, collect_recipe_info
 from laconic.evaluation.report.page import PageSection
 from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
@@ -46,7 +46,7 @@ class CompressionSuite:
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         """Return the settings of a run that its figures depend on."""
-        return describe_recipe(recipe)
+        return collect_recipe_info(recipe)
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield the document sets of a split, or the evaluation of a file."""

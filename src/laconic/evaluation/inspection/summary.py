@@ -132,7 +132,7 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
 
 def summary_to_json(summary: QuestionSummary | DatasetSummary) -> dict[str, Any]:
     is_question = isinstance(summary, QuestionSummary)
-    return figures_to_json(question_to_json(summary) if is_question else dataset_to_json(summary))
+    return figures_to_json(question_to_json(summary) if is_question else inspection_to_json(summary))
 
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
     }
 
 
-def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
+def inspection_to_json(summary: DatasetSummary) -> dict[str, Any]:
     return {
         "schema": 3,
         "dataset": summary.name,
@@ -209,7 +209,7 @@ def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
     }
 
 
-def format_question(summary: QuestionSummary) -> str:
+def format_inspection(summary: QuestionSummary) -> str:
     lines = [summary.text, f"chain, {summary.chain_source}: {join_words(''.join(summary.chain)) or 'none'}"]
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {join_words(summary.teacher_output)}")

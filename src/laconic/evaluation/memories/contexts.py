@@ -85,7 +85,7 @@ def iter_text_contexts(
         yield read(name_context(LAST_TOKENS, keep), [*special, *(ids[-num_tokens:] if num_tokens > 0 else ())])
 
 
-def read_text(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
+def read_into_cache(decoder: Decoder, name: str, ids: Sequence[int]) -> ProbeContext:
     """Read ids into a KV cache."""
     device = decoder.token_embedding.weight.device
     if not ids:

@@ -18,7 +18,7 @@ from laconic.evaluation.memories.contexts import (
     compress_to_vectors,
     iter_kv_contexts,
     iter_text_contexts,
-    read_text,
+    read_into_cache,
     read_text_with_compressor,
 )
 from laconic.evaluation.memories.documents import (
@@ -32,7 +32,7 @@ from laconic.evaluation.memories.documents import (
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.evaluation.token_scores import score_targets
-from laconic.experiment.cost import format_count
+from laconic.experiment.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
 from laconic.storage.manifest import hash_json
 
@@ -91,8 +91,8 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     documents, num_skipped, num_unanswerable = load_probed_documents(
         run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
     )
-    skipped = f"skipped {format_count(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens"
-    questions = format_count(num_unanswerable, "question")
+    skipped = f"skipped {pluralize(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens"
+    questions = pluralize(num_unanswerable, "question")
     unanswerable = f"left out {questions} whose answer is not in the first {options.tokens:,} tokens"
     notes = (*([skipped] if num_skipped else []), *([unanswerable] if num_unanswerable else []))
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
@@ -121,7 +121,7 @@ def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuil
             SUMMARY: lambda document: [compress_to_vectors(compressor, document.ids, segment_tokens)]
         }
     else:
-        build_text = partial(read_text, decoder)
+        build_text = partial(read_into_cache, decoder)
 
         def build_memories(method: str, fit_steps: int | None = None) -> ContextBuilder:
             return lambda d: iter_kv_contexts(decoder, tokenizer, d.ids, method, options.keep, fit_steps)

@@ -7,7 +7,7 @@ from typing import Any
 from laconic.config.recipe import Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.checkpoints import read_prompt
-from laconic.evaluation.compression.run import describe_recipe
+from laconic.evaluation.compression.run import collect_recipe_info
 from laconic.evaluation.memories.contexts import KV_METHODS
 from laconic.evaluation.memories.evaluate import TASK, build_memory_jobs
 from laconic.evaluation.memories.report import (
@@ -57,7 +57,7 @@ class MemorySuite:
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         """Return the settings of a run that its figures depend on."""
-        return describe_recipe(recipe)
+        return collect_recipe_info(recipe)
 
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         """Yield the evaluations of the baselines and of each method."""

@@ -19,11 +19,12 @@ AnswerFunction = Callable[[Any], AnswerBatch]
 class AnswerRecord(NamedTuple):
     """The answer to one question: the generated text, and the prediction found in it, if any.
 
-    `question` is empty in results of older versions; `question_hash` is its SHA-256. Passes are forward passes of the
-    decoder by part; cache positions those when the answer began and at its end.
+    `question_hash` is the SHA-256 of `question`. Passes are forward passes of the decoder by part; cache positions
+    those when the answer began and at its end.
     """
 
     id: str
+    question: str
     question_hash: str
     gold: str
     output: str
@@ -31,7 +32,6 @@ class AnswerRecord(NamedTuple):
     is_correct: bool
     passes: PassCounts
     cache_positions: tuple[int, int]
-    question: str = ""
 
     def to_item(self, condition: str) -> EvalItem:
         """Return the answer as an item with everything but its identifier as metrics."""
@@ -111,9 +111,9 @@ def match_answers(
     for example, text, passes, positions in rows:
         prediction = protocol.extract(text)
         is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
-        digest = sha256(example.question.encode()).hexdigest()
-        gold, question = example.answer, example.question
+        question, gold = example.question, example.answer
+        digest = sha256(question.encode()).hexdigest()
         records.append(
-            AnswerRecord(example.id, digest, gold, text, prediction, is_correct, passes, positions, question)
+            AnswerRecord(example.id, question, digest, gold, text, prediction, is_correct, passes, positions)
         )
     return records

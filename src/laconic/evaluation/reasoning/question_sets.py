@@ -17,7 +17,7 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.checkpoints import NO_FILE, format_example, load_shots, read_prompt
 from laconic.evaluation.results_store import folder_safe_name
-from laconic.experiment.build_data import has_text_answers, load_held_out
+from laconic.experiment.build_data import has_text_answers, load_held_out_rows
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 
@@ -131,7 +131,7 @@ def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, lim
     """Generate the questions of the digits task."""
     resolve_set(run.recipe, name, str(run.folder))
     context = run.parts.decoder.config.max_position_embeddings
-    rows = load_held_out(run.recipe, run.parts.tokenizer, context, "valid" if name == "valid" else "test", limit)
+    rows = load_held_out_rows(run.recipe, run.parts.tokenizer, context, "valid" if name == "valid" else "test", limit)
     answer_matching.check_gold(protocol, rows.examples, name)
     max_tokens = cast(Any, rows.source.batch([0], 0, 0)).question_ids.shape[1]
     return QuestionSet(name, rows.source, rows.examples, protocol, range(len(rows.examples)), max_tokens, False)

@@ -39,7 +39,7 @@ from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
-from laconic.experiment.cost import format_count
+from laconic.experiment.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.training.signals import SignalInterruptError
@@ -215,7 +215,7 @@ def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:
 
 
 def environment_facts(device: torch.device) -> list[tuple[str, str]]:
-    threads = format_count(torch.get_num_threads(), "thread")
+    threads = pluralize(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))
     return [("device", f"{device}, {name}; {platform()}"), ("versions", versions)]

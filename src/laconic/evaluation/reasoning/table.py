@@ -132,7 +132,7 @@ class ReasoningTable:
             for answers in islice(records, NUM_EXAMPLES):
                 first = answers[0]
                 titled = [ExampleAnswer(x.title, a.output, a.is_correct) for x, a in zip(rows, answers, strict=True)]
-                examples.append(ExampleQuestion(name, first.question or first.id, first.gold, tuple(titled)))
+                examples.append(ExampleQuestion(name, first.question, first.gold, tuple(titled)))
         return examples
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import build_metrics, count_level_updates, score_tokens
 from laconic.evaluation.streams.metrics import score_passage
-from laconic.evaluation.streams.passages import drop_cache, load_documents, text_name
+from laconic.evaluation.streams.passages import drop_cache, load_documents, row_text_name
 from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as fast_weights
 from laconic.nested.state import FastWeightState
@@ -59,12 +59,12 @@ def evaluate_book(
 
     Sections are read from a fresh state, after the book's other sections, and after as many of another book, if any.
     """
-    sections, held_out = split_sections(text, text_name(source, text[0]))
+    sections, held_out = split_sections(text, row_text_name(source, text[0]))
     fresh = model.initial_state(1)
     after = read_sections(model, source, sections, fresh, device)
     states = {FRESH: fresh, AFTER_READING: after}
     if other is not None:
-        between, _ = split_sections(other, text_name(source, other[0]))
+        between, _ = split_sections(other, row_text_name(source, other[0]))
         states[AFTER_OTHER_BOOK] = read_sections(model, source, between[: len(sections)], after, device)
     items: list[EvalItem] = []
     for row in held_out:

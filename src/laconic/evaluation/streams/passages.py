@@ -23,7 +23,7 @@ def load_documents(source: TrainingData, rows: Sequence[int]) -> DocumentBatch:
     return cast(DocumentBatch, source.batch(rows, 0, 0))
 
 
-def text_name(source: TrainingData, row: int) -> str:
+def row_text_name(source: TrainingData, row: int) -> str:
     """Return the name of the text that a row belongs to; rows are named TEXT@START."""
     return load_documents(source, [row]).document_ids[0].rpartition("@")[0]
 
@@ -57,14 +57,14 @@ def evaluate_passages(
     device: torch.device,
     bytes_per_token: Tensor | None = None,
 ) -> list[EvalItem]:
-    metrics = {x.name: read_texts(x, source, texts, device, bytes_per_token) for x in conditions}
+    metrics = {x.name: read_passages(x, source, texts, device, bytes_per_token) for x in conditions}
     return [
-        EvalItem(text_name(source, rows[0]), {name: per_text[b] for name, per_text in metrics.items()})
+        EvalItem(row_text_name(source, rows[0]), {name: per_text[b] for name, per_text in metrics.items()})
         for b, rows in enumerate(texts)
     ]
 
 
-def read_texts(
+def read_passages(
     condition: StreamCondition,
     source: TrainingData,
     texts: Sequence[Sequence[int]],

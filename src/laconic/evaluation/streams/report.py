@@ -56,7 +56,7 @@ TRAINING_PLOTS = (
 MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
-def nll_by_position(result: RunResult, condition: str) -> list[tuple[float, float]]:
+def nll_of_buckets(result: RunResult, condition: str) -> list[tuple[float, float]]:
     """Return (first position, NLL) of the position buckets of a condition."""
     return sorted(
         (float(row.metric.partition("-")[0]), row.estimate.mean)
@@ -100,7 +100,7 @@ def plot_series(
 def plot_nll_by_position(results: Sequence[RunResult]) -> list[PagePlot]:
     """Plot the NLL by the number of tokens read before."""
     series = [
-        (f"{result.run}, {condition}", nll_by_position(result, condition))
+        (f"{result.run}, {condition}", nll_of_buckets(result, condition))
         for result in results
         if stream_name(result) == "ppl"
         for condition in result.conditions

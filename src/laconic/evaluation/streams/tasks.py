@@ -36,7 +36,7 @@ from laconic.evaluation.streams.metrics import (
     score_needle,
     score_translation,
 )
-from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, text_name
+from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, row_text_name
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment import build_data
 from laconic.experiment.load_run import LoadedRun
@@ -113,7 +113,7 @@ def build_stream_job(
     texts = group_rows_by_text(source)
     if kind == "books":
         for text in texts:
-            split_sections(text, text_name(source, text[0]))
+            split_sections(text, row_text_name(source, text[0]))
 
     def evaluate_texts(indices: Sequence[int]) -> list[list[EvalItem]]:
         if kind != "books":
@@ -198,7 +198,7 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
         raise InputError(
             f"--tasks {name}: {run.folder} was trained on data.source {kind}; its own tasks are test and valid"
         )
-    source = build_data.load_held_out(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
+    source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, limit).source
     request = StreamRequest(name, stream, source, max(MAX_BATCH_TOKENS // source.max_length, 1))
     if stream != "formal_languages":
         return [request]
@@ -211,7 +211,7 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
     return requests
 
 
-def require_text(run: LoadedRun) -> None:
+def check_has_texts(run: LoadedRun) -> None:
     """Raise `InputError` for a run without held-out texts."""
     if run.recipe.data.source != "text":
         raise InputError(
@@ -221,7 +221,7 @@ def require_text(run: LoadedRun) -> None:
 
 def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> DocumentDataset:
     """Return whole held-out texts in passages as long as training rows; of each text the first `limit` passages."""
-    require_text(run)
+    check_has_texts(run)
     config = run.recipe.data.text
     documents, all_ids, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
     ids = [text_ids[: None if limit is None else limit * config.row_tokens] for text_ids in all_ids]
@@ -238,7 +238,7 @@ def held_out_texts(run: LoadedRun, part: SplitName, limit: int | None) -> Docume
 
 def needle_request(run: LoadedRun, limit: int | None) -> StreamRequest:
     """Return facts hidden in filler and in the run's own held-out texts, in lengths that its context allows."""
-    require_text(run)
+    check_has_texts(run)
     context = run.parts.decoder.config.max_position_embeddings
     books = tokenize_documents(load_files(run.recipe.data, "test")[0], run.parts.tokenizer)
     shortest = shortest_haystack(run, books)

@@ -33,7 +33,7 @@ from laconic.nested.hope.forward import ForwardOptions, collect_activations, for
 from laconic.nested.hope.init import check_growth, copy_donor_weights, init_added_levels, replace_sublayers
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import complement_non_targets, empty_open_chunk, flush_open_chunk, read_and_learn
-from laconic.nested.nan_check import check_finite
+from laconic.nested.nan_check import check_state_finite
 from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
 from laconic.nested.state_check import check_fits_model
 from laconic.nested.titans import layer as titans_layer
@@ -247,7 +247,7 @@ class Hope(Decoder):
 
     def check_finite_state(self, state: FastWeightState, row_names: Sequence[str] = ()) -> None:
         """Raise `NonFiniteError` naming the layer, the level or memory and the row, if a state is not finite."""
-        check_finite(state, row_names)
+        check_state_finite(state, row_names)
 
     def add_levels(self, chunk_sizes: Sequence[int], new_level_init: NewLevelInit = "zero") -> "Hope":
         """Return this model with slower levels added to every layer; its tensors are shared.

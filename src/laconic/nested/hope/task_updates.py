@@ -21,8 +21,7 @@ from laconic.batches import IGNORE_INDEX
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import Block
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels
-from laconic.nested.cms.layer import tokens_to_boundary as tokens_to_level_boundary
+from laconic.nested.cms.layer import CMS, accumulate_tokens, require_levels, tokens_to_boundary
 from laconic.nested.cms.level import CMSParams, GradientMode, LinearRecords, clip_error, detach_for_grad, linear_errors
 from laconic.nested.hope.forward import ForwardOptions, LayerOutputs, Vectors, forward_pass
 from laconic.nested.recurrence.chunked_scan import to_ints
@@ -120,7 +119,7 @@ def _read_aligned(
     """Read rows at the same offset, at most one chunk at a time."""
     rows, outputs, position, n = to_aligned_rows(state), list[Tensor](), 0, ids.shape[1]
     while position < n:
-        room = tokens_to_boundary(model, rows.layers_at_start) - rows.chunk_ids.shape[1]
+        room = tokens_to_any_boundary(model, rows.layers_at_start) - rows.chunk_ids.shape[1]
         if room == 0:
             rows = finish_chunk(model, rows, ids[:, position], gradient_mode)
             continue
@@ -143,10 +142,10 @@ def _read_aligned(
     return y, FastWeightState(rows.layers, state.position + n, open_chunk)
 
 
-def tokens_to_boundary(model: Decoder, layers: LayerStates) -> int:
+def tokens_to_any_boundary(model: Decoder, layers: LayerStates) -> int:
     """Return the number of tokens until the next boundary of any level, for rows at the same offset."""
     pairs = zip(cms_params_of(model), layers, strict=True)
-    return min(tokens_to_level_boundary(params, require_levels(layer)) for params, layer in pairs)
+    return min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
 
 
 def finish_chunk(

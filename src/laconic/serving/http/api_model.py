@@ -10,7 +10,7 @@ from laconic.compression.memory_file import MemoryMetadata
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import describe_model
+from laconic.experiment.kv_compressor import build_metadata
 from laconic.experiment.language_model import LanguageModel
 from laconic.experiment.load_model import LoadedModel
 from laconic.experiment.nested_model import NestedTextModel
@@ -75,7 +75,7 @@ class ApiModel:
         if isinstance(self.model, TextCompressor):
             return self.model.metadata
         if isinstance(self.model, LanguageModel):
-            return describe_model(self.decoder, self.tokenizer)
+            return build_metadata(self.decoder, self.tokenizer)
         hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else ""
         raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.prompts import PromptPrefix, build_config, build_engine_requests, prepare_chat
+from laconic.serving.http.prompts import PromptPrefix, build_engine_requests, build_generation_config, prepare_chat
 from laconic.serving.http.schemas import (
     ChatChoice,
     ChatLogprobs,
@@ -80,7 +80,7 @@ class ChatAnswer:
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         prompt = prepare_chat(served, messages, prefix, limits)
         param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        config = build_config(served, body, prompt, getattr(body, param), limits, param)
+        config = build_generation_config(served, body, prompt, getattr(body, param), limits, param)
         return build_engine_requests(served, body, prompt, config, num_top_logprobs=self.num_top)
 
     async def collect(self, group: SequenceGroup) -> Completion:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from laconic.serving.http.api_error import ApiError
-from laconic.serving.http.prompts import PromptPrefix, build_config, build_engine_requests, prepare_text
+from laconic.serving.http.prompts import PromptPrefix, build_engine_requests, build_generation_config, prepare_text
 from laconic.serving.http.schemas import (
     Completion,
     CompletionChoice,
@@ -92,7 +92,7 @@ class CompletionAnswer:
                 served,
                 body,
                 prompt,
-                build_config(served, body, prompt, max_tokens, limits),
+                build_generation_config(served, body, prompt, max_tokens, limits),
                 num_top_logprobs=body.logprobs or 0,
                 with_prompt_logprobs=self.echo and self.has_logprobs,
             )

@@ -178,7 +178,7 @@ def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits
     return context - used
 
 
-def build_config(
+def build_generation_config(
     served: ApiModel,
     body: GenerationRequest,
     prompt: PreparedPrompt,
