@@ -140,7 +140,7 @@ def test_with_given_chain_drops_the_last_step_as_in_training(tmp_path: Path) -> 
     for keys in ((), ("data.chain_steps=drop_last",)):
         run = new_run(tmp_path, *keys)
         result.append(
-            inspection_run.with_given_chain(
+            inspection_run.with_dataset_chain(
                 run, single_question(run, QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4", DIGIT)
             )
         )

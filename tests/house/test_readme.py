@@ -18,6 +18,10 @@ def test_readme_names_the_two_commands_on_its_first_screen() -> None:
         assert any(command in line for line in first_screen), command
 
 
+def test_readme_has_at_most_150_lines() -> None:
+    assert len((REPO / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow if "tour" in page else ()) for page in PAGES]
 )

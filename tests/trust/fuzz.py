@@ -325,7 +325,7 @@ def spoil_weights(data: bytes, draw: random.Random) -> bytes:
 
 @dataclass
 class Outcome:
-    """What became of one input: "ok", a documented code, or a broken promise; and the seconds it took."""
+    """What became of one input: "ok", a documented code, or a broken promise; and the CPU seconds it took."""
 
     result: str
     seconds: float
@@ -341,7 +341,7 @@ def try_input(target: Target, base: Path, place: Path, draw: random.Random) -> O
     shutil.copytree(source.parent, folder) if source.parent != base else folder.mkdir()
     path = folder / source.name
     path.write_bytes(target.spoil(source.read_bytes(), draw))
-    start, is_broken = time.monotonic(), False
+    start, is_broken = time.process_time(), False
     EVENTS.clear()
     try:
         target.read(path)
@@ -358,7 +358,7 @@ def try_input(target: Target, base: Path, place: Path, draw: random.Random) -> O
         shutil.copy(path, base / f"broken-{source.name}")
     if {entry.name for entry in place.iterdir()} != {"input"}:
         result, is_broken = "wrote outside of its folder", True
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     if EVENTS or seconds > MAX_SECONDS:
         result, is_broken = f"{result}, {seconds:.1f} s, {', '.join(EVENTS)}", True
     return Outcome(result, seconds, is_broken)

@@ -156,16 +156,16 @@ class DataMakeCommand:
         from laconic.data.generators.gsm_variants import interleave_variants, is_held_out, mask_numbers
         from laconic.data.generators.write_jsonl import example_to_row
 
-        def is_held(masked: str) -> bool:
+        def holds_out(masked: str) -> bool:
             return is_held_out(masked, self.held_out_fraction)
 
         sources, templates, excluded = self.load_templates()
-        held_out = [template for template in templates if is_held(template.masked_question)]
-        training = [template for template in templates if not is_held(template.masked_question)]
+        held_out = [template for template in templates if holds_out(template.masked_question)]
+        training = [template for template in templates if not holds_out(template.masked_question)]
         originals = [
             replace(example, metadata={})
             for example in sources
-            if self.include_originals and not is_held(mask_numbers(example.question))
+            if self.include_originals and not holds_out(mask_numbers(example.question))
         ]
         variants = interleave_variants(training, self.seed, excluded, self.max_value)
         held_out_variants = interleave_variants(held_out, self.seed, excluded, self.max_value)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from laconic.generation.config import GenerationConfig
     from laconic.generation.generate import Generation
 
-MIN_SHOWN_PROMPT = 256  # positions of a prompt from which reading it shows progress
+MIN_PROGRESS_PROMPT = 256  # positions of a prompt from which reading it shows progress
 
 
 class GenerationTimer:
@@ -33,7 +33,7 @@ class GenerationTimer:
         now = time.perf_counter()
         if done == 0:
             self.phase_start = now
-            if self.shows_progress and total >= MIN_SHOWN_PROMPT:
+            if self.shows_progress and total >= MIN_PROGRESS_PROMPT:
                 self.show = self.stack.enter_context(progress("reading the prompt,"))
         if self.show is not None:
             self.show(note, done, total)

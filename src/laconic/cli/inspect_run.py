@@ -16,7 +16,7 @@ from laconic.evaluation.inspection.question import (
     NUM_MEAN_QUESTIONS,
     QuestionInspection,
     inspect_question,
-    with_given_chain,
+    with_dataset_chain,
     with_teacher_chain,
 )
 from laconic.evaluation.inspection.summary import (
@@ -80,7 +80,7 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> 
         if has_teacher and not steps:
             question = with_teacher_chain(first, question_sets[0])
         else:
-            question = with_given_chain(first, question_sets[0])
+            question = with_dataset_chain(first, question_sets[0])
     inspections: list[QuestionInspection] = []
     for run in inspected:
         with progress(run.name) as show:

@@ -273,7 +273,7 @@ def flag_names() -> list[str]:
 
 def normalise_args(args: list[str]) -> list[str]:
     """Move flags to the front, and rewrite `--key.sub value` of a recipe to `key.sub=value`."""
-    remaining, own_flags = list(args), {*flag_names(), "help"}
+    remaining, train_flags = list(args), {*flag_names(), "help"}
     flags: list[str] = []
     positionals: list[str] = []
     while remaining:
@@ -282,7 +282,7 @@ def normalise_args(args: list[str]) -> list[str]:
         flag = name.removeprefix("--").replace("-", "_")
         if not item.startswith("--"):
             (flags if item == "-h" else positionals).append(item)
-        elif flag in own_flags:
+        elif flag in train_flags:
             flags.append("--plan=estimate" if item == "--plan" else item)
             if not equals and flag not in VALUELESS_FLAGS and remaining:
                 flags.append(remaining.pop(0))

@@ -164,8 +164,8 @@ def find_untrained_weights(mixer: MixerConfig, cms: CMSOptions, inner_loop: Inne
     if cms.initial_inner_lr and (gradient == "none" or cms.inner_objective == "associative"):
         weights.append(f"what levels with inner_objective {cms.inner_objective!r} learn by")
     options = mixer.self_modifying
-    has_own_gates = bool(options.adaptive_names) and options.gate_groups == 2
-    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_own_gates)):
+    has_write_gates = bool(options.adaptive_names) and options.gate_groups == 2
+    if mixer.kind != "attention" and (gradient == "none" or (mixer.kind == "self_modifying" and has_write_gates)):
         weights.append("gates of the memory" if gradient == "none" else "gates of the adaptive projections")
     if not weights:
         return None

@@ -135,7 +135,7 @@ class DistributedRanks(RankChannel, Ranks):
         """Remove gradients that no rank has, as in one process, so that unused parameters do not decay."""
         nested = {id(p) for part in fsdp_modules(root)[1:] for p in cast(nn.Module, part).parameters()}
         parameters = [p for p in root.parameters() if p.grad is not None and id(p) not in nested]
-        is_used = torch.tensor([float(own_shard(cast(Tensor, p.grad)).any()) for p in parameters])
+        is_used = torch.tensor([float(local_shard(cast(Tensor, p.grad)).any()) for p in parameters])
         for p, num_ranks in zip(parameters, self.all_reduce_sum(is_used).tolist(), strict=True):
             if not num_ranks:
                 p.grad = None
@@ -259,7 +259,7 @@ def apply_fsdp(method: nn.Module, device: torch.device, reshard: bool) -> nn.Mod
     return method
 
 
-def own_shard(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor, or a whole tensor itself."""
     return cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
 

@@ -22,7 +22,7 @@ class ErrorAccumulator:
 
     squared_error: float = 0.0
     reference_square: float = 0.0
-    own_square: float = 0.0
+    decoder_square: float = 0.0
     dot: float = 0.0
     count: int = 0
     max_abs: float = -1.0
@@ -60,7 +60,7 @@ class ErrorAccumulator:
         self.is_bitwise_equal &= squared == 0
         self.squared_error += squared
         self.reference_square += float(b.dot(b))
-        self.own_square += float(a.dot(a))
+        self.decoder_square += float(a.dot(a))
         self.dot += float(a.dot(b))
         self.count += len(difference)
         if largest > self.max_abs:
@@ -85,8 +85,8 @@ class ErrorAccumulator:
     @property
     def cosine(self) -> float:
         """Cosine similarity; 1 if both are zero."""
-        norms = math.sqrt(self.reference_square * self.own_square)
-        return self.dot / norms if norms else float(self.reference_square == self.own_square)
+        norms = math.sqrt(self.reference_square * self.decoder_square)
+        return self.dot / norms if norms else float(self.reference_square == self.decoder_square)
 
 
 def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_masked_keys: bool = False) -> Tensor:

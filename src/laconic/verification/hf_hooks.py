@@ -198,8 +198,8 @@ class HookRecorder:
             mask = mask + self.case.bias[:, self.S : P, :P].to(mask.dtype)[:, None]
         out, probs = eager_attention_of(module)(module, q, k, v, mask, **kwargs)
         scores = (q @ repeat_kv_heads(k, q.shape[1]).transpose(2, 3)) * scale
-        own_scale = getattr(module, "scaling", scale)
-        self.record("q_rot", q if own_scale == scale else q / own_scale)
+        layer_scale = getattr(module, "scaling", scale)
+        self.record("q_rot", q if layer_scale == scale else q / layer_scale)
         self.record("k_rot", k[:, :, self.S :])
         self.record("k_cache", k)
         self.record("v_cache", v)

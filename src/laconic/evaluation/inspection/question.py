@@ -40,8 +40,8 @@ class QuestionWithChain(NamedTuple):
     teacher_output: str | None
 
 
-def with_given_chain(run: LoadedRun, questions: QuestionSet) -> QuestionWithChain:
-    """Return a question with the user's chain."""
+def with_dataset_chain(run: LoadedRun, questions: QuestionSet) -> QuestionWithChain:
+    """Return a question with the chain that came with it, from a data set or the user."""
     num_steps = len(questions.examples[0].steps)
     source = "as given" if num_steps else "none was given"
     if num_steps and run.recipe.data.chain_steps == "drop_last":

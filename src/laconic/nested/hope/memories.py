@@ -261,18 +261,18 @@ class SelfModifyingMemories:
             P, Q = states[group], states.get(f"{group}_own")
             assert isinstance(P, LinearMemoryState)
             u = self.shared_write_value(v, k, change_for_writes(P, self.rule))
-            write_norm, u_own = self.shared_write_norm(u, k), None
+            write_norm, self_written = self.shared_write_norm(u, k), None
             if isinstance(Q, LinearMemoryState):
                 change = change_for_writes(Q, self.rule)
                 value = v + v @ change.mT
-                u_own = self.write_value(value, k + k @ change.mT)
-                write_norm = vector_norm(torch.stack([write_norm, vector_norm(u_own)], -1))
+                self_written = self.write_value(value, k + k @ change.mT)
+                write_norm = vector_norm(torch.stack([write_norm, vector_norm(self_written)], -1))
             gates = self.cap_gates(group_gates[group], group, write_norm)
             output, new_states[group] = self_modifying_write(None, P, k, u, queries, gates, self.rule, o.delta_rule)
             y = y if output is None else y + output @ M.mT
-            if isinstance(Q, LinearMemoryState) and u_own is not None:
+            if isinstance(Q, LinearMemoryState) and self_written is not None:
                 output, new_states[f"{group}_own"] = self_modifying_write(
-                    torch.zeros_like(M), Q, k, u_own, queries, gates, self.rule, o.delta_rule
+                    torch.zeros_like(M), Q, k, self_written, queries, gates, self.rule, o.delta_rule
                 )
                 y = y if output is None or queries is None else y + queries + output
         return y

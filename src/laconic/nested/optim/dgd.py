@@ -150,7 +150,7 @@ class DGD(torch.optim.Optimizer):
                 if p.grad is None or (p is statistics.bias and statistics.bias_in_input):
                     continue
                 if p is statistics.bias:
-                    own_rows(p).sub_(group["lr"] * self.mean_gradient(own_rows(p.grad), statistics))
+                    local_shard(p).sub_(group["lr"] * self.mean_gradient(local_shard(p.grad), statistics))
                 else:
                     self.update_parameter(statistics, group["lr"], group["momentum"])
         for statistics in self.input_statistics():
@@ -175,15 +175,15 @@ class DGD(torch.optim.Optimizer):
         if momentum:
             state = self.state[statistics.weight]
             state["m"] = change = change + momentum * state["m"].to(W.dtype) if "m" in state else change
-        own_rows(statistics.weight).copy_((W + change)[:, : statistics.weight.shape[1]])
+        local_shard(statistics.weight).copy_((W + change)[:, : statistics.weight.shape[1]])
         if bias is not None:
-            own_rows(bias).copy_((W + change)[:, -1])
+            local_shard(bias).copy_((W + change)[:, -1])
 
     def dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
         """Return V' by 57b, 57c or 57d, and rows of an embedding by 57v."""
         N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
         if statistics.kind == "embedding":
-            counts = own_rows(shard_like(statistics.compute_gram(), statistics.weight))
+            counts = local_shard(shard_like(statistics.compute_gram(), statistics.weight))
             return dgd_embedding(V, G, counts, N, eta, erase=self.erase)
         if statistics.gram is not None:
             return dgd_gram(V, G, statistics.gram / N, eta, erase=self.erase)
@@ -208,8 +208,8 @@ def dgd_rule(name: str, p: Tensor) -> str:
 
 def concat_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return [W b], or W alone, in the accumulation type; of sharded tensors this rank's rows."""
-    W = own_rows(weight)
-    matrix = W if bias is None else torch.cat([W, own_rows(bias)[:, None]], 1)
+    W = local_shard(weight)
+    matrix = W if bias is None else torch.cat([W, local_shard(bias)[:, None]], 1)
     return matrix.to(accumulation_dtype(matrix.dtype))
 
 
@@ -218,7 +218,7 @@ def is_sharded(p: Tensor) -> bool:
     return hasattr(p, "to_local")
 
 
-def own_rows(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a sharded tensor, or a whole tensor itself."""
     return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
 

@@ -262,8 +262,8 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
     w = {f"{name}_proj.weight": sample_normal(generator, D, D, std=D**-0.5) for name in ("k", "v", "g", "o")}
     w["q_proj.weight"] = w["k_proj.weight"].clone()
     W = o.conv_kernel_size
-    own_token = torch.eye(W)[-1].repeat(D, 1)
-    w["q_conv.weight"], w["v_conv.weight"] = own_token, own_token.clone()
+    last_tap = torch.eye(W)[-1].repeat(D, 1)
+    w["q_conv.weight"], w["v_conv.weight"] = last_tap, last_tap.clone()
     w["k_conv.weight"] = torch.full((D, W), W**-0.5)
     step_bias = logit(o.initial_lr(shape.chunk_size) / o.max_lr, "lr_init")
     biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
