@@ -47,7 +47,7 @@ def test_compare_reading_conditions(comparison: tuple[ReadingComparison, Path]) 
     assert memory.num_bytes == comparison[1].stat().st_size < full.num_bytes
     assert len({row.loss for row in results.values()}) == 4
     assert min(row.loss for row in results.values()) > 0
-    assert all(0 < seconds < 60 for row in results.values() for seconds in row.first_token_seconds)
+    assert all(seconds > 0 for row in results.values() for seconds in row.first_token_seconds)
 
 
 def test_compare_reading_full_text_answers_as_one_prompt(comparison: tuple[ReadingComparison, Path]) -> None:

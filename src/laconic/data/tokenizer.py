@@ -98,7 +98,7 @@ class Tokenizer:
 
     @property
     def base_vocab_size(self) -> int:
-        """Number of ids without added tokens, for some of which published models have no embedding."""
+        """Number of ids without added tokens; published models lack embeddings for some of those."""
         return self.backend.get_vocab_size(with_added_tokens=False)
 
     @property

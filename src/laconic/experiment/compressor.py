@@ -133,7 +133,17 @@ class TextCompressor:
     def stream(
         self, chunks: Iterable[str], *, name: str = "stream", segment_tokens: int | None = None
     ) -> SummaryMemory:
-        """Compress one text that arrives in chunks, of any total length, into a memory of one row."""
+        """Compress one text that arrives in chunks, of any total length, into a memory of one row.
+
+        Args:
+            chunks: The text, in pieces of any size.
+            name: Name of the text, for messages and metadata.
+            segment_tokens: Tokens per segment, by default as in training.
+
+        Raises:
+            InputError: If the text is empty.
+            UsageError: If the memory does not fit the model.
+        """
         return self.finish(CompressionJob(self.method), [[self.token_stream(name, chunks, segment_tokens)]])
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
@@ -234,8 +244,17 @@ class TextCompressor:
     ) -> list[Generation]:
         """Continue prompts on a memory: one prompt per row, one prompt for all rows, or one row for all prompts.
 
-        A path is opened with `load`. `config` is as in `laconic.generate`; by default rows end at the tokenizer's
-        end-of-sequence ids.
+        Args:
+            prompts: Texts, or one text.
+            memory: A memory, or the path of a file that `save` wrote; None for none.
+            config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+
+        Returns:
+            One `Generation` per prompt or row.
+
+        Raises:
+            UsageError: If the numbers of prompts and rows do not fit, or a prompt and the memory exceed the context.
+            CorruptArtifactError: If the file is damaged or belongs to another model.
         """
         texts = list_prompts(prompts)
         if memory is None:

@@ -120,7 +120,13 @@ class NestedTextModel:
 
     @classmethod
     def from_decoder(cls, decoder: Decoder, tokenizer: Tokenizer, levels: CMSConfig) -> "NestedTextModel":
-        """Put levels on the MLPs of a decoder, whose tensors are shared."""
+        """Put levels on the MLPs of a decoder, whose tensors are shared.
+
+        Args:
+            decoder: A plain decoder.
+            tokenizer: Its tokenizer.
+            levels: Chunk sizes and learning rate of the levels.
+        """
         model = HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
         return cls(model, tokenizer, untrained=UntrainedLevels(levels, decoder.fingerprint))
 
@@ -158,7 +164,12 @@ class NestedTextModel:
         return job.finish([[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
 
     def stream(self, chunks: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
-        """Read one text that arrives in chunks, of any total length, into a state of one row."""
+        """Read one text that arrives in chunks, of any total length, into a state of one row.
+
+        Args:
+            chunks: The text, in pieces of any size.
+            state: State of one row to continue from; None for the initial one.
+        """
         return self.start_reading(state).finish([[self.token_stream("stream", chunks, state is None)]])
 
     def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
@@ -196,12 +207,16 @@ class NestedTextModel:
     ) -> list[Generation]:
         """Continue prompts on a state: one prompt per row, one prompt for all rows, or one row for all prompts.
 
-        On a state, prompts are encoded without special tokens such as BOS.
+        With `config.update_on_prompt` the prompt updates the fast weights; a model without attention always updates
+        them, because it could not condition on the prompt otherwise.
 
-        `config` is as in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids. With
-        `config.update_on_prompt` the prompt updates the fast weights; a model without attention always updates them,
-        because it could not condition on the prompt otherwise. The given state is never changed; each
-        `Generation.state` is the state after its row.
+        Args:
+            prompts: Texts, or one text; on a state they are encoded without special tokens such as BOS.
+            state: State to continue from; it is never changed.
+            config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+
+        Returns:
+            One `Generation` per prompt or row; its `state` is the state after that row.
 
         Raises:
             UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.

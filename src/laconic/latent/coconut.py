@@ -113,6 +113,7 @@ class Coconut(PromptedAnswers):
         return drop_chain_prefix(batch, batch.chain_step_index >= k[:, None])
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
+        """Count the targets of each term of the loss."""
         remaining = self.drop_steps(batch, self.sample_stages(batch)[0])
         return {"student": count_scored(build_teacher_targets(remaining))}
 

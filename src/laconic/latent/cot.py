@@ -90,6 +90,7 @@ class Cot(PromptedAnswers):
         self.decoder = decoder
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
+        """Count the targets of each term of the loss."""
         return {"teacher": count_scored(build_teacher_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
@@ -129,6 +130,7 @@ class NoCot(PromptedAnswers):
         self.decoder = decoder
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
+        """Count the targets of each term of the loss."""
         return {"student": count_scored(build_student_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:

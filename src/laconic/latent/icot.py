@@ -84,6 +84,7 @@ class Icot(PromptedAnswers):
         return drop_chain_prefix(batch, batch.chain_mask.cumsum(1) > r[:, None])
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
+        """Count the targets of each term of the loss."""
         return {"student": count_scored(build_teacher_targets(self.drop_removed(batch)))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:

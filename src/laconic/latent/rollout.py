@@ -26,7 +26,7 @@ LatentSchedule = Literal["jacobi", "sequential"]
 
 
 class LatentPrefix(NamedTuple):
-    """What is read before the latents.
+    """Input that the model reads before the latents.
 
     Attributes:
         embeds: Vectors to read first; the last one is bot.

@@ -12,7 +12,7 @@ DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}  # 
 
 
 def parse_dtype_name(value: Any) -> Any:
-    """Return the name of a dtype without torch's; of one per part of a model, that of the whole, as transformers does.
+    """Return the name of a dtype without "torch."; if each part has its own, the whole model's, as transformers does.
 
     "auto" and float8, which weights are stored but not computed in, become None, which leaves the choice to the reader.
     """

@@ -1,4 +1,4 @@
-"""KV prefix: keys and values before the slots of a cache, of which every KV head has its own number.
+"""KV prefix: keys and values before the slots of a cache; their number differs between KV heads.
 
 A memory that keeps many keys in a few heads takes as many bytes as these keys and values; nothing is padded to the
 longest head.

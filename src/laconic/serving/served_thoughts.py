@@ -76,7 +76,7 @@ class ServedThoughts(nn.Module):
         return self.projection(hidden_states.float()).to(hidden_states.dtype)
 
     def find_rows(self, input_ids: Int[Tensor, " N"], position_ids: Int[Tensor, " N"]) -> Int[Tensor, " rows"]:
-        """Return the rows of latents in a packed batch, each of which follows bot or another latent of its request.
+        """Return the rows of latents in a packed batch; each follows bot or another latent of its request.
 
         Another row with the latent's id, which a client may have put anywhere, is an ordinary token: it must not read
         the hidden state of a neighbour in the batch that belongs to another request.

@@ -20,7 +20,7 @@ EXCERPT_KEY = 5  # random stream of the excerpts' positions
 
 
 def segment_ends(context_tokens: int, segment_tokens: int, tail_tokens: int) -> tuple[int, ...]:
-    """Return the ends of the context's segments, the first of which may be shorter, and the end of the tail."""
+    """Return the ends of the context's segments and of the tail; the first segment may be shorter."""
     first = context_tokens % segment_tokens or segment_tokens
     return (*range(first, context_tokens + 1, segment_tokens), context_tokens + tail_tokens)
 

@@ -102,6 +102,7 @@ class DGD(torch.optim.Optimizer):
             self.add_group_of_one_rule(group)
 
     def add_group_of_one_rule(self, param_group: ParamGroup) -> None:
+        """Add a group whose parameters all follow the same rule."""
         check_options("DGD", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
             param_group = {"weight_decay": self.adam_weight_decay, **param_group}
@@ -158,6 +159,7 @@ class DGD(torch.optim.Optimizer):
         return loss
 
     def mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
+        """Return the gradient of the mean loss: a sum over positions is divided by their number."""
         if self.loss == "mean" or statistics.num_positions is None:
             return G
         return G / statistics.num_positions.clamp(min=1)

@@ -126,6 +126,7 @@ class M3(torch.optim.Optimizer):
             self.add_group_of_one_rule(group)
 
     def add_group_of_one_rule(self, param_group: ParamGroup) -> None:
+        """Add a group whose parameters all follow the same rule."""
         check_options("M3", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
             param_group = {"weight_decay": self.adam_weight_decay, **param_group}
