@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 from laconic.errors import LaconicError
 from tests.house.warm import ready
 
-TIMEOUT = 60.0  # seconds until hanging ranks are killed
+TIMEOUT = 240.0  # seconds until hanging ranks are killed
 Work = Callable[[], Any]
 
 
