@@ -204,7 +204,8 @@ def make_blank_batch(recipe: Recipe, rows: RowLengths, chosen: list[int], contex
     for row in chosen:
         question, chain, answer, *documents = ((0,) * n for n in rows.lengths[row].tolist())
         step_index = tuple(i // STEP_TOKENS for i in range(len(chain)))
-        n, parts = len(answer), (question, chain, step_index, answer)  # token n - 2 of the answer is its number
+        is_result = tuple(i % STEP_TOKENS == STEP_TOKENS - 1 for i in range(len(chain)))
+        n, parts = len(answer), (question, chain, step_index, is_result, answer)  # token n - 2 is the answer's number
         document_ids = documents[0] if documents else ()
         examples.append(EncodedExample(str(row), *parts, (n - 2, n - 1), max(n - 3, 0), document_ids=document_ids))
     return collate(examples, chosen, epoch, step)
