@@ -385,6 +385,7 @@ def test_train_invalid_origin_and_tokenizer(run: RunCli, base: Path) -> None:
     code, _, err = run("train", "from.toml")
     assert code == 66
     assert "step" in err
+    (base / "recipe.toml").unlink()
     path = base / "tokenizer.json"
     path.write_text(path.read_text().replace('"ans": 17', '"sna": 17'))
     code, _, err = run("train", "lora.toml", "--out", "runs/c")

@@ -252,7 +252,7 @@ def with_method(memory: SummaryMemory, **settings: str) -> SummaryMemory:
         (lambda m: with_method(m, memory_policy="replace").slice_segments(1, 2), UsageError, "overwrites"),
         (lambda m: m.keep_top_vectors(-1), UsageError, "-1 vectors"),
         (lambda m: SummaryMemory.concat_segments(), UsageError, "at least one"),
-        (lambda m: SummaryMemory.concat_segments(m, m.select_rows([0])), UsageError, "2 and 1 rows"),
+        (lambda m: SummaryMemory.concat_segments(m, m.select_rows([0])), UsageError, "2 and 1 texts"),
         (lambda m: SummaryMemory.concat_segments(m, make_memory([[1], [1]], soft=True)), UsageError, "soft"),
         (lambda m: SummaryMemory.concat_rows(m, SummaryMemory.empty(1, 3)), UsageError, "width 5 and 3"),
         (

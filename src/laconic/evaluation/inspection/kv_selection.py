@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection.inspected_run import DecodeToken, TeacherChain
-from laconic.experiment.methods import require
 
 NO_TOKEN = "–"
 BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
@@ -64,6 +64,7 @@ def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[t
 
 def decode_chain(batch: ReasoningBatch, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[bool, ...]]:
     """Return the tokens of the first chain as text, and whether each is a result."""
-    mask, is_result = batch.chain_mask[0], require(batch.chain_result_mask)[0]
+    mask = batch.chain_mask[0]
+    is_result = torch.zeros_like(mask) if batch.chain_result_mask is None else batch.chain_result_mask[0]
     tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[0][mask])
     return tokens, tuple(is_result[mask].tolist())
