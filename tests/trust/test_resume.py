@@ -148,6 +148,14 @@ def stop_and_resume(path: Path, settings: TrainingConfig, killed: bool = False) 
     assert runs_equal(path / "run", path / "never")
 
 
+@pytest.mark.filterwarnings("error")
+def test_new_run_and_its_resumption_warn_of_nothing(tmp_path: Path) -> None:
+    settings = toy_config(save_every=4)
+    with pytest.raises(PreemptedError):
+        run_training(tmp_path, settings, method=SignalsItself(6, signal.SIGTERM))
+    run_training(tmp_path, settings)
+
+
 def test_resume_warns_about_changed_metrics(tmp_path: Path) -> None:
     settings = toy_config(save_every=4)
     with pytest.raises(PreemptedError):

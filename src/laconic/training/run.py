@@ -100,7 +100,8 @@ class TrainingRun:
         if self.run_directory is not None and self.ranks.rank == 0:
             path = self.run_directory.path / "metrics.jsonl"
             self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker)
-            self.metrics_writer.check_sha256(self.progress.metrics_sha256)
+            if self.progress.metrics_sha256:  # a new run has none
+                self.metrics_writer.check_sha256(self.progress.metrics_sha256)
             if self.progress.step in self.validations.metrics:  # its line follows the step, which was saved before
                 self.write_validation()
 
