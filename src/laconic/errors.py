@@ -6,6 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+# What a RuntimeError of torch says if memory runs out: on a CPU, on a GPU, and in oneDNN.
+ALLOCATION_ERRORS = ("allocate memory", "Tried to allocate", "could not create a primitive")
+
 
 class LaconicError(Exception):
     """Base class: the message is one line with what was given, what is expected, and what to do.

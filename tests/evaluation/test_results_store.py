@@ -220,7 +220,7 @@ def test_list_evaluations_refuses_folders_of_another_version(tmp_path: Path) -> 
         ("records.jsonl", '"step":', '"sleep":', r"records\.jsonl: 0\.step: field required; remove it"),
         ("records.jsonl", '"item":', '"item', r"records\.jsonl: not JSON in UTF-8: "),
         ("result.json", '"seed":3', '"seed":"x"', r"result\.json: seed: input should be a valid integer"),
-        ("result.json", '"figures":', '"digits":', r"result\.json: result: input should be a valid dictionary"),
+        ("result.json", '"figures":', '"digits":', r"result\.json: figures: input should be a valid dictionary"),
     ],
 )
 def test_latest_evaluations_refuses_types(tmp_path: Path, name: str, old: str, new: str, message: str) -> None:

@@ -69,6 +69,14 @@ def test_read_json_missing_or_too_long(tmp_path: Path) -> None:
         strict_json.read_json(tmp_path / "config.json")
 
 
+def test_validate_json_names_the_first_wrong_key() -> None:
+    assert strict_json.validate_json(dict[str, int], {"a": 1}, "f", "remove it") == {"a": 1}
+    with pytest.raises(InputError, match=r"^f: b\.0: input should be a valid integer, .*; remove it$"):
+        strict_json.validate_json(dict[str, list[int]], {"a": [1], "b": ["x"]}, "f", "remove it")
+    with pytest.raises(InputError, match=r"^f: input should be a valid dictionary; remove it$"):
+        strict_json.validate_json(dict[str, int], [], "f", "remove it")
+
+
 def test_canonical_json() -> None:
     assert strict_json.to_canonical_json({"b": [1, 2.5], "a": "é"}) == '{"a":"\\u00e9","b":[1,2.5]}'
     with pytest.raises(ValueError, match="not JSON compliant"):

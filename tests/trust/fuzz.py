@@ -31,6 +31,7 @@ from laconic.errors import LaconicError
 from laconic.evaluation.report.build import build_report
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
 from laconic.experiment import lora
+from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.gguf.convert import convert_gguf
@@ -40,6 +41,8 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from laconic.storage import atomic
 from laconic.storage.manifest import MANIFEST_FILE, ManifestWriter
+from laconic.training import checkpoint
+from laconic.training.ranks import Ranks
 from laconic.verification.golden import BUNDLE_DIR, load_bundle
 from tests.compression.test_kv_memory import make_metadata
 from tests.compression.test_memory import make_memory
@@ -223,6 +226,20 @@ def read_report(path: Path) -> object:
     return check_page(build_report([str(run)]))
 
 
+def write_step(folder: Path) -> torch.optim.Optimizer:
+    """Write all of a training step but the model, and return its optimizer."""
+    folder.mkdir()
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([p])
+    p.grad = torch.ones(2)
+    optimizer.step()
+    scaler, states = torch.amp.GradScaler("cpu"), [KVCache.empty(DecoderConfig.tiny("llama"), 1)]
+    checkpoint.save_training_state(
+        ManifestWriter(folder), optimizer, scaler, states, checkpoint.Progress(step=1), Ranks()
+    )
+    return optimizer
+
+
 def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
     """Write a valid file of every kind under `base` and return the parsers; the server ends with the stack."""
     tokenizer = build_byte_tokenizer()
@@ -252,6 +269,7 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
     shutil.copy(laconic_checkpoint("stories260K.bin"), base / "stories.bin")
     shutil.copytree(BUNDLE_DIR / "tiny-llama", base / "bundle")
     evaluation = write_evaluation(base / "evaluations").relative_to(base)
+    optimizer = write_step(base / "step")
     (base / "request.json").write_text(json.dumps(REQUEST))
     app = build_app(ApiModel("m", laconic.load(model_folder)))
     client = stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
@@ -274,6 +292,10 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
     def load_kv(path: Path) -> object:
         return decoder(decoder.embed(torch.tensor([[1]])), KVMemory.load(path).to_cache())
 
+    def load_step(path: Path) -> object:
+        scaler = torch.amp.GradScaler("cpu")
+        return checkpoint.load_training_state(path.parent, optimizer, scaler, {"KVCache": KVCache}, Ranks())
+
     def load_state(path: Path) -> object:
         return nested.read_tokens(torch.tensor([[1, 2]]), nested.load_state(path))
 
@@ -294,6 +316,10 @@ def build_targets(base: Path, stack: ExitStack) -> dict[str, Target]:
         "KV memory": Target("kv.safetensors", sealed, load_kv),
         "state": Target("state.safetensors", sealed, load_state),
         "golden bundle": Target("bundle/golden.json", spoil_json, read_bundle),
+        **{
+            name: Target(f"step/{name}", spoil_json, load_step)
+            for name in ("progress.json", "optimizer.json", f"{checkpoint.carried_states_name(0)}.json")
+        },
         "report: records": Target(f"{evaluation}/records.jsonl", spoil_lines, read_report),
         "report: result": Target(f"{evaluation}/result.json", spoil_json, read_report),
         "GGUF": Target("model.gguf", spoil_bytes, lambda path: convert_gguf(path, path.parent / "converted")),

@@ -12,7 +12,8 @@ from tests.trust.fuzz import Target, build_targets, try_input
 
 NAMES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "weights", "adapter_config.json", "recipe", "rows",
-    "Parquet", "memory", "KV memory", "state", "golden bundle", "report: records",
+    "Parquet", "memory", "KV memory", "state", "golden bundle", "progress.json",
+    "optimizer.json", "state.json", "report: records",
     "report: result", "GGUF", "llama2.c", "requests",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numbers of damaged GGUF blocks

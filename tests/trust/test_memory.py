@@ -1,5 +1,8 @@
 """R7, simulated: after a failed allocation the micro-batch is halved, at most three times; the update is equal."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from laconic.interfaces import StepOutput
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
 from laconic.training.setup import TrainingSetup
+from tests.tiny_recipes import TINY_RECIPE
 from tests.tolerances import RECOMPUTE, error
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
 from tests.training.toy_runs import flat_parameters, run_training, runs_equal, toy_config
@@ -18,6 +22,7 @@ from tests.training.toy_runs import flat_parameters, run_training, runs_equal, t
 ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("could not create a primitive"),
     MemoryError(),
 ]
 
@@ -35,7 +40,7 @@ class LimitedMemory(ToyMethod):
         return super().forward(batch, state)
 
 
-@pytest.mark.parametrize("error_", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error_", ERRORS, ids=lambda e: str(e)[:20])
 def test_out_of_memory_halves_the_micro_batch(tmp_path: Path, error_: BaseException) -> None:
     limited, plain = LimitedMemory(3, error_), ToyMethod(0.0)
     run_training(tmp_path / "run", toy_config(micro_batch_size=None), method=limited)
@@ -78,3 +83,26 @@ def test_out_of_memory_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_runtime_errors_are_not_out_of_memory() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         train(TrainingSetup(LimitedMemory(0, RuntimeError("a bug")), ToyData(), toy_config()))
+
+
+LIMITED = """
+import resource, sys
+from laconic.cli.main import main
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv.pop(1)),) * 2)
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [1600, 1400, 1200, 1000, 800])
+def test_train_within_a_limit_of_memory(tmp_path: Path, megabytes: int) -> None:
+    """A real limit: the run ends, with a smaller micro-batch if need be, or says in one line that memory is short."""
+    recipe = TINY_RECIPE.replace("batch_size = 8", "batch_size = 512").replace("steps = 4", "steps = 1")
+    recipe = recipe.replace("train_rows = 200", "train_rows = 600").replace("hidden_size = 16", "hidden_size = 256")
+    (tmp_path / "big.toml").write_text(recipe.replace("num_hidden_layers = 1", "num_hidden_layers = 4"))
+    result = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(megabytes * 2**20), "train", "big.toml", "--out", "run"],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode in (0, 71), result.stderr
+    assert "Traceback" not in result.stderr

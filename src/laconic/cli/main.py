@@ -175,7 +175,7 @@ def format_choices(match: re.Match[str]) -> str:
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
-    from laconic.errors import LaconicError
+    from laconic.errors import ALLOCATION_ERRORS, LaconicError
 
     match error:
         case LaconicError():
@@ -189,7 +189,9 @@ def exit_status(error: BaseException) -> tuple[int, str]:
         case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:
             extra = EXTRA_OF_PACKAGE[error.name.partition(".")[0]]
             return EXIT_USAGE, f"{error.name} is not installed; pip install 'laconic[{extra}]'"
-        case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or "allocate" in str(error):
+        case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or any(
+            text in str(error) for text in ALLOCATION_ERRORS
+        ):
             return EXIT_OUT_OF_MEMORY, "out of memory; try a smaller --dtype, a smaller batch, or a smaller model"
         case _:
             text = f"internal error: {type(error).__name__}: {error}"

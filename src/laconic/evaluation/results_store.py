@@ -13,16 +13,14 @@ from dataclasses import asdict, dataclass, field
 from functools import reduce
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, Literal, NamedTuple
 
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
 from laconic.storage.atomic import check_not_link, write_folder_atomically, write_text_atomically
 from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
-from laconic.storage.strict_json import read_json, to_canonical_json
+from laconic.storage.strict_json import read_json, to_canonical_json, validate_json
 from laconic.training.ranks import Ranks
 
 EVALUATIONS_FOLDER = "evaluations"
@@ -34,7 +32,6 @@ EvalKind = Literal[
     "reasoning", "audit", "compression", "context_qa", "memories", "loss", "streams", "class_incremental"
 ]
 ProgressCallback = Callable[[str, int, int], None]  # name, done, total
-Stored = TypeVar("Stored")
 
 
 @dataclass(frozen=True)
@@ -224,18 +221,7 @@ def parse_records(data: bytes, file: Path) -> list[EvalItem]:
         lines = [json.loads(line) for line in data.decode().splitlines()]
     except ValueError as error:
         raise InputError(f"{file}: not JSON in UTF-8: {error}; {REMOVE_HINT}") from None
-    return group_items(validate_stored(list[EvalRecord], lines, file))
-
-
-def validate_stored(kind: type[Stored], value: object, file: Path) -> Stored:
-    """Return a stored value in its type. Raises `InputError`, naming its first key of the wrong type."""
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "result"
-        reason = first["msg"][:1].lower() + first["msg"][1:]
-        raise InputError(f"{file}: {key[:80]}: {reason}; {REMOVE_HINT}") from None
+    return group_items(validate_json(list[EvalRecord], lines, str(file), REMOVE_HINT))
 
 
 def load_items(folder: Path) -> list[EvalItem]:
@@ -260,9 +246,10 @@ def load_stored(folder: Path) -> StoredEvaluation:
     if result.get("schema") != SCHEMA or "metadata" not in result:
         raise InputError(f"{folder / RESULT_FILE}: written by an incompatible version; {REMOVE_HINT}")
     manifest.verify_folder(folder, "evaluation")
-    metadata = validate_stored(EvalMetadata, result["metadata"], folder / RESULT_FILE)
+    file = str(folder / RESULT_FILE)
+    metadata = validate_json(EvalMetadata, result["metadata"], file, REMOVE_HINT)
     return StoredEvaluation(
-        folder, metadata, validate_stored(dict[str, Any], result.get("figures"), folder / RESULT_FILE)
+        folder, metadata, validate_json(dict[str, Any], result.get("figures"), f"{file}: figures", REMOVE_HINT)
     )
 
 

@@ -27,7 +27,6 @@ from laconic.models.decoder import Decoder
 from laconic.storage import manifest
 from laconic.storage.export_record import EXPORT_FOLDER, read_export_record
 from laconic.storage.run_dir import STEP_PATTERN, RunDirectory, StepFolder
-from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 
 RECIPE_FILE = "recipe.toml"
@@ -127,8 +126,8 @@ def load_run(path: str | Path, device: torch.device, step: int | None = None, *,
         parts.method_parameters.load(committed.path / "method.safetensors", files.fingerprints)
     epoch = None
     if recipe.method == "coconut":
-        progress = read_json(committed.path / checkpoint.PROGRESS_FILE)
-        epoch = progress["epoch"] - (progress["row_offset"] == 0)
+        progress = checkpoint.read_settings(committed.path, checkpoint.PROGRESS_FILE, checkpoint.Progress)
+        epoch = progress.epoch - (progress.row_offset == 0)
         set_stage(method, epoch)
     return LoadedRun(folder, recipe, committed.step, parts, method.eval(), epoch)
 

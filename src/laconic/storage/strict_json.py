@@ -3,7 +3,9 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from laconic.errors import InputError, translate_os_errors
 
@@ -11,6 +13,7 @@ MAX_HEADER_BYTES = 100_000_000  # largest safetensors header or JSON file
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of parsing, or 80,000 tensors in one file
 MAX_INTEGER_DIGITS = 100
+Value = TypeVar("Value")
 
 
 def to_canonical_json(value: object) -> str:
@@ -81,6 +84,22 @@ def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, 
     if not isinstance(value, dict):
         raise InputError(f"{label}:1:1: expected a JSON object")
     return cast(dict[str, Any], value)
+
+
+def validate_json(kind: type[Value], value: object, label: str, remedy: str) -> Value:
+    """Return a parsed value in a type, for example a dataclass.
+
+    Raises:
+        InputError: It has another type; the message begins with `label`, names the first wrong key, and ends with
+            `remedy`.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))[:80]] if part)
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise InputError(f"{label}: {key}{reason}; {remedy}") from None
 
 
 def _check_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

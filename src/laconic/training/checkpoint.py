@@ -3,23 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import CorruptArtifactError, UsageError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.interfaces import MethodState
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.safetensors_header import read_safetensors_header
-from laconic.storage.strict_json import read_json
+from laconic.storage.strict_json import read_json, validate_json
 from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 from laconic.training import sharded
 from laconic.training.ranks import Ranks
 from laconic.training.step import get_random_state, set_random_state
 
 Tensors = dict[str, Tensor]
+Settings = TypeVar("Settings")
 SHARDS_FOLDER = "model"  # in place of the model's file, if it is sharded
 PROGRESS_FILE = "progress.json"
 
@@ -104,6 +105,29 @@ class Progress:
     metrics_sha256: str = ""
 
 
+@dataclass
+class OptimizerGroup:
+    """A group of an optimizer's state; the other settings of a group come from the recipe."""
+
+    params: list[int]
+
+
+@dataclass
+class OptimizerSettings:
+    """What optimizer.json has of an optimizer and of the loss scaler, whose state is empty if it is off."""
+
+    groups: list[OptimizerGroup]
+    scaler: dict[str, int | float]
+
+
+@dataclass
+class CarriedSettings:
+    """The structure of the carried states of one rank, whose tensors are in a file beside it."""
+
+    states: list[Any]
+    num_ranks: int
+
+
 def save_training_state(
     writer: ManifestWriter,
     optimizer: torch.optim.Optimizer,
@@ -150,12 +174,14 @@ def load_training_state(
         The progress, and the carried state of each micro-batch of this rank.
 
     Raises:
-        CorruptArtifactError: If the optimizer has other parameters.
+        CorruptArtifactError: If the optimizer has other parameters, or a JSON file other keys or types.
         UsageError: If another number of ranks carried states.
     """
     current = optimizer.state_dict()
-    settings = read_json(folder / "optimizer.json")
-    theirs, ours = ([len(g["params"]) for g in groups] for groups in (settings["groups"], current["param_groups"]))
+    settings = read_settings(folder, "optimizer.json", OptimizerSettings)
+    progress = read_settings(folder, PROGRESS_FILE, Progress)
+    theirs = [len(group.params) for group in settings.groups]
+    ours = [len(group["params"]) for group in current["param_groups"]]
     if theirs != ours:
         raise CorruptArtifactError(
             f"{folder}: optimizer groups of {theirs} tensors, this run trains {ours}; use the run's own recipe"
@@ -166,12 +192,22 @@ def load_training_state(
         position, _, key = name.partition(".")
         state.setdefault(int(position), {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
-    if settings["scaler"]:
-        scaler.load_state_dict(settings["scaler"])
+    if settings.scaler and settings.scaler.keys() != scaler.state_dict().keys():
+        raise CorruptArtifactError(f"{folder}: optimizer.json: scaler has other keys; restore the step from a copy")
+    if settings.scaler:
+        scaler.load_state_dict(settings.scaler)
     random_state = folder / f"rng-{ranks.rank:05d}.safetensors"
     if random_state.exists():
         set_random_state(load_tensors(random_state))
-    return Progress(**read_json(folder / PROGRESS_FILE)), load_carried_states(folder, state_types, ranks)
+    return progress, load_carried_states(folder, state_types, ranks)
+
+
+def read_settings(folder: Path, name: str, kind: type[Settings]) -> Settings:
+    """Return the contents of a JSON file of a step. Raises `CorruptArtifactError` if they are of another type."""
+    try:
+        return validate_json(kind, read_json(folder / name), f"{folder}: {name}", "restore the step from a copy")
+    except InputError as error:
+        raise CorruptArtifactError(str(error)) from None
 
 
 def carried_states_name(rank: int) -> str:
@@ -187,14 +223,15 @@ def load_carried_states(folder: Path, state_types: Mapping[str, type], ranks: Ra
     """
     if not (folder / f"{carried_states_name(0)}.json").exists():
         return []
-    num_ranks = read_json(folder / f"{carried_states_name(0)}.json")["num_ranks"]
+    num_ranks = read_settings(folder, f"{carried_states_name(0)}.json", CarriedSettings).num_ranks
     if num_ranks != ranks.world_size:
         raise UsageError(
             f"{folder} has states that {num_ranks} processes carried, not {ranks.world_size}; "
             f"resume with {num_ranks}, because each continues its own rows"
         )
     name = carried_states_name(ranks.rank)
-    tensors, specs = load_tensors(folder / f"{name}.safetensors"), read_json(folder / f"{name}.json")["states"]
+    specs = read_settings(folder, f"{name}.json", CarriedSettings).states
+    tensors = load_tensors(folder / f"{name}.safetensors")
     return [unflatten_tree(spec, tensors, set(tensors), state_types) for spec in specs]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.config.training import TrainingConfig
-from laconic.errors import OutOfMemoryError, UsageError
+from laconic.errors import ALLOCATION_ERRORS, OutOfMemoryError, UsageError
 from laconic.interfaces import (
     AfterUpdateHook,
     Batch,
@@ -261,4 +261,6 @@ def get_loss_denominators(method: nn.Module, batch: Batch) -> Mapping[str, float
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocation failed, on a device or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        text in str(error) for text in ALLOCATION_ERRORS
+    )
