@@ -272,3 +272,13 @@ def test_compress_fit_and_export_to_a_cartridge(
     assert "give a memory made with laconic compress --fit --equal-heads" in refused.err
     refused = run_cli("export", memory, "--out", tmp_path / "other", "--reader", "stories260k")
     assert (refused.code, "--reader: only with --to vllm" in refused.err) == (2, True)
+
+
+def test_compress_checks_the_disk_before_it_reads(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laconic.storage.atomic.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("laconic.cli.compress_kv.compress_text", None)
+    code, _, err = run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors")
+    assert (code, "1,000 are free" in err) == (74, True), err
+    assert not (tmp_path / "memory.safetensors").exists()

@@ -15,9 +15,9 @@ from huggingface_hub.utils import filter_repo_objects
 import laconic
 from laconic.config.load import load_recipe
 from laconic.config.recipe import METHOD_TABLES
-from laconic.errors import BusyError, CorruptArtifactError, UsageError
+from laconic.errors import BusyError, CorruptArtifactError, DiskError, UsageError
 from laconic.evaluation.model_card import build_model_card
-from laconic.experiment.export import export_run
+from laconic.experiment.export import export_model, export_run
 from laconic.experiment.load_run import load_config_and_tokenizer, load_initial_decoder, load_run
 from tests.conftest import RunCli, needs
 from tests.runs import train_tiny_run
@@ -107,6 +107,16 @@ def test_export_keeps_the_stage_and_dtype(tmp_path: Path) -> None:
     assert exported.parts.decoder.token_embedding.weight.dtype == torch.bfloat16
     assert exported.epoch == trained.epoch == 0
     assert exported.method.eval_stage == trained.method.eval_stage
+
+
+def test_export_requires_the_space_of_its_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = load_run(train_tiny_run("kava", tmp_path), CPU).parts.decoder
+    num_bytes = sum(p.numel() for p in decoder.parameters()) * 4
+    monkeypatch.setattr("laconic.storage.atomic.free_bytes", lambda path: 3 * num_bytes)
+    export_model(decoder, tmp_path / "single")
+    with pytest.raises(DiskError, match=f"to write {2 * num_bytes:,}"):
+        export_model(decoder, tmp_path / "double", dtype=torch.float64)
+    export_model(decoder, tmp_path / "half", dtype=torch.bfloat16)
 
 
 def test_export_refusals(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ class CompressCommand:
     inner_lr: OptionalFloat = None
     """with --learn: learning rate of the MLPs (default: 0.1)"""
     memory: OptionalPath = None
-    """fast-weight state of one text to continue from; the new state has learned both texts"""
+    """fast-weight state to continue from; the new one has learned both texts. A state of several texts is continued
+    with a .jsonl of as many rows, in the same order"""
     stop_rule: Annotated[
         Literal["quantile", "threshold", "sample"] | None,
         arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),
@@ -239,11 +240,17 @@ class CompressCommand:
         tokenize: "Callable[[str, Iterable[str]], TokenStream]",
         key: dict[str, Any],
     ) -> None:
-        """Run a job over all texts, showing progress and saving it every `save_every` steps."""
-        source_progress = SourceProgress(job)
+        """Run a job over all texts, showing progress and saving it every `save_every` steps.
+
+        A disk that is too full for the rows so far ends it, with the first segment if a state does not fit.
+        """
+        from laconic.storage.atomic import check_free_space
+
+        source_progress, dtype = SourceProgress(job), parse_dtype(self.dtype)
         with progress("reading") as show:
             for step, _ in enumerate(job.run(self.text_batches(tokenize, source_progress)), 1):
                 show(source_progress.describe_rate(), source_progress.bytes_done or 1, source_progress.total)
+                check_free_space(self.out.parent, job.count_bytes(dtype))
                 if self.save_every is not None and step % self.save_every == 0:
                     job.save(self.partial_path, key)
 
@@ -251,6 +258,16 @@ class CompressCommand:
     def is_jsonl(self) -> bool:
         """Whether each line of the source is a separate text."""
         return self.source.endswith(".jsonl")
+
+    def count_texts(self) -> int:
+        """Return the number of texts. Raises `InputError` (66) for invalid rows of a .jsonl."""
+        from laconic.data.documents.load import iter_texts
+
+        if not self.is_jsonl:
+            return 1
+        path = Path(to_utf8(self.source))
+        with translate_os_errors(path), path.open("rb") as file:
+            return sum(1 for _ in iter_texts(file, path.name))
 
     def text_batches(
         self, tokenize: "Callable[[str, Iterable[str]], TokenStream]", source_progress: SourceProgress

@@ -17,9 +17,10 @@ from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
 from laconic.experiment.cost import format_bytes, kv_bytes_per_position, pluralize
-from laconic.experiment.kv_compressor import compress_text
+from laconic.experiment.kv_compressor import compress_text, encode_document
 from laconic.experiment.load_model import check_is_model
 from laconic.models.config import DecoderConfig
+from laconic.storage.atomic import check_free_space
 
 
 def compress_with_checkpoint(command: CompressCommand) -> int:
@@ -39,6 +40,11 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     with status(f"loading {command.model}"):
         decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)
         tokenizer = laconic.load_tokenizer(decoder.source_folder or command.model)
+    dtype = parse_dtype(command.dtype)
+    if config.max_loss is None:
+        num_slots = sum(config.num_slots(len(encode_document(tokenizer, text, command.chat)[0])) for _, text in texts)
+        stored_dtype = dtype or decoder.token_embedding.weight.dtype
+        check_free_space(command.out.parent, num_slots * kv_bytes_per_position(decoder.config, stored_dtype))
     memories, windows, positions, start = list[KVMemory](), 0, 0, time.perf_counter()
     with progress("compressing") as show:
         for name, text in texts:
@@ -49,7 +55,6 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
             memories.append(result.memory)
             windows, positions = windows + len(result.windows), positions + result.positions
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
-    dtype = parse_dtype(command.dtype)
     memory = memory if dtype is None else memory.to(dtype=dtype)
     memory.save(command.out)
     if windows > len(texts) and config.method in SHARED_METHODS and not config.equal_heads:

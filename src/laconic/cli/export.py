@@ -73,8 +73,10 @@ class ExportCommand:
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
         with status(f"loading {self.model}"):
             folder = weights.find_checkpoint(self.model)
-            check_new_folder(self.out, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
-            dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
+            stored_dtype = weights.stored_dtype(folder)
+            dtype = parse_dtype(self.dtype) or stored_dtype
+            stored_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+            check_new_folder(self.out, stored_bytes * dtype.itemsize // stored_dtype.itemsize)
             decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
             if self.adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))

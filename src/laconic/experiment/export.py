@@ -108,7 +108,7 @@ def export_run(
         facts = {"method": run.recipe.method, "step": run.step, "epoch": run.epoch}
         write_export_record(new, facts if server is None else {**facts, "vocab_size": server.vocab_size})
 
-    atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
+    atomic.write_folder_atomically(Path(folder), write, count_exported_bytes(decoder, dtype))
     return decoder
 
 
@@ -141,7 +141,12 @@ def export_model(
             tokenizer.save(new)
         write_export_record(new)
 
-    atomic.write_folder_atomically(Path(folder), write, sum(p.nbytes for p in decoder.parameters()))
+    atomic.write_folder_atomically(Path(folder), write, count_exported_bytes(decoder, dtype))
+
+
+def count_exported_bytes(decoder: Decoder, dtype: torch.dtype | None) -> int:
+    """Return the bytes of a decoder's weights in `dtype`; None: as they are."""
+    return sum(p.numel() * (dtype or p.dtype).itemsize for p in decoder.parameters())
 
 
 def remove_folders(recipe: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from laconic.data.documents.tokenize import iter_token_chunks
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, InputError, UsageError
 from laconic.storage.atomic import load_artifact, save_artifact
+from laconic.storage.tensor_tree import named_tensors
 
 Value = TypeVar("Value")  # the result, one row per text
 
@@ -115,6 +116,11 @@ class ResumableReading(ABC, Generic[Value]):
     def note(self) -> str:
         """What to show beside the progress, if anything."""
         return ""
+
+    def count_bytes(self, dtype: torch.dtype | None) -> int:
+        """Return the bytes of all rows so far, with floating-point numbers in `dtype`; None: as they are."""
+        tensors = (x for _, x in named_tensors((self.current, self.done)))
+        return sum(x.numel() * (dtype if dtype and x.is_floating_point() else x.dtype).itemsize for x in tensors)
 
     @abstractmethod
     def advance(self, piece: PaddedIds) -> Value:
