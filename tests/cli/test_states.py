@@ -248,7 +248,7 @@ def test_generate_prompts_and_rows(run: RunCli, place: Path) -> None:
     assert report[1]["ids"] == alone[0].token_ids
     message = "2 prompts"
     refused(run, 2, message, "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
-    with pytest.raises(UsageError, match="one row"):
+    with pytest.raises(UsageError, match=r"state of 3 texts.*; 1 given"):
         model.compress(["a"], model.load("rows.safetensors"))
     with pytest.raises(UsageError, match="text"):
         model.compress([])
@@ -484,3 +484,55 @@ def test_a_full_disk_leaves_what_was_there(run: RunCli, place: Path, me: str, mo
         ended = run("generate", "hope", "x", "--memory", me, "--learn", "--save-state", me, "--max-tokens", "1")
         assert ended[0] == 74
         assert Path(me).read_bytes() == before
+
+
+def test_compress_continues_each_text_of_a_state(run: RunCli, place: Path) -> None:
+    """Each row of a .jsonl continues the row of the state at the same place; batches change nothing."""
+    assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
+    more = [BOOK[10:60], BOOK[:70], BOOK[5:25]]
+    Path("more.jsonl").write_text("".join(json.dumps({"text": text, "id": text[:3]}) + "\n" for text in more))
+    flags = ("--memory", "rows.safetensors", "--out", "both.safetensors", "--batch-size", "2")
+    code, _, err = run("compress", "hope", "more.jsonl", *flags)
+    assert code == 0, err
+    model = learner(place)
+    first, both = model.load("rows.safetensors"), model.load("both.safetensors")
+    assert both.position.tolist() == [40 + 50, 120 + 70, 80 + 20]
+    for row, text in enumerate(more):
+        near(values.select_rows(both, [row]), model.compress([text], values.select_rows(first, [row])))
+    assert values.states_equal(model.compress(more, "rows.safetensors"), model.compress(more, first))
+    documents = nested_model.load_read_documents("both.safetensors")
+    assert [document.name for document in documents[1]] == ["rows.jsonl:2", more[1][:3]]
+    Path("two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in more[:2]))
+    refused(
+        run,
+        2,
+        "state of 3 texts is continued by as many, in order; 2 given",
+        "compress",
+        "hope",
+        "two.jsonl",
+        *flags[:2],
+        "--out",
+        "x",
+    )
+    refused(run, 2, "1 given", "compress", "hope", "book.txt", *flags[:2], "--out", "x")
+
+
+def test_generate_from_the_file_of_a_state(place: Path, me: str) -> None:
+    model, config = learner(place), GenerationConfig(max_tokens=4, eos_token_ids=())
+    expected = model.generate("More", model.load(me), config=config)[0].token_ids
+    assert model.generate("More", me, config=config)[0].token_ids == expected
+    assert model.generate("More", Path(me), config=config)[0].token_ids == expected
+    vectors = cast(Any, reader().compress([BOOK]))
+    with pytest.raises(UsageError, match="SummaryMemory, this model reads a FastWeightState"):
+        model.generate("More", vectors)
+
+
+def test_compress_checks_the_disk_with_the_first_segment(
+    run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    advance = StateReadingJob.advance
+    monkeypatch.setattr(StateReadingJob, "advance", lambda self, piece: steps.append(1) or advance(self, piece))
+    monkeypatch.setattr("laconic.storage.atomic.free_bytes", lambda path: 1000)
+    refused(run, 74, "1,000 are free", "compress", "hope", "book.txt", "--out", "x.safetensors")
+    assert len(steps) == 1

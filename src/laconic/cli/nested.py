@@ -70,13 +70,15 @@ def compress_text(command: CompressCommand) -> int:
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load(command.memory)
         documents = [] if command.memory is None else load_read_documents(command.memory)
-    job, start = model.start_reading(before), time.perf_counter()
+    num_texts = 1 if before is None or len(before.position) == 1 else command.count_texts()
+    job, start = model.start_reading(before, num_texts), time.perf_counter()
     key = compress_resume_key(command, model)
     if command.resume:
         command.resume_from_partial(job, key)
     command.run_job(job, partial(model.token_stream, is_new=before is None), key)
     assert job.done is not None
-    texts = [[*(documents[0] if documents else ()), *row] for row in job.documents]
+    earlier = spread_documents(documents, len(job.documents))
+    texts = [[*row, *new] for row, new in zip(earlier, job.documents, strict=True)]
     model.save(job.done, command.out, texts, parse_dtype(command.dtype))
     command.partial_path.unlink(missing_ok=True)
     chunk_sizes = model.model.hope_config.chunk_sizes
@@ -87,6 +89,11 @@ def compress_text(command: CompressCommand) -> int:
     data = {"kind": "state", "nats": job.loss.mean, "cost": cost.to_json()}
     command.print_result(lines, data, time.perf_counter() - start, job.tokens - job.previous_tokens)
     return 0
+
+
+def spread_documents(documents: list[list[ReadDocument]], n: int) -> list[list[ReadDocument]]:
+    """Return what each of n rows has read: the state's documents, or those of its only row for all; else none."""
+    return documents if len(documents) == n else documents * n or [[]] * n
 
 
 def compress_resume_key(command: CompressCommand, model: NestedTextModel) -> dict[str, Any]:
@@ -164,10 +171,9 @@ def save_generated_state(
     tokens.
     """
     state, n = concat_rows(*states), len(texts)
-    row_documents = documents if len(documents) == n else documents * n or [[] for _ in texts]
     updated = [
         [*row, ReadDocument("prompt and answer", sha256(text.encode()).hexdigest(), num_tokens)]
-        for row, (text, num_tokens) in zip(row_documents, texts, strict=True)
+        for row, (text, num_tokens) in zip(spread_documents(documents, n), texts, strict=True)
     ]
     model.save(state, path, updated)
     tokens = int(state.position.sum())

@@ -18,6 +18,7 @@ from laconic.experiment.load_run import LoadedRun, read_run_method
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
 from laconic.experiment.text_model import (
+    check_memory_type,
     current_time,
     describe_decoder,
     find_stop_token_ids,
@@ -146,40 +147,49 @@ class NestedTextModel:
         return self.model.config.max_position_embeddings
 
     def compress(
-        self, texts: Sequence[str], state: FastWeightState | None = None, *, names: Sequence[str] = ()
+        self, texts: Sequence[str], state: FastWeightState | str | Path | None = None, *, names: Sequence[str] = ()
     ) -> FastWeightState:
         """Read texts into fast weights, one row per text, all in parallel.
 
         Args:
             texts: The texts.
-            state: State of one row that every text continues; by default the initial state.
+            state: State that every text continues, or of one row per text, or its file; by default the initial one.
             names: Names stored in the state's file.
 
         Raises:
-            UsageError: If the model's fast weights are frozen, or the state has several rows.
+            UsageError: If the model's fast weights are frozen, or the state has another number of rows.
             InputError: For an empty text.
             NonFiniteError: If a fast weight is not finite.
         """
-        job, is_new = self.start_reading(state), state is None
+        job, is_new = self.start_reading(self.open_state(state), len(texts)), state is None
         return job.finish([[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
 
-    def stream(self, chunks: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
+    def stream(self, chunks: Iterable[str], state: FastWeightState | str | Path | None = None) -> FastWeightState:
         """Read one text that arrives in chunks, of any total length, into a state of one row.
 
         Args:
             chunks: The text, in pieces of any size.
-            state: State of one row to continue from; None for the initial one.
+            state: State of one row to continue from, or its file; None for the initial one.
         """
-        return self.start_reading(state).finish([[self.token_stream("stream", chunks, state is None)]])
+        job = self.start_reading(self.open_state(state))
+        return job.finish([[self.token_stream("stream", chunks, state is None)]])
 
-    def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
-        """Return a job that reads texts; `initial_state` has one row, which every text continues."""
+    def open_state(self, state: FastWeightState | str | Path | None) -> FastWeightState | None:
+        """Return a state, loaded if it is the path of a file. Raises `UsageError` for another kind of memory."""
+        state = self.load(state) if isinstance(state, str | Path) else state
+        if state is not None:
+            check_memory_type(state, FastWeightState)
+        return state
+
+    def start_reading(self, initial_state: FastWeightState | None = None, num_texts: int = 1) -> StateReadingJob:
+        """Return a job that reads texts, which continue `initial_state`: one row for all, or one for each."""
         if not self.update_weights:
             raise UsageError(
                 "inner_loop.enabled is false in this run, so it cannot learn from a text; give another run"
             )
-        if initial_state is not None and len(initial_state.position) != 1:
-            raise UsageError(f"a text continues a state of one row, not of {len(initial_state.position)}; select one")
+        num_rows = 1 if initial_state is None else len(initial_state.position)
+        if num_rows not in (1, num_texts):
+            raise UsageError(f"a state of {num_rows:,} texts is continued by as many, in order; {num_texts:,} given")
         return StateReadingJob(self.model, self.attention_window, initial_state)
 
     @property
@@ -201,7 +211,7 @@ class NestedTextModel:
     def generate(
         self,
         prompts: Sequence[str] | str,
-        state: FastWeightState | None = None,
+        state: FastWeightState | str | Path | None = None,
         *,
         config: GenerationConfig = GREEDY,
     ) -> list[Generation]:
@@ -212,7 +222,7 @@ class NestedTextModel:
 
         Args:
             prompts: Texts, or one text; on a state they are encoded without special tokens such as BOS.
-            state: State to continue from; it is never changed.
+            state: State to continue from, which is never changed, or the path of a file that `save` wrote.
             config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
 
         Returns:
@@ -220,7 +230,9 @@ class NestedTextModel:
 
         Raises:
             UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
+            CorruptArtifactError: If the file is damaged or belongs to another model.
         """
+        state = self.open_state(state)
         ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_prompts(prompts)]
         return self.generate_from_ids(ids, state, config)
 
@@ -295,8 +307,7 @@ class NestedTextModel:
             "chunks": self.model.hope_config.chunk_sizes,
         }
         if self.untrained is not None:
-            levels = self.untrained.levels.model_dump(mode="json")
-            source |= {"checkpoint": self.untrained.checkpoint, "levels": levels}
+            source |= {"checkpoint": self.untrained.checkpoint, "levels": self.untrained.levels.model_dump(mode="json")}
         state_file.save_state(
             values.to(values.detach(state), dtype=dtype),
             path,

@@ -109,7 +109,9 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         if state is None:
             B = len(piece.input_ids)
             state = self.model.initial_state(B) if self.initial_state is None else self.initial_state
-            state = values.repeat_rows(state, B) if len(state.position) == 1 < B else state
+            first = len(self.texts)
+            rows = [0] * B if len(state.position) == 1 else list(range(first, first + B))
+            state = state if rows == list(range(len(state.position))) else values.select_rows(state, rows)
         state = fit_attention_window(self.model, state, piece.input_ids.shape[1], self.window)
         mask = None if bool(piece.attention_mask.all()) else piece.attention_mask
         output = nan_check.read_tokens_checked(
