@@ -220,8 +220,10 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
         (("kava", "--task", "gsm8k"), "trained on generated digits"),
         (
             ("kava", QUESTION, "--jacobi-iterations", "2"),
-            "--jacobi-iterations 2: requires --task",
+            "--jacobi-iterations: requires --task",
         ),
+        (("kava", QUESTION, "--limit", "3"), "--limit: requires --task"),
+        (("kava", QUESTION, "--batch-size", "3"), "--batch-size: requires --task"),
         (
             ("kava", QUESTION, "--out", "gone/a.html"),
             "--out gone/a.html: folder gone does not exist",

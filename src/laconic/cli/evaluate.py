@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
 OPTION_USERS = {  # options that not every suite has, and the runs that they are for
-    **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
-    **dict.fromkeys(("jacobi_tolerance", "data_dir"), QUESTIONS),
+    **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "latency"), QUESTIONS),
+    **dict.fromkeys(("baseline", "jacobi_tolerance", "data_dir", "batch_size"), QUESTIONS),
     **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
     **dict.fromkeys(("documents", "tokens"), TEXTS),
 }
@@ -79,8 +79,8 @@ class EvaluateCommand:
     """run to compare the others with, question by question"""
     checkpoint: str = "latest"
     """latest, best (by validation during training), or the number of a step"""
-    batch_size: int = 64
-    """questions per batch, in each process"""
+    batch_size: OptionalInt = None
+    """runs that answer questions: questions per batch, in each process (default: 64)"""
     latency: int = 0
     """measure latency on this many questions, one at a time"""
     documents: OptionalStr = None
@@ -128,7 +128,7 @@ class EvaluateCommand:
                 ranks,
                 limit=self.limit,
                 checkpoint=self.checkpoint,
-                batch_size=self.batch_size,
+                batch_size=self.batch_size or 64,
                 data_dir=self.data_dir,
                 shots=self.shots,
                 protocol=self.protocol,

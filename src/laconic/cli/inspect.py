@@ -7,12 +7,14 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
+    OptionalInt,
     OptionalPath,
     OptionalProtocol,
     OptionalStr,
     OutputFormat,
     check_minimum,
     parse_ints,
+    refuse_flags,
 )
 from laconic.cli.files import check_output_path, print_json
 from laconic.console import escape_controls
@@ -38,16 +40,16 @@ class InspectCommand:
     """inspect a task instead of a question: a data set of laconic data list, a file, or the recipe's test or valid"""
     data_dir: OptionalStr = None
     """folder of the data sets' files, for --task, mean and swap (default: data.data_dir of the recipe, else the hub)"""
-    limit: int = 256
-    """number of questions of the task"""
+    limit: OptionalInt = None
+    """with --task: number of questions (default: 256)"""
     baseline: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with, for example one trained without distillation"""
     jacobi_iterations: OptionalStr = None
     """with --task: comma-separated numbers of Jacobi iterations (default: 0 to the trained T + 2, and num_latents)"""
     seed: int = 0
     """random seed of shuffle, swap and noise"""
-    batch_size: int = 64
-    """questions per batch"""
+    batch_size: OptionalInt = None
+    """with --task: questions per batch (default: 64)"""
     protocol: OptionalProtocol = None
     """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
     out: OptionalPath = None
@@ -110,8 +112,9 @@ class InspectCommand:
             raise UsageError("give either a question or --task; laconic inspect RUN QUESTION")
         if self.task is not None and (self.chain or self.answer is not None):
             raise UsageError("--chain and --answer require a question; a task has its own")
-        if self.question is not None and self.jacobi_iterations is not None:
-            raise UsageError(f"--jacobi-iterations {self.jacobi_iterations}: requires --task")
+        if self.question is not None:
+            names = ("jacobi_iterations", "limit", "batch_size")
+            refuse_flags({name: getattr(self, name) for name in names}, "requires --task")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         if self.page_path is not None:
             check_output_path("--out", self.page_path)

@@ -34,6 +34,8 @@ from laconic.experiment.load_run import LoadedRun, load_run
 from laconic.interfaces import TrainingData
 from laconic.models.weights import resolve_device
 
+DEFAULT_QUESTIONS, DEFAULT_BATCH_SIZE = 256, 64
+
 
 def inspect_runs(command: InspectCommand) -> int:
     device = resolve_device(command.device)
@@ -103,7 +105,8 @@ def inspect_one_question(command: InspectCommand, runs: Sequence[LoadedRun]) -> 
 
 
 def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetSummary:
-    name, limit = to_utf8(str(command.task)), max(command.limit, NUM_REFERENCE_QUESTIONS)
+    name, num_questions = to_utf8(str(command.task)), command.limit or DEFAULT_QUESTIONS
+    limit = max(num_questions, NUM_REFERENCE_QUESTIONS)
     protocol = choose_protocol(runs[0].recipe, command.protocol)
     question_sets = [
         load_question_set(run, name, protocol, root=command.data_dir, limit=limit, with_chains=True) for run in runs
@@ -119,10 +122,10 @@ def inspect_task(command: InspectCommand, runs: Sequence[LoadedRun]) -> DatasetS
                 inspect_dataset(
                     inspected_run,
                     questions,
-                    limit=command.limit,
+                    limit=num_questions,
                     iterations=iteration_counts(command.jacobi_iterations, run),
                     seed=command.seed,
-                    batch_size=command.batch_size,
+                    batch_size=command.batch_size or DEFAULT_BATCH_SIZE,
                     progress=show,
                 )
             )

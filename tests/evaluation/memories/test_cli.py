@@ -185,6 +185,7 @@ def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:
         ((*FLAGS, "--keep", "2"), "--keep 2: expected shares above 0 and at most 1"),
         ((*FLAGS, "--tokens", "500"), "need 612 positions, and the model has 512"),
         ((*FLAGS, "--protocol", "codi"), "--protocol: only for runs that answer questions"),
+        ((*FLAGS, "--batch-size", "8"), "--batch-size: only for runs that answer questions"),
         ((*FLAGS[:2], *FLAGS[4:]), "about document a: there is no such document"),
         ((*FLAGS, "--prompt", "chat"), "has no chat template"),
         (("--tasks", "test", "--keep", "0.5"), "--keep: only for the task memories"),

@@ -58,6 +58,7 @@ class ReasoningSuite:
         "with_cot",
         "jacobi_iterations",
         "jacobi_tolerance",
+        "batch_size",
         "baseline",
         "latency",
     )
