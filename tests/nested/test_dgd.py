@@ -448,6 +448,7 @@ def step_of_two(sharded: bool) -> list[list[float]]:
     with pytest.raises(UsageError, match="batch='joint'"):
         refused.step()
     dist.barrier()
+    del replica  # its reducer holds the group, whose threads must not be joined when this function's locals are freed
     dist.destroy_process_group()
     return parameters
 
