@@ -88,7 +88,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
     metadata, heads = memory.metadata, memory.slots
     assert metadata is not None
-    settings = ", ".join(f"{name} {value}" for name, value in metadata.settings.items())
+    settings = ", ".join(f"{name} {abbreviate_hash(str(value))}" for name, value in metadata.settings.items())
     lines = [
         f"{path}: {float(memory.num_slots.mean()):,.1f} slots per KV head ({int(heads.min()):,} to "
         f"{int(heads.max()):,}), keys and values in {metadata.dtype}, {path.stat().st_size:,} bytes",

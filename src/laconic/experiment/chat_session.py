@@ -12,7 +12,7 @@ from laconic.compression.kv_memory import KVMemory
 from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.kv_compressor import MARK, is_chat_memory, render_after_opening, split_template
+from laconic.experiment.kv_compressor import get_opening, render_after_opening
 from laconic.experiment.text_model import find_stop_token_ids
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
@@ -43,9 +43,8 @@ class ChatPrefix:
 
     @classmethod
     def from_kv_memory(cls, memory: KVMemory, tokenizer: Tokenizer) -> "ChatPrefix":
-        """Return the cache of a KV memory of one text."""
-        opening = split_template(tokenizer, MARK)[0] if is_chat_memory(memory) else ""
-        return cls(memory.to_cache(), int(memory.num_tokens[0]), opening)
+        """Return the cache of a KV memory of one text; the errors are those of `get_opening`."""
+        return cls(memory.to_cache(), int(memory.num_tokens[0]), get_opening(tokenizer, memory))
 
 
 class ChatSession:

@@ -12,15 +12,16 @@ from laconic.compression.kv_compress import KVCompressionConfig, compress_docume
 from laconic.compression.kv_memory import KVMemory
 from laconic.compression.kv_memory_file import KVMemoryMetadata
 from laconic.compression.kv_selection import RepeatPrompt
-from laconic.compression.memory_file import SourceDocument
+from laconic.compression.memory_file import SourceDocument, abbreviate_hash
 from laconic.data.messages import Message
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import InputError, UsageError
+from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.experiment.text_model import check_memory_type, current_time
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
 MARK = "\uf8ff"  # placeholder (private-use character) of a document or question while a template is rendered
+TEMPLATE_KEY = "chat_template"  # setting of a memory of a chat: the hash of the template
 SEPARATOR = "\n\n"  # between a document and a question in one user message
 
 
@@ -82,9 +83,10 @@ def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[M
     Raises:
         UsageError: If a memory of a chat is the beginning of another conversation.
         InputError: If the chat template rejects the messages.
+        CorruptArtifactError: If a memory of a chat was written with another chat template.
     """
     if is_chat_memory(memory):
-        text = render_after_opening(tokenizer, messages, split_template(tokenizer, MARK)[0])
+        text = render_after_opening(tokenizer, messages, get_opening(tokenizer, memory))
     else:
         text = tokenizer.apply_chat_template(messages)
     return tokenizer.encode(text, add_special_tokens=False)
@@ -93,6 +95,28 @@ def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[M
 def is_chat_memory(memory: KVMemory) -> bool:
     """Return whether the text of a memory opens a user message."""
     return memory.metadata is not None and memory.metadata.chat
+
+
+def get_opening(tokenizer: Tokenizer, memory: KVMemory) -> str:
+    """Return the chat template up to the text of a memory that opens a user message, "" for another memory.
+
+    Raises:
+        CorruptArtifactError: If the memory was written with another chat template.
+    """
+    if memory.metadata is None or not memory.metadata.chat:
+        return ""
+    theirs, ours = str(memory.metadata.settings.get(TEMPLATE_KEY)), hash_template(tokenizer)
+    if theirs != ours:
+        raise CorruptArtifactError(
+            f"the memory was written with chat template {abbreviate_hash(theirs)}, this model has "
+            f"{abbreviate_hash(ours)}; compress again with this model"
+        )
+    return split_template(tokenizer, MARK)[0]
+
+
+def hash_template(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of a chat template; not of what it renders, which may have a date."""
+    return sha256((tokenizer.chat_template or "").encode()).hexdigest()
 
 
 def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], opening: str) -> str:
@@ -180,6 +204,7 @@ def compress_text(
     document = SourceDocument(name, sha256(text.encode()).hexdigest(), sum(result.windows), tuple(result.windows))
     settings = {key: value for key, value in vars(config).items() if key != "method" and value is not None}
     settings["equal_heads"] = config.equal_heads or len(result.windows) > 1
+    settings |= {TEMPLATE_KEY: hash_template(tokenizer)} if chat else {}
     metadata = replace(
         build_metadata(decoder, tokenizer),
         method=config.method,
