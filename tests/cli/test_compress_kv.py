@@ -1,6 +1,7 @@
 """`laconic compress`, `inspect` and `generate --memory` with a plain checkpoint."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, LanguageModel
-from laconic.compression import cartridge
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv import cartridge
+from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.experiment.kv_compressor import encode_document, encode_prompt, load_kv_memories
+from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
 from tests.conftest import RunCli
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."
@@ -101,6 +102,17 @@ def test_compress_chat_opens_a_message_that_the_question_continues(
     assert run_cli("compress", model, text, "--out", plain)[0] == 0
     code, _, err = run_cli("generate", model, "a", "--memory", plain, *options)
     assert (code, "memory.safetensors cannot be joined with others" in err) == (2, True)
+
+
+def test_generate_refuses_a_memory_of_another_chat_template(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    memory = tmp_path / "m.safetensors"
+    assert run_cli("compress", model, text, "--out", memory, "--chat")[0] == 0
+    other = shutil.copytree(model, tmp_path / "other")
+    (other / "chat_template.jinja").write_text(TEMPLATE + " ")
+    code, _, err = run_cli("generate", other, "Which month?", "--memory", memory, "--max-tokens", 1)
+    assert (code, "was written with chat template " in err) == (76, True)
 
 
 def test_generate_continues_a_conversation_after_a_memory(

@@ -8,13 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.experiment.chat_session import ChatPrefix, ChatSession
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import MARK, compress_text, split_template
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.kv_compressor import MARK, compress_text, split_template
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run
@@ -106,7 +106,9 @@ def test_memory_of_a_chat_opens_the_conversation(client: TestClient, chat_model:
     assert "--" not in error["message"], "clients have no flags"
 
 
-def test_memories_survive_a_restart(chat_model: LanguageModel, start_server: StartServer, tmp_path: Path) -> None:
+def test_memories_survive_a_restart(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = start_server(chat_model, memory_folder=tmp_path)
     memory = create(first, keep=0.5)
     text = complete(first, memory["id"])
@@ -114,6 +116,7 @@ def test_memories_survive_a_restart(chat_model: LanguageModel, start_server: Sta
     (tmp_path / "damaged.safetensors").write_bytes(b"not a memory")
     second = start_server(chat_model, memory_folder=tmp_path)
     assert second.get("/v1/memories").json() == {"object": "list", "data": [memory]}
+    assert f"{tmp_path / 'damaged.safetensors'} is left out: " in capsys.readouterr().err
     assert second.get(f"/v1/memories/{memory['id']}").json() == memory
     assert complete(second, memory["id"]) == text
     assert not (tmp_path / ".tmp-0123").exists()
@@ -228,6 +231,37 @@ def test_memory_store_has_a_limit_and_refuses_damage(
     assert server.put("/v1/memories/a.b", content=b"x").status_code == 400
     assert server.delete(f"/v1/memories/{memory['id']}").status_code == 200
     create(server, keep=0.5)
+
+
+def test_deleted_memory_leaves_nothing_behind(
+    chat_model: LanguageModel, start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S8: neither the folder nor the caches nor the log have anything of a memory that was deleted or replaced."""
+    secret = "zanzibar"
+    server = start_server(chat_model, memory_folder=tmp_path)
+    store = cast(Any, server.app).state.services.memories
+    id = create(server, keep=0.5, text=f"{secret} {TEXT}", name=secret)["id"]
+    content = server.get(f"/v1/memories/{id}/content").content
+    complete(server, id, prompt=f"{secret}?")
+    other = create(server, keep=0.5)["id"]
+    complete(server, id, other)
+    assert len(store.prefixes) == 2
+    for body in ({"prompt": secret, "memory": [secret * 9]}, {"prompt": secret, secret: 1}, {"prompt": {secret: 1}}):
+        assert server.post("/v1/completions", json=body).status_code >= 400
+    assert server.put(f"/v1/memories/{secret}!", content=secret.encode()).status_code == 400
+    replacement = server.get(f"/v1/memories/{other}/content").content
+    assert server.put(f"/v1/memories/{id}", content=replacement).status_code == 200
+    assert not store.prefixes, "those of the memory that was replaced are gone"
+    assert server.put(f"/v1/memories/{id}", content=content).status_code == 200
+    complete(server, id)
+    assert server.delete(f"/v1/memories/{id}").status_code == 200
+    assert not store.prefixes
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.name for path in left] == [f"{other}.safetensors"]
+    assert secret.encode() in content, "the file had the name"
+    assert secret.encode() not in left[0].read_bytes()
+    assert secret not in server.get("/metrics").text + server.get("/v1/memories").text
+    assert secret not in capsys.readouterr().err
 
 
 def test_memories_of_an_autocompressor(

@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from laconic.storage import atomic, lock, manifest
+from laconic.compression.kv.memory_file import KVMemoryMetadata
+from laconic.config import load
+from laconic.config.recipe import Recipe
+from laconic.models.checkpoints import checkpoint_files
+from laconic.storage import atomic, file_names, lock, manifest
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
-from laconic.training import checkpoint, step
+from laconic.training import checkpoint, sharded, step
 from laconic.training import run as training_run
 from laconic.training.metrics import MetricsWriter
 from laconic.training.step import Updater
 from laconic.training.trackers import Tracker
-from tests.trust import steps, test_resume
+from tests.trust import bindings, steps, test_resume
 from tests.trust.nonfinite_cases import check_run_stops
 
 Patch = pytest.MonkeyPatch
@@ -83,6 +87,11 @@ def keep_metrics(patch: Patch) -> None:
     patch.setattr(training_run, "MetricsWriter", type("KeepsMetrics", (MetricsWriter,), {"__init__": init}))
 
 
+def ignore_unknown_keys(patch: Patch) -> None:
+    lenient = type("LenientRecipe", (Recipe,), {"model_config": {**Recipe.model_config, "extra": "ignore"}})
+    patch.setattr(load, "Recipe", lenient)
+
+
 GUARDS: dict[str, Guard] = {
     "file fsync": Guard(skip_fsync(stat.S_ISREG), steps.check_power_cut),
     "directory fsync": Guard(skip_fsync(stat.S_ISDIR), steps.check_power_cut),
@@ -131,6 +140,26 @@ GUARDS: dict[str, Guard] = {
             [patch.setattr(module, "set_random_state", lambda state: None) for module in (checkpoint, step)] and None
         ),
         test_resume.check_random_state_is_restored,
+    ),
+    "split of what is no tensor": Guard(
+        lambda patch: patch.setattr(sharded, "Tensor", object), bindings.check_shards_hold_tensors
+    ),
+    "tokenizer of a memory": Guard(
+        lambda patch: patch.setattr(KVMemoryMetadata, "check_reader", lambda *_: None),
+        bindings.check_memory_is_bound_to_its_tokenizer,
+    ),
+    "tokenizer of a step": Guard(
+        lambda patch: patch.setattr(training_run.TrainingRun, "check_fingerprints", lambda *_: None),
+        bindings.check_step_is_bound_to_its_tokenizer,
+    ),
+    "strict loading": Guard(
+        lambda patch: patch.setattr(checkpoint_files, "_raise_mismatch", lambda **_: None),
+        bindings.check_loading_is_strict,
+    ),
+    "unknown keys": Guard(ignore_unknown_keys, bindings.check_unknown_keys_are_refused),
+    "names inside their folder": Guard(
+        lambda patch: patch.setattr(file_names, "resolve_inside", lambda root, name: root / name),
+        bindings.check_names_stay_inside,
     ),
 }
 

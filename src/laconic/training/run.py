@@ -31,7 +31,8 @@ from laconic.training.trackers import Tracker
 from laconic.training.validation_log import VALIDATIONS_FILE, ValidationLog, get_metric, read_validations
 
 VALIDATION_FINGERPRINT = "held_out"  # of what a validation measures; a run may be resumed with another
-CHANGED_INPUTS = {"data": "training rows", "recipe": "recipe keys", "base": "weights of the base model"}
+CHANGED_INPUTS = {"data": "training rows", "recipe": "recipe keys", "base": "weights of the base model",
+                  "tokenizer": "ids of the tokenizer"}  # fmt: skip
 MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
 MAX_PROGRESS_METRICS = 8  # on the progress line, all losses of KaVa; metrics.jsonl has the gradient norm too
 MAX_ERROR_METRICS = 4  # named in an error message
@@ -109,9 +110,10 @@ class TrainingRun:
         """Raise `CorruptArtifactError` for a step of other data, base weights or recipe."""
         for name, ours in self.fingerprints.items():
             if name != VALIDATION_FINGERPRINT and not start.has_fingerprint(name, ours):
+                theirs = start.manifest.fingerprints.get(name)
                 raise CorruptArtifactError(
-                    f"{start.path} was trained with other {CHANGED_INPUTS.get(name, name)}; restore the old ones, or "
-                    "train from the beginning in another directory"
+                    f"{start.path} was trained with other {CHANGED_INPUTS.get(name, name)} ({theirs}, not {ours}); "
+                    "restore the old ones, or train from the beginning in another directory"
                 )
 
     def restore(self, start: StepFolder) -> None:

@@ -7,7 +7,6 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import Any, BinaryIO
 
 import torch
 
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_memory_file import FILE_KIND as KV_KIND
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.memory_file import FILE_KIND as KV_KIND
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
 from laconic.compression.memory_file import MemoryMetadata
 from laconic.compression.segment import build_memory_prompt
+from laconic.console import log_message
 from laconic.errors import (
     CorruptArtifactError,
     InputError,
@@ -29,9 +29,9 @@ from laconic.errors import (
     UsageError,
     translate_os_errors,
 )
-from laconic.experiment.chat_session import ChatPrefix
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import is_chat_memory
+from laconic.experiment.text_models.chat_session import ChatPrefix
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.kv_compressor import is_chat_memory
 from laconic.models.decoder import Decoder
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
@@ -85,8 +85,10 @@ class MemoryStore:
         remove_temporary(folder)
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             if MEMORY_ID.fullmatch(path.stem):
-                with suppress(CorruptArtifactError, UnsafeFileError):  # not written by laconic, or damaged
+                try:
                     self.entries[path.stem] = self.describe(path.stem, path)
+                except (CorruptArtifactError, UnsafeFileError) as error:
+                    log_message(f"laconic: {path} is left out: {error}")
         for id, path in pinned.items():
             if not MEMORY_ID.fullmatch(id):
                 raise UsageError(f"--memory {id}={path}: a name has up to 64 letters, digits, - and _; choose another")
@@ -217,6 +219,7 @@ class MemoryStore:
         path = self.folder / f"{id}{SUFFIX}"
         with self.lock:
             write_file_atomically(path, lambda new: os.replace(source, new))
+            self.forget(id)
             entry = self.entries[id] = self.describe(id, path)
         return entry.card
 
@@ -229,9 +232,16 @@ class MemoryStore:
         self.get(id)
         self.check_space(id)
         with self.lock:
-            entry = self.entries.pop(id, None)
+            entry = self.forget(id)
             if entry is not None:
                 entry.path.unlink(missing_ok=True)
+
+    def forget(self, id: str) -> StoredMemory | None:
+        """Remove a memory from RAM and return it, if there is one; the caller holds the lock."""
+        entry = self.entries.pop(id, None)
+        for key in [key for key in self.prefixes if entry is not None and entry.digest in key]:
+            del self.prefixes[key]
+        return entry
 
     def load_prefix(self, names: tuple[str, ...]) -> ChatPrefix:
         """Return the KV cache of memories, by id or name and in order, as a beginning of prompts.
@@ -251,7 +261,8 @@ class MemoryStore:
         with torch.inference_mode():
             prefix = self.build_prefix(entries)
         with self.lock:
-            self.prefixes[key] = prefix
+            if all(self.entries.get(entry.card.id) is entry for entry in entries):  # none was deleted meanwhile
+                self.prefixes[key] = prefix
             while len(self.prefixes) > MAX_PREFIXES:
                 self.prefixes.popitem(last=False)
         return prefix
