@@ -26,7 +26,7 @@ REPO = Path(__file__).resolve().parent.parent
 PIECE_BYTES = 44 * 2**20
 PYTHON_VERSION = "3.12"  # of the machine with the GPU
 WHEELS = (
-    "pydantic", "pydantic_core", "tyro", "tomli_w", "docstring_parser", "typeguard", "typing_extensions",
+    "pydantic", "pydantic-core", "tyro", "tomli-w", "docstring-parser", "typeguard", "typing-extensions",
     "typing-inspection", "annotated-types", "gguf", "einops", "beartype", "jaxtyping", "rich", "mdurl", "fla-core",
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
@@ -70,10 +70,8 @@ def laconic(*arguments: str) -> list[str]:
 def pack(folder: Path, data_dir: Path) -> None:
     """Write wheels, data and the pieces of the model into a folder."""
     (folder / "wheels").mkdir(parents=True, exist_ok=True)
-    versions = dict(
-        line.split("==") for line in (REPO / "constraints.txt").read_text().splitlines() if line.count("==") == 1
-    )
-    pinned = [f"{name}=={versions[name]}" if name in versions else name for name in WHEELS]
+    pins = [line.replace("_", "-") for line in (REPO / "constraints.txt").read_text().splitlines() if "==" in line]
+    pinned = [next((pin for pin in pins if pin.startswith(f"{name}==")), name) for name in WHEELS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", PYTHON_VERSION, "--implementation", "cp"]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
