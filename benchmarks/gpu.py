@@ -29,9 +29,10 @@ from benchmarks.training import batch_of, logits_of
 from laconic import DecoderConfig
 from laconic.generation import static_cache
 
-# layers, width, V, H, G, F: 1b has the sizes of Llama 3.2 1B
+# layers, width, V, H, G, F: sizes of Llama 3.2 1B and SmolLM2-135M
 SIZES = {
     "1b": (16, 2048, 128_256, 32, 8, 8_192),
+    "135m": (30, 576, 49_152, 9, 3, 1_536),
     "small": (8, 512, 32_000, 8, 4, 1_376),
     "tiny": (2, 32, 64, 2, 1, 64),
 }
@@ -116,13 +117,14 @@ def decoding(pair: Pair, device: torch.device, options: argparse.Namespace) -> T
             rows.append(row(name, seconds_, batch, options.new, min_seconds))
 
         measure("laconic, eager", generate_laconic)
-        with compiled_steps(options.backend):
-            measure("laconic, step compiled", generate_laconic)
+        if options.compile:
+            with compiled_steps(options.backend):
+                measure("laconic, step compiled", generate_laconic)
         if not PEERS:
             rows.append(("transformers", str(batch), *[ABSENT] * 3))
             continue
         measure("transformers, dynamic cache, eager", generate_transformers)
-        if device.type == "cuda":  # with a static cache, transformers compiles its own step on CUDA
+        if device.type == "cuda" and options.compile:  # with a static cache, transformers compiles its own step on CUDA
             measure("transformers, static cache, compiled", generate_transformers, cache="static")
     text = (
         f"Greedy, {options.dtype}, {options.new} new tokens on a prompt of {options.prompt}, prefill included, random "
@@ -156,7 +158,7 @@ def training(pair: Pair, device: torch.device, options: argparse.Namespace) -> T
     models = {"laconic": pair.ours.train()} | ({"transformers": pair.theirs.train()} if PEERS else {})
     for name, model in models.items():
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=device.type == "cuda")
-        for way in ("eager", "compiled"):
+        for way in ("eager", "compiled") if options.compile else ("eager",):
             logits = logits_of if way == "eager" else torch.compile(logits_of, backend=options.backend)
 
             def update(model: Any = model, logits: Any = logits, optimizer: Any = optimizer) -> None:
@@ -181,7 +183,8 @@ def delta_rules(device: torch.device, options: argparse.Namespace) -> Table:
     heads, width, T = options.delta_rule
     limit = 3 * num_operations(heads, width, T) / product_rate(device, 512, torch.float32)
     ways: dict[str, tuple[Callable[..., Any], torch.dtype]] = {"laconic, float32": (run_chunks, torch.float32)}
-    ways["laconic, float32, compiled"] = torch.compile(run_chunks, backend=options.backend), torch.float32
+    if options.compile:
+        ways["laconic, float32, compiled"] = torch.compile(run_chunks, backend=options.backend), torch.float32
     if (naive := load_fla()) is not None:
         ways["flash-linear-attention in PyTorch, float32"] = partial(naive, chunk_size=CHUNK), torch.float32
     if naive is not None and device.type == "cuda":
@@ -235,6 +238,7 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out the compiled rows")
     parser.add_argument("--only", choices=TABLES, nargs="+", default=list(TABLES))
     parser.add_argument("--rows", type=int, default=4, help="rows of a training step")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of each row of a training step")

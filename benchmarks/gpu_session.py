@@ -140,44 +140,44 @@ def training_jobs(size: str, device: str, model: str, seeds: int) -> list[Job]:
         rows = [f"data.name={data}.jsonl", f"data.valid={data}.held_out.jsonl"]
         train = laconic("train", recipe, "--device", device, "--out", f"runs/{name}", *rows, start, *keys, *small)
         jobs.append(Job(name, train, (after,) if after else (), is_training=True))
-        tasks = [f"{data.removesuffix('-mixed')}.held_out.jsonl", "--limit", limit]
+        tasks = [f"{data.removesuffix('-mixed')}.held_out.jsonl", "--limit", limit, "--batch-size", "250"]
         evaluate = laconic("evaluate", f"runs/{name}", "--device", device, "--tasks", *tasks)
         jobs.append(Job(f"evaluate-{name}", [*evaluate, "--format", "json"], (name,)))
 
-    words = ["model.dtype=bfloat16", "train.batch_size=64", "train.save_every=100", "train.validate_every=400"]
-    add("words-cot", "cot-smollm2", [*words, "train.steps=1200"], "easy")
+    short = ["train.save_every=400", "train.validate_every=400"]
+    words = ["model.dtype=bfloat16", "train.batch_size=64", *short]
+    add("words-cot", "cot-smollm2", [*words, "train.steps=1000"], "easy")
+    words += ["train.steps=400"]
+    add("words-kava", "kava-smollm2", [*words, *RESULTS], "easy", "words-cot")
+    add("words-nocot", "nocot-smollm2", words, "easy", "words-cot")
+    add("words-pause", "kava-smollm2", [*words, *RESULTS, *PAUSE], "easy", "words-cot")
     for seed in range(seeds):
-        add(f"cot-{seed}", "cot-smollm2-digits", [f"seed={seed}", "validation.max_tokens=48"], "eq-mixed")
+        add(f"cot-{seed}", "cot-smollm2-digits", [*short, f"seed={seed}", "validation.max_tokens=48"], "eq-mixed")
     for seed in range(seeds):
-        start, key = f"cot-{seed}", [f"seed={seed}"]
+        start, key = f"cot-{seed}", [*short, f"seed={seed}"]
         add(f"kava-{seed}", "kava-smollm2-digits", [*key, "kv_selection.policy=results"], "eq", start)
         add(f"pause-{seed}", "pccot-smollm2-digits", [*key, *PAUSE], "eq", start)
         add(f"random-{seed}", "kava-smollm2-digits", [*key, "kv_selection.policy=random"], "eq", start)
         add(f"nocot-{seed}", "nocot-smollm2-digits", key, "eq", start)
-    words += ["train.steps=700"]
-    add("words-kava", "kava-smollm2", [*words, *RESULTS], "easy", "words-cot")
-    add("words-nocot", "nocot-smollm2", words, "easy", "words-cot")
-    add("words-pause", "kava-smollm2", [*words, *RESULTS, *PAUSE], "easy", "words-cot")
-    add("words-random", "kava-smollm2", [*words, *RESULTS, "kv_selection.policy=random"], "easy", "words-cot")
     return jobs
 
 
 class Queue:
-    """Run jobs side by side until a deadline; their logs lie in `out`.
+    """Run jobs side by side until a deadline; their logs lie in `logs`.
 
     Args:
         jobs: In order of importance.
         work: Folder that the commands run in.
-        out: Folder of logs, which is all that comes back from the machine.
+        logs: Folder of logs, one per job.
         workers: Processes at a time.
         deadline: Of `time.monotonic`.
         environment: Of the processes.
     """
 
     def __init__(
-        self, jobs: list[Job], work: Path, out: Path, workers: int, deadline: float, environment: dict[str, str]
+        self, jobs: list[Job], work: Path, logs: Path, workers: int, deadline: float, environment: dict[str, str]
     ) -> None:
-        self.jobs, self.work, self.out, self.workers = jobs, work, out, workers
+        self.jobs, self.work, self.logs, self.workers = jobs, work, logs, workers
         self.deadline, self.environment = deadline, environment
 
     def run(self) -> None:
@@ -205,7 +205,7 @@ class Queue:
     def run_job(self, job: Job) -> None:
         """Run one job; interrupt a training early enough for its evaluation, and kill others at the deadline."""
         start = time.monotonic()
-        with (self.out / f"{job.name}.log").open("w") as log:
+        with (self.logs / f"{job.name}.log").open("w") as log:
             log.write(f"$ {' '.join(job.arguments)}\n")
             log.flush()
             process = subprocess.Popen(
@@ -242,9 +242,9 @@ def start_mps(environment: dict[str, str]) -> None:
         print(f"no MPS: {error}", flush=True)
 
 
-def summarize(out: Path) -> None:
+def summarize(logs: Path) -> None:
     """Print the end of every log, and the scores of the evaluations."""
-    for log in sorted(out.glob("*.log")):
+    for log in sorted(logs.glob("*.log")):
         text = log.read_text(errors="replace")
         if log.name.startswith("evaluate-") and "{" in text:
             try:
@@ -260,7 +260,8 @@ def run(options: argparse.Namespace) -> None:
     start = time.monotonic()
     work, out = Path(options.work).resolve(), Path(options.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    work.mkdir(parents=True, exist_ok=True)
+    logs = work / "logs" / "-".join(options.stages)
+    logs.mkdir(parents=True, exist_ok=True)
     if options.wheels:
         site = ["--target", str(work / "site"), *map(str, Path(options.wheels).glob("*.whl"))]
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
@@ -281,8 +282,11 @@ def run(options: argparse.Namespace) -> None:
     jobs = [job for stage in options.stages for job in stages[stage]()]
     print(f"prepared in {time.monotonic() - start:.0f} s", flush=True)
     workers = 1 if options.stages == ["speed"] else options.workers
-    Queue(jobs, work, out, workers, start + options.seconds, environment).run()
-    summarize(out)
+    Queue(jobs, work, logs, workers, start + options.seconds, environment).run()
+    summarize(logs)
+    with tarfile.open(out / f"{logs.name}.tar.gz", "w:gz") as archive:
+        for file in (*logs.glob("*.log"), *work.glob("runs/*/metrics.jsonl"), *work.glob("runs/*/validations.json")):
+            archive.add(file, file.relative_to(work))
 
 
 def main() -> None:
@@ -298,7 +302,7 @@ def main() -> None:
     running.add_argument("--pieces", nargs="+", help="pieces of the model, in order; data.tar.xz lies beside the last")
     running.add_argument("--model", default="smollm2", help="folder of the model, or its short name")
     running.add_argument("--work", default="/tmp/gpu-session")
-    running.add_argument("--out", default=os.environ.get("OUT", "/tmp/gpu-session/out"))
+    running.add_argument("--out", default=os.environ.get("OUT", "/tmp/gpu-session/out"), help="folder of the logs")
     running.add_argument("--device", default="cuda")
     running.add_argument("--size", choices=("full", "tiny"), default="full", help="tiny: to try the script on a CPU")
     running.add_argument("--seconds", type=float, default=560.0)

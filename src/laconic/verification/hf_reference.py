@@ -30,18 +30,14 @@ def silence_warnings() -> Iterator[None]:
 class TransformersReference:
     """A checkpoint loaded by transformers."""
 
-    def __init__(
-        self, folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         import transformers
 
         transformers.utils.logging.disable_progress_bar()  # it would interfere with our own
         transformers.AttentionInterface.register(ATTENTION_NAME, hooked_attention)
         transformers.AttentionMaskInterface.register(ATTENTION_NAME, transformers.masking_utils.eager_mask)
         load = transformers.AutoModelForCausalLM.from_pretrained
-        self.model: Any = load(
-            str(folder), dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
-        )
+        self.model: Any = load(str(folder), dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True)
         self.model = self.model.to(device).eval()
         self.cache_class: Any = transformers.DynamicCache
         self.name = f"transformers {transformers.__version__}"
