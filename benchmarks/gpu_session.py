@@ -42,7 +42,7 @@ RESULTS = [  # kava-smollm2 with the distillation of kava-smollm2-digits
     "distillation.hidden_loss=l1", "kv_distillation.weight=10", "kv_distillation.distance=mse",
     "kv_distillation.scale_power=2", "kv_distillation.layers=[0]", "kv_distillation.key_space=pre_rope",
 ]  # fmt: skip
-EVALUATION_SECONDS = 60.0  # left for evaluation when training jobs are stopped
+EVALUATION_SECONDS = 48.0  # left for evaluation when training jobs are stopped
 
 
 @dataclass
@@ -123,7 +123,10 @@ def speed_jobs(size: str, device: str) -> list[Job]:
 def parity_jobs(device: str, model: str) -> list[Job]:
     """Return the comparisons of every activation with transformers."""
     return [
-        Job(f"parity-{dtype}", laconic("verify", "parity", model, "--device", device, "--dtype", dtype))
+        Job(
+            f"parity-{dtype}",
+            [*laconic("verify", "parity", model, "--inputs", "I1,I2,I8"), "--device", device, "--dtype", dtype],
+        )
         for dtype in ("float32", "bfloat16")
     ]
 
@@ -146,8 +149,8 @@ def training_jobs(size: str, device: str, model: str, seeds: int) -> list[Job]:
 
     short = ["train.save_every=400", "train.validate_every=400"]
     words = ["model.dtype=bfloat16", "train.batch_size=64", *short]
-    add("words-cot", "cot-smollm2", [*words, "train.steps=1000"], "easy")
-    words += ["train.steps=400"]
+    add("words-cot", "cot-smollm2", [*words, "train.steps=700"], "easy")
+    words += ["train.steps=300"]
     add("words-kava", "kava-smollm2", [*words, *RESULTS], "easy", "words-cot")
     add("words-nocot", "nocot-smollm2", words, "easy", "words-cot")
     add("words-pause", "kava-smollm2", [*words, *RESULTS, *PAUSE], "easy", "words-cot")

@@ -87,7 +87,7 @@ def test_generation_equals_that_of_the_cpu() -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("method", ["kvzip", "snapkv", "rkv", "h2o", "expected", "knorm", "window"])
+@pytest.mark.parametrize("method", ["kvzip", "snapkv", "rkv", "h2o", "expected", "window"])
 def test_compressed_caches_equal_those_of_the_cpu(method: str, tmp_path: Path) -> None:
     Path("text.txt").write_text("Once upon a time there was a little dog. He ran to the park. " * 6)
     for i, device in enumerate(DEVICES):
@@ -99,6 +99,7 @@ def test_compressed_caches_equal_those_of_the_cpu(method: str, tmp_path: Path) -
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-3, msg=name)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_learned_state_equals_that_of_the_cpu(tmp_path: Path) -> None:
     Path("text.txt").write_text("Once upon a time there was a little dog. He ran to the park. " * 6)
     for i, device in enumerate(DEVICES):
