@@ -21,7 +21,7 @@ from laconic.config.recipe import LoraConfig
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, get_module, pad_right, read_ids
 from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
-from laconic.experiment.build_model import add_lora
+from laconic.experiment.from_recipe.build_model import add_lora
 from laconic.interfaces import StatefulLM
 from laconic.losses import masked_cross_entropy
 

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.evaluation.class_incremental.tasks import TokenIds
 from laconic.interfaces import StatefulLM
+from laconic.models.decoder import Decoder
 from laconic.nested.nan_check import ReadOutput, read_tokens_checked
 from laconic.nested.state import FastWeightState, map_tensors
 
@@ -193,9 +194,9 @@ def split_into_batches(order: Sequence[T], size: int) -> list[Sequence[T]]:
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def get_module(model: Any) -> nn.Module:
+def get_module(model: Any) -> Decoder:
     """Return the module with the weights: the model, or the decoder that it wraps."""
-    return model if isinstance(model, nn.Module) else model.decoder
+    return model if isinstance(model, Decoder) else model.decoder
 
 
 def get_device(model: StatefulLM) -> torch.device:

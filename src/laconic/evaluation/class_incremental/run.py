@@ -32,8 +32,8 @@ from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.streams.evaluate import as_stateful
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
+from laconic.experiment.from_recipe.untrained_levels import parse_level_options
 from laconic.experiment.load_run import LoadedRun
-from laconic.experiment.untrained_levels import parse_level_options
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.model import Hope, HopeAttention
