@@ -10,18 +10,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import laconic
 from laconic.config.recipe import DOCUMENT_METHODS
+from laconic.evaluation.class_incremental.finetune_baselines import FinetuneConfig
+from laconic.evaluation.class_incremental.metrics import METHODS as CLASS_METHODS
+from laconic.evaluation.class_incremental.run import build_learner
 from laconic.nested.optim.input_recording import record_inputs
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
 from laconic.storage.run_dir import RunDirectory
 from laconic.verification.run import run_parity
 from tests.cli.test_train import metrics
 from tests.conftest import REPO, call_cli
+from tests.evaluation import streamed
 from tests.runs import train_tiny_run
 from tests.tiny_recipes import TINY_RECIPE
 
@@ -109,6 +114,18 @@ def test_learned_state_equals_that_of_the_cpu(tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("method", [method for method in CLASS_METHODS if method != "joint"])
+def test_classes_have_the_scores_of_the_cpu(method: str) -> None:
+    stream, scores = streamed.tasks(), list[np.ndarray]()
+    for device in DEVICES:
+        model = streamed.attending().to(device)
+        learner = build_learner(method, model, stream, FinetuneConfig(batch_size=4))
+        learner.learn(stream.train[0])
+        learner.learn(stream.train[1])
+        scores.append(learner.score(stream.test[0], stream.seen_classes(0)))
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-2, atol=1e-2)  # Adam divides by small gradients
 
 
 @pytest.mark.parametrize("width", [16, 64])
