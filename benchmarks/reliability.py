@@ -25,7 +25,20 @@ import torch  # noqa: E402
 
 from benchmarks.measure import Table, describe_machine  # noqa: E402
 from benchmarks.page import merge_sections  # noqa: E402
-from benchmarks.probes import artifacts, damage, disks, kills, peers, servers, signals, surroundings, writers  # noqa: E402
+from benchmarks.probes import (  # noqa: E402
+    artifacts,
+    damage,
+    disks,
+    hostile,
+    inputs,
+    kills,
+    peers,
+    promises,
+    servers,
+    signals,
+    surroundings,
+    writers,
+)
 from benchmarks.probes.counts import ABSENT, HEADER, Counts, add_up  # noqa: E402
 from benchmarks.probes.processes import warm_up  # noqa: E402
 from benchmarks.probes.works import build_works, train_inputs, write_inputs  # noqa: E402
@@ -48,7 +61,8 @@ class Amounts:
     signals: int = SIGNALS
     races: int = RACES
     peer_kills: int = PEER_KILLS
-    recipes: int = 4  # that are trained in odd surroundings
+    surroundings: int = len(surroundings.SURROUNDINGS)  # of each command
+    checks: int = 1_000  # of each promise, at most
 
 
 INTRODUCTION = """# Reliability
@@ -68,7 +82,7 @@ The peers for comparison are a `Trainer` on a tiny Llama with `save_steps=1` and
 `get_last_checkpoint`, and a process that saves 1 MB to the same file with `torch.save` again and again. They do less
 than laconic's commands, and nothing here is configured against them.
 """
-QUICK = Amounts(kills=12, flips=14, disks=1, signals=1, races=1, peer_kills=2, recipes=1)
+QUICK = Amounts(kills=12, flips=14, disks=1, signals=1, races=1, peer_kills=2, surroundings=1, checks=2)
 TEXTS = {
     "kills": (
         "SIGKILL",
@@ -113,8 +127,16 @@ TEXTS = {
         "Unusual environments",
         "New interpreters are started in these environments: "
         f"{', '.join(case.name for case in surroundings.SURROUNDINGS)}. *Survived*: "
-        "the run writes the same bytes as always. A closed output pipe may end the command with 141, and a read-only "
+        "the command writes the same bytes as always. A closed output pipe may end it with 141, and a read-only "
         "folder ends it with 74.",
+    ),
+    "promises": (
+        "Wrong and hostile input",
+        "Each number counts command lines that are given something wrong. *Survived*: the documented exit code and one "
+        "line, nothing run, and nothing written outside the folder. A peer survives if it raises an exception within "
+        "the same limits. R and S number the promises: R1 and R4 (nothing committed is lost, and a repeated command "
+        "ends with the same bytes) are in the table of SIGKILL, R2 in that of full disks, R3 of signals, R5 of damaged "
+        "files, R13 of two writers, R15 (umask) of unusual environments.",
     ),
 }
 
@@ -139,7 +161,11 @@ def build_rows(probe: str, base: Path, amounts: Amounts) -> dict[str, Row]:
     works = build_works(base)
     all_works = {**works, **(peers.PEERS if has_peers else {})}
     if probe == "surroundings":
-        return {"train": Row(surroundings.tour_surroundings, base, amounts.recipes)}
+        tours = surroundings.build_tours(base)
+        return {tour.name: Row(surroundings.tour_surroundings, tour, amounts.surroundings) for tour in tours}
+    if probe == "promises":
+        rows = [*inputs.build_promises(base), *hostile.build_promises(base)]
+        return {row.name.split()[0]: Row(promises.keep_promises, row, amounts.checks) for row in rows}
     if probe == "damage":
         files = artifacts.build_artifacts(base)
         others = peers.build_peer_artifacts(base) if has_peers else {}
