@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 import laconic
 from laconic.errors import UnsafeFileError, UsageError
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.storage.file_names import resolve_inside
 from laconic.storage.run_dir import check_name
 from tests.serving.conftest import start_client

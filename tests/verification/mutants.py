@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import (
-    activations,
-    attention,
-    attention_backends,
-    block,
-    cache,
-    decoder,
-    rope,
-    rope_scaling,
-    weights,
-)
+from laconic.models import activations, attention, block, cache, decoder, rope
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints import weights
 from laconic.models.config import DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder
+from laconic.models.ops import attention_backends, rope_scaling
 from laconic.verification.parity import ParityCase
 from tests.reference.weight_formats import interleave
 from tests.verification import wrong
