@@ -16,7 +16,6 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
         AnswerRecord(
             f"q{i}",
             f"How many are {i}?",
-            f"hash {i}",
             str(i % 5),
             str(i % 5) if yes else "no",
             str(i % 5) if yes else None,
@@ -34,7 +33,7 @@ def predicted(
 ) -> ReasoningResult:
     """Predictions for questions, with their gold answers."""
     rows = zip(predictions, right, gold, strict=True)
-    records = [AnswerRecord("", "", "", g, "", x, is_right, PASSES, (50, 60)) for x, is_right, g in rows]
+    records = [AnswerRecord("", "", g, "", x, is_right, PASSES, (50, 60)) for x, is_right, g in rows]
     return ReasoningResult(tuple(records), "digit")
 
 

@@ -404,7 +404,7 @@ def test_dgd_refuses_parameters_that_are_not_recorded() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"lr": 0.0}, {"lr": math.inf}, {"batch": "all"}, {"inputs": "short"}, {"value": "y"}, {"loss": "max"},
+        {"lr": -0.1}, {"lr": math.inf}, {"batch": "all"}, {"inputs": "short"}, {"value": "y"}, {"loss": "max"},
         {"bias": "no"}, {"momentum": 1.0}, {"erase": -1.0},
     ],
     ids=str,

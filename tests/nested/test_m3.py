@@ -230,6 +230,19 @@ def test_m3_and_dgd_add_groups_as_they_are_built(named: bool) -> None:
             assert {**added, "params": ()} == {**group, "params": ()}
 
 
+@pytest.mark.parametrize("optimizer_class", [M3, DGD])
+def test_m3_and_dgd_with_learning_rate_0_change_nothing(optimizer_class: Any) -> None:
+    """As with the optimizers of torch, whose schedules may begin at 0."""
+    model = record_inputs(build_model()) if optimizer_class is DGD else build_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    rates = {"lr": 0.0, "adam_lr": 0.0} if optimizer_class is DGD else {"lr": 0.0}
+    optimizer = optimizer_class(model.parameters(), **rates)
+    for _ in range(2):
+        (model(X) - Y).square().mean().backward()
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("option", ["foreach", "maximize", "decay", "adam_decay", "nesterov"])
 def test_m3_and_dgd_refuse_unknown_options_of_groups(option: str) -> None:
     with pytest.raises(UsageError, match=f"M3: a group has {option}.*weight_decay"):

@@ -197,7 +197,6 @@ def write_evaluation(folder: Path) -> Path:
     metrics = {
         "cache_positions": [12, 20], "gold": "4", "is_correct": True, "output": "4", "prediction": "4",
         "passes": {"answer": 2, "latent": 1, "latent_setup": 1, "prompt": 0}, "question": "2 + 2 =",
-        "question_hash": "540a8e0b",
     }  # fmt: skip
     metadata = EvalMetadata("reasoning", "valid", "run", variant={"protocol": "last digit"}, key={"data": "d"})
     figures = {

@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,7 +172,8 @@ def add_token_lengths(
     counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}
     problems, too_long, num_unknown = list(result.problems), list[str](), 0
     for done, example in enumerate(examples):
-        progress("rows", done, len(examples))
+        if done % 100 == 0:
+            progress("rows", done, len(examples))
         try:
             row = encoder.encode_example(example)
         except InputError as error:
@@ -188,7 +191,8 @@ def add_token_lengths(
 
 def count_part_tokens(row: EncodedExample) -> tuple[int, int, int, int, int]:
     """Return the tokens of each part, in the order of `PART_NAMES`."""
-    without_last = sum(step < row.chain_step_index[-1] for step in row.chain_step_index)
+    steps = row.chain_step_index  # ascending
+    without_last = bisect_left(steps, steps[-1]) if steps else 0
     return len(row.question_ids), len(row.chain_ids), without_last, len(row.answer_ids), len(row)
 
 
@@ -201,8 +205,12 @@ def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
 
 def find_duplicates(examples: Sequence[ReasoningExample]) -> tuple[tuple[str, str], ...]:
     """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
-    first: dict[str, str] = {}
-    pairs = [(first.setdefault(identify_question(e), e.id), e.id) for e in examples]
+    questions, first = [identify_question(e, with_document=False) for e in examples], dict[str, str]()
+    counts = Counter(questions)  # the documents of other questions need not be compared
+    pairs = [
+        (first.setdefault(q if counts[q] == 1 else identify_question(e), e.id), e.id)
+        for q, e in zip(questions, examples, strict=True)
+    ]
     return tuple((a, b) for a, b in pairs if a != b)
 
 

@@ -31,6 +31,10 @@ FORBIDDEN_CHARACTERS = [
     ("bidi controls", "a bidirectional control character", re.compile("[\u202a-\u202e\u2066-\u2069]"),
      re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")),
 ]  # fmt: skip
+# Any of these characters, any escaped surrogate, and text that only looks like an escape: most lines have none.
+SUSPICIOUS_TEXT = re.compile(
+    "[\0\ud800-\udfff\u202a-\u202e\u2066-\u2069]" r"|\\u(?:0000|[dD][89a-fA-F]|20(?:2[a-eA-E]|6[6-9]))"
+)
 JSON_STRING, JSON_SPACE = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[ \t\r\n]*")
 
 T = TypeVar("T")
@@ -248,7 +252,7 @@ def parse_row(text: str) -> dict[str, Any]:
         raise RowError(1, "deep JSON", message)
     if not isinstance(row, dict):
         raise RowError(1, "other JSON", f"not an object: {make_excerpt(text)}; {ONE_OBJECT}")
-    if "\\u" in text or not text.isascii():
+    if ("\\u" in text or not text.isascii()) and SUSPICIOUS_TEXT.search(text):
         check_characters(text)
     return row
 

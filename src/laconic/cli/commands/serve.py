@@ -72,8 +72,9 @@ class ServeCommand:
     """largest number of waiting sequences, and of sequences in one request; further requests get status 429"""
     max_prompt_tokens: OptionalInt = None
     """largest number of tokens in a prompt, else status 400 (default: the model's context)"""
-    max_generated_tokens: int = 4096
-    """largest max_tokens of a request, else status 400"""
+    max_generated_tokens: OptionalInt = None
+    """largest number of tokens that a request gets, even if its max_tokens is larger (default: what fits into the
+    context)"""
     max_seconds: float = 600.0
     """time limit of a request: generation then ends with finish_reason "length", anything else with status 408"""
     shutdown_seconds: float = 30.0

@@ -42,11 +42,16 @@ def iter_digit_rows(
         InputError: The split has fewer problems.
     """
     rng = random.Random(seed)
-    config = DigitsConfig(num_operations=num_operations, min_operations=min_operations)
-    examples = generate_digit_examples(seed, num_rows, config, part)
-    equations = generate_digit_examples(seed, num_rows, config.model_copy(update={"chain_style": "equations"}), part)
-    for example, with_equations in zip(examples, equations, strict=True):
-        results, is_terse = example.steps, rng.random() < results_only_fraction
+    config = DigitsConfig(
+        num_operations=num_operations,
+        min_operations=min_operations,
+        chain_style="equations" if chain == "equations" else "results",
+    )
+    for example in generate_digit_examples(seed, num_rows, config, part):
+        steps, is_terse = example.steps, rng.random() < results_only_fraction
+        if chain == "brackets" and not is_terse:
+            steps = tuple(f"<{result}>" for result in steps)
+        elif chain == "equations" and is_terse:
+            steps = tuple(step.partition("=")[2][0] for step in steps)  # results are single digits
         question = example.question.replace(" ", "") + (":" if is_terse else "")
-        styles = {"results": results, "brackets": tuple(f"<{r}>" for r in results), "equations": with_equations.steps}
-        yield example_to_row(replace(example, question=question, steps=styles["results" if is_terse else chain]))
+        yield example_to_row(replace(example, question=question, steps=steps))

@@ -7,7 +7,10 @@ an answer is found by character offsets, not by searching ids.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
+
+from tokenizers import Encoding
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
@@ -17,6 +20,7 @@ from laconic.errors import InputError
 
 NUMBER_PATTERN = re.compile(r"[-+−]?[$]?[.]?\d(?:.*\d)?", re.DOTALL)  # from the sign to the last digit
 STEP_NUMBER = re.compile(r"[-−]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)")
+CACHED_TEXTS = 2**15
 PREFIX_PROBES = ("123", "82435")  # two numbers; a token with which both begin is a prefix space
 
 
@@ -84,6 +88,9 @@ class ReasoningEncoder:
         unk_token_id = tokenizer.special_token_id("unk_token")
         self.unk_token_id = unk_token_id if unk_token_id != tokenizer.eos_token_id else None
         self.prefix_space_id = self._find_prefix_space()
+        # Steps and answers repeat: of the 241,067 steps of 100,000 rows, 89,181 differ.
+        self.encode_step = lru_cache(CACHED_TEXTS)(self._encode_step)
+        self.encode_answer = lru_cache(CACHED_TEXTS)(self._encode_answer)
         self.eos_token_id = find_eos_token_id(tokenizer, config)
         added = tokenizer.backend.get_added_tokens_decoder()
         self.special_ids = {id for id, token in added.items() if token.special and id != self.unk_token_id}
@@ -108,18 +115,18 @@ class ReasoningEncoder:
         start = 1 if encoding.ids and encoding.ids[0] == self.prefix_space_id else 0
         return EncodedText(encoding.ids[start:], encoding.offsets[start:])
 
-    def encode_question(self, text: str) -> tuple[EncodedText, int]:
+    def encode_question(self, text: str) -> tuple[Encoding, int]:
         """Encode a question with the tokenizer's special tokens at the beginning, but not at the end.
 
         Returns:
             The question, and the number of special tokens at its beginning.
         """
         encoding = self.tokenizer.encode_with_offsets(text)
-        columns = [i for i, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
-        if not columns:
+        mask = encoding.special_tokens_mask
+        if all(mask):
             raise InputError(f"question {text[:40]!r}: the tokenizer encodes it as nothing")
-        end = columns[-1] + 1
-        return EncodedText(encoding.ids[:end], encoding.offsets[:end]), columns[0]
+        encoding.truncate(len(mask) - mask[::-1].index(0))
+        return encoding, mask.index(0)
 
     def encode_example(self, example: ReasoningExample) -> EncodedExample:
         """Encode an example. Raises `InputError` with its id."""
@@ -146,7 +153,7 @@ class ReasoningEncoder:
         if self.unk_token_id in row.answer_ids:
             raise InputError("the tokenizer cannot encode a part of the answer; use another tokenizer")
         text_ids = (*row.question_ids[row.num_prefix_tokens :], *row.chain_ids, *row.answer_ids)
-        if sum(id in self.special_ids for id in text_ids) != self.num_eos:
+        if sum(map(self.special_ids.__contains__, text_ids)) != self.num_eos:
             raise InputError("the text contains a special token of the tokenizer; remove it")
         if self.unk_token_id is None:
             return 0
@@ -161,8 +168,7 @@ class ReasoningEncoder:
         is_chat_reply = config.format == "chat" and config.answer_type == "text"  # the answer alone
         prompt = f"{self.answer_prompt} " if config.format in ("codi", "coconut", "chat") and not is_chat_reply else ""
         prompt_ids = () if prompt or is_chat_reply else self.answer_prompt_ids
-        answer = self.encode_text(prompt + example.answer)
-        first, last = answer.token_range(len(prompt) + start, len(prompt) + end)
+        answer_ids, (first, last) = self.encode_answer(prompt + example.answer, len(prompt) + start, len(prompt) + end)
         shift = len(separator) + len(prompt_ids)
         return EncodedExample(
             id=example.id,
@@ -170,30 +176,39 @@ class ReasoningEncoder:
             chain_ids=chain.ids,
             chain_step_index=chain.step_index,
             chain_result_mask=chain.result_mask,
-            answer_ids=(*separator, *prompt_ids, *answer.ids, *eos),
+            answer_ids=(*separator, *prompt_ids, *answer_ids, *eos),
             number_span=(first + shift, last + shift),
             distill_column=-1 if config.format == "coconut" else first + shift - 1,
             num_prefix_tokens=num_prefix,
         )
 
-    def _encode_prompt(self, example: ReasoningExample) -> tuple[EncodedText, int]:
+    def _encode_prompt(self, example: ReasoningExample) -> tuple[Encoding, int]:
         """Encode the question, and return how many tokens at its beginning cannot be dropped: a whole chat prompt."""
         if self.config.format != "chat":
             return self.encode_question(example.question + ("\n" if self.config.format == "coconut" else ""))
         prompt = render_chat_prompt(example, self.tokenizer)
         encoding = self.tokenizer.encode_with_offsets(prompt, add_special_tokens=False)
-        return EncodedText(encoding.ids, encoding.offsets), len(encoding.ids)
+        return encoding, len(encoding)
 
     def _encode_steps(self, steps: tuple[str, ...]) -> EncodedChain:
         """Encode each step separately."""
         line_end = "\n" if self.config.format in ("coconut", "chat") else ""
-        encoded = [self.encode_text(step + line_end) for step in steps]
-        marks = [mark_results(text.offsets, (step,), 0, 0) for text, step in zip(encoded, steps, strict=True)]
+        encoded = [self.encode_step(step, line_end) for step in steps]
         return EncodedChain(
-            tuple(id for text in encoded for id in text.ids),
-            tuple(i for i, text in enumerate(encoded) for _ in text.ids),
-            tuple(is_result for mark in marks for is_result in mark),
+            tuple(id for ids, _ in encoded for id in ids),
+            tuple(i for i, (ids, _) in enumerate(encoded) for _ in ids),
+            tuple(is_result for _, mark in encoded for is_result in mark),
         )
+
+    def _encode_step(self, step: str, line_end: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """Return the ids of a step, and whether each has a character of the step's last number."""
+        text = self.encode_text(step + line_end)
+        return tuple(text.ids), mark_results(text.offsets, (step,), 0, 0)
+
+    def _encode_answer(self, text: str, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """Return the ids of an answer, and the range of those that overlap the characters [start, end)."""
+        encoded = self.encode_text(text)
+        return tuple(encoded.ids), encoded.token_range(start, end)
 
     def _encode_joined(self, steps: tuple[str, ...]) -> EncodedChain:
         """Encode all steps as one text (CODI); sentences are joined as in CODI's code."""
@@ -214,7 +229,8 @@ class ReasoningEncoder:
         prompt = f"{eos} {self.answer_prompt} "
         texts = (f" {example.question} {eos}", f" {' '.join(steps)} ", prompt, example.answer, f" {eos}")
         ends = [sum(map(len, texts[:i])) for i in range(6)]
-        row, num_prefix = self.encode_question("".join(texts))
+        encoding, num_prefix = self.encode_question("".join(texts))
+        row = EncodedText(encoding.ids, encoding.offsets)
         # A token belongs to the part in which it ends: in " #### " + "18", the space of "Ġ18" is outside its part.
         first, second = (sum(b <= mark for _, b in row.offsets) for mark in ends[1:3])
         offsets, begin = row.offsets[first:second], ends[1] + 1

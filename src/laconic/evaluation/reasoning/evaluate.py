@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +18,11 @@ AnswerFunction = Callable[[Any], AnswerBatch]
 class AnswerRecord(NamedTuple):
     """The answer to one question: the generated text, and the prediction found in it, if any.
 
-    `question_hash` is the SHA-256 of `question`. Passes are forward passes of the decoder by part; cache positions
-    those when the answer began and at its end.
+    Passes are forward passes of the decoder by part; cache positions those when the answer began and at its end.
     """
 
     id: str
     question: str
-    question_hash: str
     gold: str
     output: str
     prediction: str | None
@@ -41,7 +38,7 @@ class AnswerRecord(NamedTuple):
 
     @classmethod
     def from_item(cls, item: EvalItem) -> "AnswerRecord":
-        metrics = dict(item.shared)
+        metrics = {name: item.shared[name] for name in cls._fields if name != "id"}
         passes, positions = PassCounts(**metrics.pop("passes")), tuple(metrics.pop("cache_positions"))
         return cls(id=item.id, passes=passes, cache_positions=positions, **metrics)
 
@@ -112,8 +109,5 @@ def match_answers(
         prediction = protocol.extract(text)
         is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
         question, gold = example.question, example.answer
-        digest = sha256(question.encode()).hexdigest()
-        records.append(
-            AnswerRecord(example.id, question, digest, gold, text, prediction, is_correct, passes, positions)
-        )
+        records.append(AnswerRecord(example.id, question, gold, text, prediction, is_correct, passes, positions))
     return records

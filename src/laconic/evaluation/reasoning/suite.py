@@ -148,7 +148,7 @@ def group_results(results: Sequence[RunResult]) -> list[list[RunResult]]:
     selections: dict[tuple[str, str], list[Sequence[tuple[str, str]]]] = {}
     for result in results:
         protocol = result.figures[0]["protocol"]
-        questions = tuple((item.shared["question_hash"], item.shared["gold"]) for item in result.items_by_seed[0])
+        questions = tuple((item.shared["question"], item.shared["gold"]) for item in result.items_by_seed[0])
         if questions not in (of_set := selections.setdefault((protocol, result.task), [])):
             of_set.append(questions)
         groups.setdefault((protocol, of_set.index(questions)), []).append(result)

@@ -138,7 +138,7 @@ class ReasoningTable:
     def __post_init__(self) -> None:
         for name in self.datasets:
             rows = self.rows_of(name)
-            questions = {tuple((r.question_hash, r.gold) for r in x.records) for row in rows for x in row.results}
+            questions = {tuple((r.question, r.gold) for r in x.records) for row in rows for x in row.results}
             if len(questions) > 1:
                 runs = " and ".join(dict.fromkeys(row.run for row in rows))
                 raise InputError(f"{name}: {runs} answered different questions; name a set that is the same for all")

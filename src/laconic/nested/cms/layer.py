@@ -237,7 +237,7 @@ class CMS(nn.Module):
             up.shape[1], up.shape[0], chunk_sizes, options,
             activation=activation, projections=projections, has_bias=has_bias,
         ).to(up)  # fmt: skip
-        cms.share_start(0, maps)
+        cms._share_start(0, maps)
         with torch.no_grad():
             if "a" in dict(cms.named_parameters(recurse=False)):
                 cms.get_parameter("a").fill_(1.0)
@@ -248,7 +248,7 @@ class CMS(nn.Module):
                         level_p.copy_(p if new_level_init == "copy" else level_p * (name != projections[-1]))
         return cms
 
-    def share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
+    def _share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
         """Use the tensors of these linear maps as the start of level `l`."""
         for name, module in projections.items():
             target = self.get_submodule(f"levels.{l}.{name}")

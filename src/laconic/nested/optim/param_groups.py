@@ -48,8 +48,8 @@ def check_group(optimizer: str, group: ParamGroup, rules: tuple[str, ...]) -> No
     """Raise `UsageError` for an unknown rule or an invalid learning rate."""
     if group.get("rule") not in rules:
         raise UsageError(f"{optimizer}: rule {group.get('rule')!r} is unknown; use one of {', '.join(rules)}")
-    if not (0 < group["lr"] < math.inf):
-        raise UsageError(f"{optimizer}: lr {group['lr']} must be positive and finite")
+    if not (0 <= group["lr"] < math.inf):
+        raise UsageError(f"{optimizer}: lr {group['lr']} must be 0 or more, and finite")
 
 
 def check_options(optimizer: str, group: ParamGroup, defaults: Mapping[str, Any]) -> None:

@@ -79,8 +79,8 @@ class ChatAnswer:
         body, served, limits = self.body, self.services.served, self.services.limits
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         prompt = prepare_chat(served, messages, prefix, limits)
-        param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        config = build_generation_config(served, body, prompt, getattr(body, param), limits, param)
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        config = build_generation_config(served, body, prompt, max_tokens, limits)
         return build_engine_requests(served, body, prompt, config, num_top_logprobs=self.num_top)
 
     async def collect(self, group: SequenceGroup) -> Completion:

@@ -86,8 +86,7 @@ class CompletionAnswer:
             if self.echo and self.has_logprobs and prompt.question is not None:
                 message = f"echo: {served.name} answers questions and has no log probabilities of them; leave it out"
                 raise ApiError(400, message, "echo")
-            default = min(DEFAULT_MAX_TOKENS, limits.max_generated_tokens)
-            max_tokens = default if body.max_tokens is None else max(1, body.max_tokens)
+            max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
                 served,
                 body,

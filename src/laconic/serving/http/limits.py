@@ -13,7 +13,8 @@ class ServerLimits:
         max_body_bytes: Bytes of a JSON body (413).
         max_memory_bytes: Bytes of an uploaded memory file (413).
         max_prompt_tokens: Tokens of a prompt (400); None: the context of the model.
-        max_generated_tokens: Largest `max_tokens` (400), and the default of chat completions.
+        max_generated_tokens: New tokens of a sequence, to which `max_tokens` is lowered; None: as many as the context
+            of the model has room for.
         max_batch_size: Number of sequences that are decoded together; further ones wait.
         max_queue: Number of sequences that may wait, and that one request may ask for (429).
         max_seconds: Time limit of a request; generation then ends with `finish_reason` "length", other work with 408.
@@ -24,7 +25,7 @@ class ServerLimits:
     max_body_bytes: int = 8 * MEBIBYTE
     max_memory_bytes: int = 512 * MEBIBYTE
     max_prompt_tokens: int | None = None
-    max_generated_tokens: int = 4096
+    max_generated_tokens: int | None = None
     max_batch_size: int = 16
     max_queue: int = 64
     max_seconds: float = 600.0

@@ -184,26 +184,23 @@ def build_generation_config(
     prompt: PreparedPrompt,
     max_tokens: int | None,
     limits: ServerLimits,
-    param: str = "max_tokens",
 ) -> GenerationConfig:
     """Return the options of generation of a request.
 
     Args:
         served: The model, whose published sampling is the default.
         body: The request.
-        prompt: Its prompt; `max_tokens` is lowered to what fits after it.
-        max_tokens: Largest number of new tokens; None: as many as fit.
+        prompt: Its prompt.
+        max_tokens: Largest number of new tokens, lowered to the server's limit and to what fits after the prompt, as
+            in vLLM and llama.cpp: clients send large values for "until it ends". None: as many as that.
         limits: Limits of the server.
-        param: Parameter that gives `max_tokens`.
 
     Raises:
-        ApiError: 400 if `max_tokens` is over the limit or `min_tokens` over `max_tokens`.
+        ApiError: 400 if `min_tokens` is over `max_tokens`.
     """
-    if max_tokens is not None and max_tokens > limits.max_generated_tokens:
-        message = f"{param}: {max_tokens:,} given, this server generates at most {limits.max_generated_tokens:,}"
-        raise ApiError(400, message, param)
-    default = limits.max_generated_tokens if prompt.question is None else ANSWER_TOKENS
-    num_tokens = max(1, min(default if max_tokens is None else max_tokens, prompt.room))
+    largest = max(1, min(prompt.room, limits.max_generated_tokens or prompt.room))
+    default = largest if prompt.question is None else ANSWER_TOKENS
+    num_tokens = min(default if max_tokens is None else max_tokens, largest)
     if body.min_tokens is not None and body.min_tokens > num_tokens:
         message = f"min_tokens: {body.min_tokens:,} given, at most {num_tokens:,} tokens can be generated"
         raise ApiError(400, message, "min_tokens")
