@@ -165,6 +165,7 @@ def build_rows(probe: str, base: Path, amounts: Amounts) -> dict[str, Row]:
         return {tour.name: Row(surroundings.tour_surroundings, tour, amounts.surroundings) for tour in tours}
     if probe == "promises":
         rows = [*inputs.build_promises(base), *hostile.build_promises(base)]
+        rows = rows if has_peers else [replace(row, peer_checks={}) for row in rows]
         return {row.name.split()[0]: Row(promises.keep_promises, row, amounts.checks) for row in rows}
     if probe == "damage":
         files = artifacts.build_artifacts(base)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from benchmarks.probes.inputs import MODEL, PROMPT, forget_record, load_peer
+from benchmarks.probes.inputs import MODEL, PROMPT, forget_record
+from benchmarks.probes.peers import TRACEBACK, load_pretrained, read_pickle, render_template
 from benchmarks.probes.promises import (
-    TRACEBACK,
     Check,
     Promise,
     close_network,
@@ -53,15 +53,9 @@ def build_pickles(base: Path) -> Promise:
         ):
             (folder / name).write_bytes(b"\x80\x02" + pickle(folder))
 
-    def load_torch() -> int:
-        import torch
-
-        torch.load("file.bin")
-        return 0
-
     codes = (2, *REFUSALS, 76)
     checks = {name: expect(command(*line), *codes, setup=setup, prepare=limit_costs) for name, line in lines.items()}
-    return Promise("S1 pickles", checks, "torch.load", {"file": expect(load_torch, TRACEBACK, setup=setup)})
+    return Promise("S1 pickles", checks, "torch.load", {"file": expect(read_pickle, TRACEBACK, setup=setup)})
 
 
 def build_hostile(base: Path) -> Promise:
@@ -74,7 +68,7 @@ def build_hostile(base: Path) -> Promise:
         }
 
     ours = check_all(command("generate", MODEL, *PROMPT), *REFUSALS)
-    return Promise("S2 hostile weights", ours, "from_pretrained", check_all(load_peer, TRACEBACK))
+    return Promise("S2 hostile weights", ours, "from_pretrained", check_all(load_pretrained, TRACEBACK))
 
 
 def build_names(base: Path) -> Promise:
@@ -134,15 +128,6 @@ def build_network(base: Path) -> Promise:
 def build_templates(base: Path) -> Promise:
     """S6: hostile chat templates."""
 
-    def render_peer() -> int:
-        from transformers import AutoTokenizer
-
-        message = [{"role": "user", "content": "Hi"}]
-        text = AutoTokenizer.from_pretrained(MODEL).apply_chat_template(message, tokenize=False)
-        if len(text) > 1_000_000:
-            signal.pause()
-        return 0
-
     setups = {
         text[:60]: copy(base / MODEL, lambda folder, text=text: (folder / "chat_template.jinja").write_text(text))
         for text in HOSTILE_TEMPLATES
@@ -152,7 +137,7 @@ def build_templates(base: Path) -> Promise:
         "S6 hostile chat templates",
         {name: expect(line, *REFUSALS, setup=setup, prepare=limit_costs) for name, setup in setups.items()},
         "apply_chat_template",
-        {name: expect(render_peer, TRACEBACK, setup=setup, prepare=limit_costs) for name, setup in setups.items()},
+        {name: expect(render_template, TRACEBACK, setup=setup, prepare=limit_costs) for name, setup in setups.items()},
     )
 
 

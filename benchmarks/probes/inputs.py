@@ -6,6 +6,7 @@ import resource
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.probes.artifacts import run_line
-from benchmarks.probes.peers import warm_up_trainer
+from benchmarks.probes.peers import TRACEBACK, load_pretrained, load_rows, save_nan, train_with_trainer
 from benchmarks.probes.processes import Ending, run_forked
-from benchmarks.probes.promises import TRACEBACK, Check, Promise, command, copy, expect, together, write
+from benchmarks.probes.promises import Check, Promise, command, copy, expect, together, write
 from benchmarks.probes.works import RECIPES, build_works, check
 from laconic.config.recipe_keys import known_keys, leaf_keys
 from tests.config.test_load import make_typo
@@ -64,22 +65,6 @@ def forget_record(folder: Path) -> None:
     (folder / "laconic/export.json").unlink()
 
 
-def load_peer() -> int:
-    """Load the model as transformers' documentation does."""
-    from transformers import AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_pretrained(MODEL)
-    return 0
-
-
-def load_rows() -> int:
-    """Load the rows as the documentation of datasets does."""
-    import datasets
-
-    datasets.load_dataset("json", data_files="rows.jsonl", cache_dir="cache", split="train")
-    return 0
-
-
 def build_nonfinite(base: Path) -> Promise:
     """R6: updates that overflow, and weights with NaN."""
     overflow = ("train.learning_rate=1e30", "train.max_grad_norm=1e30")
@@ -109,11 +94,9 @@ def build_nonfinite(base: Path) -> Promise:
             command(verb, MODEL, *flags), 65, setup=setup, check=lambda folder, _: "out" * (folder / "out").exists()
         )
 
-    def save_peer() -> int:
-        torch.save({"a": torch.tensor([torch.nan])}, "a.pt")
-        return 0
-
-    return Promise("R6 NaN and infinity", checks, "torch.save", {"nan": expect(save_peer, TRACEBACK)})
+    trainer = partial(train_with_trainer, learning_rate=1e30, max_grad_norm=1e30)
+    others = {"overflow": expect(trainer, TRACEBACK), "NaN": expect(save_nan, TRACEBACK)}
+    return Promise("R6 NaN and infinity", checks, "Trainer, torch.save", others)
 
 
 def build_memory(base: Path) -> Promise:
@@ -248,7 +231,7 @@ def build_weights(base: Path) -> Promise:
         "R11 other weights",
         {name: expect(command("generate", MODEL, *PROMPT), 66, setup=setup) for name, setup in setups.items()},
         "from_pretrained",
-        {name: expect(load_peer, TRACEBACK, setup=setup) for name, setup in setups.items()},
+        {name: expect(load_pretrained, TRACEBACK, setup=setup) for name, setup in setups.items()},
     )
 
 
@@ -268,16 +251,9 @@ def build_keys(base: Path) -> Promise:
                         command("train", base / f"{name}.toml", f'{table}.{key}="{value}"'), 2, words=f"{table}.{key}"
                     )
 
-    def build_arguments() -> int:
-        from transformers import TrainingArguments
-
-        TrainingArguments(output_dir="out", learning_rate="1", max_steps="4", save_steps="2", logging_steps="x")  # type: ignore[arg-type]
-        return 0
-
-    warm_up_trainer()
-    return Promise(
-        "R12 unknown and mistyped keys", checks, "TrainingArguments", {"text": expect(build_arguments, TRACEBACK)}
-    )
+    wrong = {"text": {"learning_rate": "1", "max_steps": "4"}, "unknown": {"learning_rte": 1}}
+    others = {name: expect(partial(train_with_trainer, **options), TRACEBACK) for name, options in wrong.items()}
+    return Promise("R12 unknown and mistyped keys", checks, "Trainer", others)
 
 
 def build_unicode(base: Path) -> Promise:

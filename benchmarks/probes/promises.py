@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.kills import describe
+from benchmarks.probes.peers import TRACEBACK
 from benchmarks.probes.processes import Action, Ending, run_command_line, run_forked
 
-TRACEBACK = 70
 MAX_BYTES, MAX_CPU = 512 * 2**20, 60  # what a hostile file may cost
 CANARY = "CANARY"
 Check = Callable[[Path], str]  # tries something in a new folder; returns what went wrong, "" if nothing
