@@ -169,7 +169,7 @@ def build_rows(probe: str, base: Path, amounts: Amounts) -> dict[str, Row]:
         return {row.name.split()[0]: Row(promises.keep_promises, row, amounts.checks) for row in rows}
     if probe == "damage":
         files = artifacts.build_artifacts(base)
-        others = peers.build_peer_artifacts(base) if has_peers else {}
+        others = {**artifacts.build_foreign(base), **peers.build_peer_artifacts(base)} if has_peers else {}
         number = max(1, round(amounts.flips / len(files)))
         return {name: Row(damage.spoil_repeatedly, file, number) for name, file in (files | others).items()}
     if probe == "kills":
@@ -195,7 +195,7 @@ def run_probe(probe: str, rows: Mapping[str, Row], only: str, draw: int | None, 
             command = f"python {SCRIPT} --only {shlex.quote(f'{probe}:{name}')}"
             results.append(row.run(base / probe, draw, command))
             print(f"{probe}: {' | '.join(results[-1].cells())}", file=sys.stderr, flush=True)
-    peer_names = {*peers.PEERS, *peers.ARTIFACT_NAMES}
+    peer_names = {*peers.PEERS, *peers.ARTIFACT_NAMES, *artifacts.FOREIGN}
     ours = [counts for counts in results if counts.name not in peer_names]
     lines = [counts.cells() for counts in results if counts.name not in peer_names]
     lines += [add_up(ours, "**laconic, all**").cells()] if len(ours) > 1 else []

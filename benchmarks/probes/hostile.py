@@ -67,7 +67,7 @@ def build_hostile(base: Path) -> Promise:
             for name, (spoil, _) in CASES.items()
         }
 
-    ours = check_all(command("generate", MODEL, *PROMPT), *REFUSALS)
+    ours = check_all(command("generate", MODEL, *PROMPT), *REFUSALS, 71)  # 71: cannot map a file of 4 TB
     return Promise("S2 hostile weights", ours, "from_pretrained", check_all(load_pretrained, TRACEBACK))
 
 

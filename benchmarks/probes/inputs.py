@@ -4,6 +4,7 @@ import json
 import random
 import resource
 import shutil
+import signal
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,24 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.probes.artifacts import run_line
+from benchmarks.probes.kills import Reference
 from benchmarks.probes.peers import TRACEBACK, load_pretrained, load_rows, save_nan, train_with_trainer
 from benchmarks.probes.processes import Ending, run_forked
 from benchmarks.probes.promises import Check, Promise, command, copy, expect, together, write
-from benchmarks.probes.works import RECIPES, build_works, check
+from benchmarks.probes.works import BUSY, LORA, RECIPES, Work, build_works, check
 from laconic.config.recipe_keys import known_keys, leaf_keys
 from tests.config.test_load import make_typo
 from tests.data.test_strict_jsonl import BAD, row
 from tests.training.toy_runs import read_metrics
 
+CRASHES = (128 + signal.SIGSEGV, 128 + signal.SIGABRT)
 MODEL, PROMPT = "model", ("Once", "--max-tokens", 1)
 ROWS = RECIPES["kava"].replace('"digits"\nhidden', '"bytes"\nhidden').partition("[data]")[0]
 ROWS += '[data]\npath = "rows.jsonl"\nchain_steps = "all"\n[train]\nsteps = 2\nbatch_size = 2\n'
-LORA = (
-    RECIPES["autocompressor"].replace('"autocompressor"', '"lm"').partition("[model]")[0] + '[model]\nname = "model"\n'
-)
-LORA += "[data]" + RECIPES["autocompressor"].partition("[data]")[2].replace(
-    "steps = 8", 'trainable = "lora"\nsteps = 2'
-)
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
 TEXTS = (
     "наука", "שלום עולם", "𝛼𝛽 🜚 👩‍👩‍👧", "e\u0301 combining", "中文，。", "a\u200db", "\u00a0space", "ﷺ", "ß ſ", "İı",
@@ -110,12 +107,18 @@ def build_memory(base: Path) -> Promise:
 
         return prepare
 
-    works = build_works(base).values()
-    checks = {
-        f"{work.name} in {n} MB": expect(work.run, 0, 71, setup=work.setup, prepare=limit(n))
-        for work in works
-        for n in (1, 4, 16, 64)
-    }
+    def check_memory(work: Work, megabytes: int) -> Check:
+        def compare(folder: Path, ending: Ending) -> str:
+            again = run_forked(work.run, folder)
+            if again.code not in (0, BUSY) or work.take_snapshot(folder) != references[work.name].snapshot:
+                return f"not as with enough memory after {ending.code}: {again.err[-200:]}"
+            return "" if ending.code in (0, 71) else f"{ending.code} in native code; repeated, it ends as always"
+
+        return expect(work.run, 0, 71, *CRASHES, setup=work.setup, check=compare, prepare=limit(megabytes))
+
+    works = build_works(base)
+    references = {name: Reference(work, base / "enough") for name, work in works.items()}
+    checks = {f"{name} in {n} MB": check_memory(work, n) for name, work in works.items() for n in (4, 32, 64, 128)}
     return Promise("R7 little memory", checks)
 
 

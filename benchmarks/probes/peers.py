@@ -150,6 +150,25 @@ def render_template() -> int:
     return 0
 
 
+def merge_with_peft() -> int:
+    """Merge an adapter into a model as the documentation of peft does."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("model"), "adapter")
+    model.merge_and_unload().save_pretrained("out")
+    return 0
+
+
+def read_gguf_with_transformers() -> int:
+    """Load a GGUF file with transformers and print the hashes of the weights."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(".", gguf_file="file.gguf")
+    print({name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest() for name, p in model.named_parameters()})
+    return 0
+
+
 def build_peer_artifacts(base: Path) -> dict[str, Artifact]:
     """A Trainer's newest checkpoint, and a file of torch.save; a traceback counts as a refusal."""
     source = stop_trainer(base / "trainer")

@@ -30,6 +30,12 @@ RECIPES = {
     + "[cms]"
     + DOCUMENTS.partition("[cms]")[2],
 }
+LORA = (
+    RECIPES["autocompressor"].replace('"autocompressor"', '"lm"').partition("[model]")[0] + '[model]\nname = "model"\n'
+)
+LORA += "[data]" + RECIPES["autocompressor"].partition("[data]")[2].replace(
+    "steps = 8", 'trainable = "lora"\nsteps = 2'
+)
 FINISHED = 1 << 30  # progress of a command whose output is complete
 
 
