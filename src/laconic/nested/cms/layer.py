@@ -155,11 +155,12 @@ def accumulate_tokens(
     if any(int((level.num_tokens + added).max()) > C for level, C in zip(levels, sizes, strict=True)):
         raise UsageError(f"cms: {T} tokens exceed the {tokens_to_boundary(params, levels)} left in the chunk")
     new: list[CMSLevelState] = []
-    for l, level in enumerate(levels):
-        level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
-        level = store_inputs(level, l, inputs[l], step_sizes, valid, gradient_mode)
-        new.append(replace(level, num_tokens=level.num_tokens + added))
-    return update_full_levels(params, tuple(new), gradient_mode)
+    with torch.autocast(inputs[0].device.type, enabled=False):  # changes are kept in float32
+        for l, level in enumerate(levels):
+            level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
+            level = store_inputs(level, l, inputs[l], step_sizes, valid, gradient_mode)
+            new.append(replace(level, num_tokens=level.num_tokens + added))
+        return update_full_levels(params, tuple(new), gradient_mode)
 
 
 class CMS(nn.Module):
