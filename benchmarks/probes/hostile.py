@@ -19,7 +19,7 @@ from benchmarks.probes.promises import (
     limit_costs,
 )
 from benchmarks.probes.servers import ForkedServer
-from benchmarks.probes.works import build_works
+from benchmarks.probes.works import EVALUATED, build_works
 from tests.data.test_tokenizer import HOSTILE_TEMPLATES
 from tests.trust.hostile import CASES, canary
 from tests.trust.hostile_names import draw_name
@@ -111,7 +111,7 @@ def build_network(base: Path) -> Promise:
         for work in build_works(base).values()
     }
     for line in (
-        ("report", base / "runs/kava", "--out", "report.html"),
+        ("report", base / EVALUATED, "--out", "report.html"),
         ("inspect", base / "runs/kava"),
         ("data", "list"),
         ("data", "check", base / "prompts.jsonl"),

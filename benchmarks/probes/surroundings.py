@@ -18,7 +18,7 @@ from benchmarks.measure import REPO
 from benchmarks.probes.counts import Counts
 from benchmarks.probes.kills import Reference
 from benchmarks.probes.processes import ENVIRONMENT, MAX_SECONDS, run_command_line
-from benchmarks.probes.works import Work, build_works, hash_files
+from benchmarks.probes.works import EVALUATED, Work, build_works, hash_files
 
 PIPE_CLOSED = 141
 FULL = 74
@@ -123,8 +123,8 @@ def try_surroundings(case: Surroundings, home: Path, work: Work, expected: Mappi
     folder.chmod(0o755)
     work.setup(folder)
     before = set(folder.rglob("*"))
-    if case.is_read_only:
-        folder.chmod(0o555)
+    for path in [folder, *before] if case.is_read_only else []:
+        path.chmod(0o555)
     action = work.begin or work.run
     assert isinstance(action, partial), "a command line"
     line = shlex.join([sys.executable, "-m", "laconic", *map(str, action.args)])
@@ -168,7 +168,7 @@ def build_tours(base: Path) -> list[Tour]:
     names: dict[str, list[Work]] = {}
     for work in build_works(base).values():
         names.setdefault(work.name.split()[0], []).append(work)
-    report = partial(run_command_line, "report", base / "runs/kava", "--out", "report.html")
+    report = partial(run_command_line, "report", base / EVALUATED, "--out", "report.html")
     make = partial(run_command_line, "data", "make", "digits", "--out", "rows", "--train", 20, "--test", 5)
     names["report"] = [Work("report", report, lambda folder: hash_files(folder, "report.html"), lambda folder: 0)]
     names["data"] = [Work("data make", make, lambda folder: hash_files(folder, "rows"), lambda folder: 0)]
