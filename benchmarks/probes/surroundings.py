@@ -169,7 +169,11 @@ def build_tours(base: Path) -> list[Tour]:
     for work in build_works(base).values():
         names.setdefault(work.name.split()[0], []).append(work)
     report = partial(run_command_line, "report", base / EVALUATED, "--out", "report.html")
-    make = partial(run_command_line, "data", "make", "digits", "--out", "rows", "--train", 20, "--test", 5)
+    make = partial(run_command_line, "data", "make", "digits", "--out", "rows.jsonl", "--rows", 20)
     names["report"] = [Work("report", report, lambda folder: hash_files(folder, "report.html"), lambda folder: 0)]
-    names["data"] = [Work("data make", make, lambda folder: hash_files(folder, "rows"), lambda folder: 0)]
+    names["data"] = [
+        Work(
+            "data make", make, lambda folder: hash_files(folder, "rows.jsonl", "rows.held_out.jsonl"), lambda folder: 0
+        )
+    ]
     return [Tour(name, works) for name, works in names.items()]
