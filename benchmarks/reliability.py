@@ -36,6 +36,7 @@ from benchmarks.probes import (  # noqa: E402
     promises,
     servers,
     signals,
+    summary,
     surroundings,
     writers,
 )
@@ -68,15 +69,15 @@ class Amounts:
 INTRODUCTION = """# Reliability
 
 This page counts what happens to laconic's commands when they are killed, when their files are damaged, when disks are
-full, and when they are started in unusual environments. For comparison, it has the same counts for transformers'
-`Trainer` and for `torch.save`. Every number counts random draws, which are seeded.
+full, when they are started in unusual environments, and when they get wrong or hostile input. For comparison, it has the
+same counts for transformers' `Trainer`, `torch.save` and others. Every number counts draws, which are seeded.
 
     python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--draw N] [--quick]
 
 The commands are real command lines with tiny models: KaVa and a chain of thought (`train kava`, `train cot`), an
 AutoCompressor, Hope, and the shipped stories260k. They run in processes that are forked from one in which laconic is
-already imported, so that a start takes a tenth of a second; only the last table starts new interpreters. A failing draw
-prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
+already imported, so that a start takes a tenth of a second; only the table of environments starts new interpreters. A
+failing draw prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
 
 The peers for comparison are a `Trainer` on a tiny Llama with `save_steps=1` and `save_total_limit=2`, resumed by
 `get_last_checkpoint`, and a process that saves 1 MB to the same file with `torch.save` again and again. They do less
@@ -102,8 +103,9 @@ TEXTS = {
         "an exception), or skipped with a warning that names it. *Harmless*: not reported, and the result is the "
         "same, log probabilities included. *Silent*: not reported, and the result differs. *Survived*: found or "
         "harmless. Exports have checksums of every file that affects the numbers. Files in them that users edit "
-        "(tokenizer_config.json, generation_config.json, the chat template) and folders that laconic did not write "
-        "have no checksums, so damage there that can still be parsed is silent.",
+        "(tokenizer_config.json, generation_config.json, the chat template) and files in the formats of other programs "
+        "(adapters of peft, GGUF) have no checksums, so damage there that can still be parsed is silent; beside them, "
+        "what peft and transformers make of the same.",
     ),
     "disks": (
         "Full disks",
@@ -132,11 +134,11 @@ TEXTS = {
     ),
     "promises": (
         "Wrong and hostile input",
-        "Each number counts command lines that are given something wrong. *Survived*: the documented exit code and one "
-        "line, nothing run, and nothing written outside the folder. A peer survives if it raises an exception within "
-        "the same limits. R and S number the promises: R1 and R4 (nothing committed is lost, and a repeated command "
-        "ends with the same bytes) are in the table of SIGKILL, R2 in that of full disks, R3 of signals, R5 of damaged "
-        "files, R13 of two writers, R15 (umask) of unusual environments.",
+        "Each number counts command lines that are given something wrong, or for S3 also requests to a server. "
+        "*Survived*: the documented exit code and one line, no code run, and nothing written outside the folder; for "
+        "R6 also that no saved tensor is NaN or infinite and `--replay` repeats the update, for R7 also that the "
+        "command ends as always when it is repeated with enough memory. A peer survives if it raises an exception, "
+        "within the same limits of time and memory.",
     ),
 }
 
@@ -198,7 +200,7 @@ def run_probe(probe: str, rows: Mapping[str, Row], only: str, draw: int | None, 
     peer_names = {*peers.PEERS, *peers.ARTIFACT_NAMES, *artifacts.FOREIGN}
     ours = [counts for counts in results if counts.name not in peer_names]
     lines = [counts.cells() for counts in results if counts.name not in peer_names]
-    lines += [add_up(ours, "**laconic, all**").cells()] if len(ours) > 1 else []
+    lines += [add_up(ours, summary.TOTAL).cells()] if len(ours) > 1 else []
     lines += [counts.cells() for counts in results if counts.name in peer_names]
     title, text = TEXTS[probe]
     filled = [i for i, _ in enumerate(HEADER) if i == 0 or any(line[i] != ABSENT for line in lines)]
@@ -224,6 +226,15 @@ def render_section(probe: str, table: Table, command: str, start: float) -> str:
         f"`{command}` · {datetime.now(UTC):%Y-%m-%d} · {describe_machine()} · {cpu_seconds() - start:.0f} s of CPU"
     )
     return f"<!-- {probe} -->\n{table.markdown()}\n\n<sub>{caption}</sub>\n<!-- end -->\n"
+
+
+def write_page(sections: Mapping[str, str]) -> None:
+    """Replace sections of the page, and the table that sums them up."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    names = ("summary", *TEXTS)
+    page = merge_sections(page, sections, names, INTRODUCTION)
+    table = f"<!-- summary -->\n{summary.sum_up(page).markdown()}\n<!-- end -->\n"
+    PAGE.write_text(merge_sections(page, {"summary": table}, names, INTRODUCTION), encoding="utf-8")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -268,8 +279,7 @@ def main() -> None:
             section = render_section(probe, table, shlex.join(["python", SCRIPT, *sys.argv[1:]]), start)
             print(section, flush=True)
             if not (only or options.quick):
-                old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-                PAGE.write_text(merge_sections(old, {probe: section}, TEXTS, INTRODUCTION), encoding="utf-8")
+                write_page({probe: section})
     sys.exit(has_failed)
 
 

@@ -1,9 +1,13 @@
 """Hostile files, names, templates and requests, and what commands tell the network and their logs (S1 to S8)."""
 
 import json
+import random
 import secrets
 import signal
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,10 +25,12 @@ from benchmarks.probes.promises import (
 from benchmarks.probes.servers import ForkedServer
 from benchmarks.probes.works import EVALUATED, build_works
 from tests.data.test_tokenizer import HOSTILE_TEMPLATES
+from tests.trust.fuzz import build_targets, try_input
 from tests.trust.hostile import CASES, canary
 from tests.trust.hostile_names import draw_name
+from tests.trust.test_fuzz import NAMES as FUZZED
 
-NUM_NAMES, NUM_SECRETS = 500, 12
+NUM_NAMES, NUM_SECRETS, NUM_FUZZED = 500, 12, 50
 REFUSALS = (66, 77)
 
 
@@ -125,6 +131,23 @@ def build_network(base: Path) -> Promise:
     return Promise("S4 network", checks)
 
 
+def build_parsers() -> Promise:
+    """S5: fuzzed files of every kind, and requests."""
+
+    def fuzz(name: str) -> int:
+        place = Path("parsers")
+        place.mkdir()
+        with ExitStack() as stack:
+            target = build_targets(place, stack)[name]
+            draws = (random.Random(f"{name} {number}") for number in range(NUM_FUZZED))
+            outcomes = [try_input(target, place, Path("place"), draw) for draw in draws]
+        print([outcome.result for outcome in outcomes if outcome.is_broken], file=sys.stderr)
+        return sum(outcome.is_broken for outcome in outcomes)
+
+    checks = {name: expect(partial(fuzz, name), 0) for name in FUZZED}
+    return Promise(f"S5 parsers, each with {NUM_FUZZED} fuzzed files", checks)
+
+
 def build_templates(base: Path) -> Promise:
     """S6: hostile chat templates."""
 
@@ -177,5 +200,5 @@ def build_privacy() -> Promise:
 
 def build_promises(base: Path) -> list[Promise]:
     """Return all of this file."""
-    builders = (build_pickles, build_hostile, build_names, build_network, build_templates)
-    return [*(build(base) for build in builders), build_privacy()]
+    builders = (build_pickles, build_hostile, build_names, build_network)
+    return [*(build(base) for build in builders), build_parsers(), build_templates(base), build_privacy()]
