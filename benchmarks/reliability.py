@@ -69,8 +69,8 @@ class Amounts:
 INTRODUCTION = """# Reliability
 
 This page counts what happens to laconic's commands when they are killed, when their files are damaged, when disks are
-full, when they are started in unusual environments, and when they get wrong or hostile input. For comparison, it has the
-same counts for transformers' `Trainer`, `torch.save` and others. Every number counts draws, which are seeded.
+full, when they are started in unusual environments, and when they get wrong or hostile input. Beside them are the same
+counts for transformers' `Trainer`, `torch.save` and others. Every number counts draws, which are seeded.
 
     python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--draw N] [--quick]
 
