@@ -137,8 +137,9 @@ TEXTS = {
         "Each number counts command lines that are given something wrong, or for S3 also requests to a server. "
         "*Survived*: the documented exit code and one line, no code run, and nothing written outside the folder; for "
         "R6 also that no saved tensor is NaN or infinite and `--replay` repeats the update, for R7 also that the "
-        "command ends as always when it is repeated with enough memory. A peer survives if it raises an exception, "
-        "within the same limits of time and memory.",
+        "command ends as always when it is repeated with enough memory. What did not survive died in native code of "
+        "torch or safetensors, where an allocation failed. A peer survives if it raises an exception, within the same "
+        "limits of time and memory.",
     ),
 }
 
