@@ -28,6 +28,8 @@ class VerifyParityCommand:
     """dtype to run in; for bfloat16 and float16, errors are compared with those of the reference in that dtype"""
     inputs: str = "all"
     """test inputs: all, or a comma-separated list of I1 to I17"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …: where both models run"""
     json: OptionalPath = None
     """file for a summary of each stage as JSON"""
     all_results: bool = False
@@ -48,6 +50,7 @@ class VerifyParityCommand:
                 reference=self.reference,
                 dtype=self.dtype,
                 inputs=self.inputs,
+                device=self.device,
                 command=command_line(),
                 on_case=show,
             )
