@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalPath, OptionalStr, command_line
 from laconic.cli.files import check_output_path, write_file
-from laconic.console import progress
+from laconic.console import print_rich, progress
 from laconic.errors import UsageError
 
 
@@ -37,7 +37,6 @@ class VerifyParityCommand:
 
     def run(self) -> int:
         """Return 0 if every requested comparison ran and passed, else 1."""
-        from rich.console import Console
 
         from laconic.verification.run import run_parity
 
@@ -55,7 +54,7 @@ class VerifyParityCommand:
                 command=command_line(),
                 on_case=show,
             )
-        Console().print(report.to_table())
+        print_rich(report.to_table())
         print(report.summary())
         if self.json:
             write_file(

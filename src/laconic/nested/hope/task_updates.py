@@ -220,7 +220,7 @@ def apply_errors(
             }
             for l in range(len(inputs))
         ]
-        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode=gradient_mode)
+        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode)
         new_layers.append(replace(layer, cms=CMSState(levels)))
     return tuple(new_layers)
 
