@@ -162,7 +162,7 @@ def compress_document(
         if config.max_loss is None:
             check_slots_fit(decoder, slots, ids.shape[1])
     expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
-    reader = DocumentReader(decoder, lambda done: on_progress("reading", done, max(done, expected)))
+    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, expected)))
     memories, measured, probes_of_windows = list[KVMemory](), list[dict[str, Any]](), list[LossProbes]()
     for index, window in enumerate(windows):
         prefix = 0 if index else min(prefix_tokens, window.shape[1] - 1)
