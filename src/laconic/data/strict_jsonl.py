@@ -74,10 +74,7 @@ def check_data_file(file: Path) -> None:
     if file.is_dir():
         raise InputError(f"{file} is a folder; give a file")
     if not file.is_file():
-        raise InputError(
-            f"no file {file}; in a recipe of your own a path is relative to the recipe, elsewhere to the current "
-            "folder; data.path=FILE names another"
-        )
+        raise InputError(f"no file {file}; paths are relative to a recipe's file, else to the current folder")
 
 
 def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None = None) -> tuple[list[T], list[str]]:
