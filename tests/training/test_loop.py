@@ -241,7 +241,9 @@ def test_train_resume_never_and_by_step(tmp_path: Path) -> None:
 
 def test_train_refuses_to_resume_with_other_data(tmp_path: Path) -> None:
     run_training(tmp_path / "run")
-    with pytest.raises(CorruptArtifactError, match=r"step-000012 was trained with other training rows \(.*, not .*\); restore"):
+    with pytest.raises(
+        CorruptArtifactError, match=r"step-000012 was trained with other training rows \(.*, not .*\); restore"
+    ):
         run_training(tmp_path / "run", data=ToyData(seed=8))
 
 

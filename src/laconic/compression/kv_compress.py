@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -156,7 +157,9 @@ def compress_document(
     device = decoder.token_embedding.weight.device
     ids = torch.tensor([list(input_ids)], dtype=torch.long, device=device)
     windows = split_windows(decoder, ids, config.method, repeat_prompt)
-    slots = [max(1, config.num_slots(ids.shape[1]) * window.shape[1] // ids.shape[1]) for window in windows]
+    total, ends = config.num_slots(ids.shape[1]), list(accumulate(window.shape[1] for window in windows))
+    shares = [total * end // ids.shape[1] for end in (0, *ends)]
+    slots = [max(1, end - start) for start, end in pairwise(shares)]
     if len(windows) > 1:  # checked before reading, which may take hours
         get_movable_rope(decoder.config.rope, decoder.config.family)
         if config.max_loss is None:

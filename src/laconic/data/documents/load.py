@@ -168,6 +168,8 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
     """
     name, notes = (config.name or ("",))[0], list[str]()
     if config.path is not None:
+        if not Path(config.path).exists():
+            raise InputError(f"data.path: no file {config.path}; name a file of texts, data.path=FILE")
         documents, notes = read_documents(config.path, config.text, config.max_train_rows)
     else:
         documents = load_hub_documents(name, config.text, config.revision, config.max_train_rows)
