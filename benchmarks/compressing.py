@@ -20,8 +20,8 @@ from benchmarks.measure import (
     verdict,
 )
 from benchmarks.models import random_ids
-from laconic.compression.cartridge import CartridgeConfig, fit_cartridge
-from laconic.compression.kv_selection import DocumentReader, KVMethod
+from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
+from laconic.compression.kv.selection import DocumentReader, KVMethod
 
 METHODS: tuple[KVMethod, ...] = ("kvzip", "snapkv")
 MOST_PASSES = 3.0

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from laconic import Decoder, load_tokenizer
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_selection import DocumentReader
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.selection import DocumentReader
 from laconic.evaluation.checkpoints import find_results
 from laconic.evaluation.memories.documents import load_probed_documents
 from laconic.evaluation.memories.report import PLOT_SIZE, build_comparison_table, compare_results, draw_comparison
@@ -25,7 +25,7 @@ from laconic.evaluation.memories.suite import MemorySuite
 from laconic.evaluation.report.plots import STYLE_SHEET
 from laconic.evaluation.suite import load_results
 from laconic.evaluation.tables import Table
-from laconic.models.weights import find_checkpoint
+from laconic.models.checkpoints.weights import find_checkpoint
 
 LONG_TOKENS, DIVISOR = 4000, 8  # of the document whose first token is timed, and its tokens per position
 

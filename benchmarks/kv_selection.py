@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from laconic import Decoder, KVCache, load_tokenizer
-from laconic.compression.kv_compress import KVCompressionConfig, compress_document
-from laconic.compression.kv_selection import DocumentReader, KVMethod
+from laconic.compression.kv.compress import KVCompressionConfig, compress_document
+from laconic.compression.kv.selection import DocumentReader, KVMethod
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.kv_compressor import build_repeat_prompt
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 
 FOLLOWING, PASSAGE, PASSAGES = 256, 64, 4
 

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 import laconic
 from benchmarks.measure import CORPUS, describe_machine
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.lora import add_adapter
-from laconic.experiment.read_into_state import fit_attention_window
+from laconic.experiment.lora.lora import add_adapter
+from laconic.experiment.text_models.read_into_state import fit_attention_window
 from laconic.models.cache import KVCache
-from laconic.models.named_models import NAMED_MODELS
+from laconic.models.checkpoints.named_models import NAMED_MODELS
 from laconic.nested.hope.model import Hope
 from laconic.nested.state import FastWeightState
 

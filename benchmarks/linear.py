@@ -1,4 +1,4 @@
-"""Float32 linear layers as torch computes them, and by `laconic.models.linear`, which uses oneDNN on AMD processors."""
+"""Float32 linear layers as torch computes them, and by `laconic.models.ops.linear`, which uses oneDNN on AMD processors."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import Scale, Table, clock_name, time_per_call
-from laconic.models.linear import apply_linear, is_onednn_faster
+from laconic.models.ops.linear import apply_linear, is_onednn_faster
 
 LAYERS = ((576, 1536), (1536, 576), (768, 4096))
 ROWS = (1, 8, 24, 512)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmarks.measure import ABSENT, PEERS, Scale, Table, clock, clock_name, peak_allocated, time_interleaved
 from benchmarks.models import large_llama, model_pair, random_ids
 from laconic.batches import IGNORE_INDEX
-from laconic.experiment.lora import add_adapter
+from laconic.experiment.lora.lora import add_adapter
 from laconic.losses import masked_cross_entropy
 
 MEBI, RANK = 2**20, 32

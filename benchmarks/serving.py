@@ -28,7 +28,7 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measure import CORPUS
-from laconic.models.weights import find_checkpoint
+from laconic.models.checkpoints.weights import find_checkpoint
 
 ROUNDS = 2
 NUM_WORDS = 60  # of a book in each prompt

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from peft import LoraConfig
 
 from laconic import Decoder, DecoderConfig, GenerationConfig, generate
-from laconic.experiment.lora import add_adapter, load_adapter, merge_adapter, save_adapter
+from laconic.experiment.lora.lora import add_adapter, load_adapter, merge_adapter, save_adapter
 
 config = DecoderConfig.tiny("qwen3", initializer_range=0.2)
 input_ids = torch.tensor([[1, 40, 41, 42, 43, 44, 45, 46]])

@@ -129,7 +129,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, for tests marked `real`."""
-    from laconic.models.named_models import NAMED_MODELS
+    from laconic.models.checkpoints.named_models import NAMED_MODELS
 
     folder = NAMED_MODELS["smollm2"].folder()
     if not (folder / "model.safetensors").is_file():

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from laconic.config.load import load_recipe
-from laconic.experiment.build_model import ModelParts, build_latents
+from laconic.experiment.from_recipe.build_model import ModelParts, build_latents
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
-from laconic.experiment.methods import build_method
+from laconic.experiment.from_recipe.methods import build_method
 
 RECIPE = """method = "{method}"
 [model]

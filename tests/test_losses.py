@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from benchmarks.measure import peak_allocated
 from laconic.losses import LogitsFn, score_rows, score_rows_in_chunks
-from laconic.models import row_chunks
-from laconic.models.row_chunks import Scores
+from laconic.models.ops import row_chunks
+from laconic.models.ops.row_chunks import Scores
 from tests.tolerances import ORACLE, error, largest
 
 N, D, V = 300, 6, 50

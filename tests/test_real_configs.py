@@ -18,7 +18,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.hf_fields import FAMILIES
+from laconic.models.checkpoints.hf_fields import FAMILIES
 from tests.conftest import needs
 from tests.tolerances import FLOAT32, error
 

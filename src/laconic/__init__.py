@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laconic.compression.autocompressor import AutoCompressor
-    from laconic.compression.kv_compress import KVCompressionConfig, compress_kv
-    from laconic.compression.kv_memory import KVMemory
+    from laconic.compression.kv.compress import KVCompressionConfig, compress_kv
+    from laconic.compression.kv.memory import KVMemory
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
     from laconic.errors import LaconicError
-    from laconic.experiment.chat_session import ChatSession
+    from laconic.experiment.text_models.chat_session import ChatSession
     from laconic.experiment.compress import SummaryLength
-    from laconic.experiment.compressor import TextCompressor
-    from laconic.experiment.language_model import LanguageModel
+    from laconic.experiment.text_models.compressor import TextCompressor
+    from laconic.experiment.text_models.language_model import LanguageModel
     from laconic.experiment.load_model import load
-    from laconic.experiment.nested_model import NestedTextModel
-    from laconic.experiment.reasoner import Reasoner
+    from laconic.experiment.text_models.nested_model import NestedTextModel
+    from laconic.experiment.text_models.reasoner import Reasoner
     from laconic.generation.config import GenerationConfig
     from laconic.generation.generate import Generation, generate
     from laconic.latent.coconut import Coconut
@@ -101,13 +101,13 @@ _LOCATIONS = {
     "Generation": "laconic.generation.generate",
     "generate": "laconic.generation.generate",
     "load_tokenizer": "laconic.data.tokenizer",
-    "ChatSession": "laconic.experiment.chat_session",
+    "ChatSession": "laconic.experiment.text_models.chat_session",
     "load": "laconic.experiment.load_model",
-    "LanguageModel": "laconic.experiment.language_model",
-    "Reasoner": "laconic.experiment.reasoner",
-    "TextCompressor": "laconic.experiment.compressor",
+    "LanguageModel": "laconic.experiment.text_models.language_model",
+    "Reasoner": "laconic.experiment.text_models.reasoner",
+    "TextCompressor": "laconic.experiment.text_models.compressor",
     "SummaryLength": "laconic.experiment.compress",
-    "NestedTextModel": "laconic.experiment.nested_model",
+    "NestedTextModel": "laconic.experiment.text_models.nested_model",
     "LatentThoughts": "laconic.latent.thoughts",
     "Cot": "laconic.latent.cot",
     "NoCot": "laconic.latent.cot",
@@ -118,9 +118,9 @@ _LOCATIONS = {
     "Kava": "laconic.latent.kava",
     "AutoCompressor": "laconic.compression.autocompressor",
     "SummaryMemory": "laconic.compression.memory",
-    "KVMemory": "laconic.compression.kv_memory",
-    "KVCompressionConfig": "laconic.compression.kv_compress",
-    "compress_kv": "laconic.compression.kv_compress",
+    "KVMemory": "laconic.compression.kv.memory",
+    "KVCompressionConfig": "laconic.compression.kv.compress",
+    "compress_kv": "laconic.compression.kv.compress",
     "FastWeightState": "laconic.nested.state",
     "CMS": "laconic.nested.cms.layer",
     "Titans": "laconic.nested.titans.layer",

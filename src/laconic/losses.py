@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.models.attention import accumulation_dtype
-from laconic.models.row_chunks import Scores, get_chunk_size, run_in_chunks
+from laconic.models.ops.row_chunks import Scores, get_chunk_size, run_in_chunks
 
 MIN_CHUNKED_ROWS = 128
 LogitsFn = Callable[[Tensor], Tensor]

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import laconic
-from laconic.cli import chat
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.experiment.chat_session import ChatPrefix, ChatSession
-from laconic.experiment.kv_compressor import SEPARATOR, compress_text
+from laconic.cli.commands import chat
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.text_models.kv_compressor import SEPARATOR, compress_text
 from laconic.generation.config import GenerationConfig
 from tests.conftest import CliResult, RunCli
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.cli.compress import CompressCommand
+from laconic.cli.commands.compress import CompressCommand
 from laconic.compression.memory import SummaryMemory
 from laconic.data.documents import tokenize
 from laconic.errors import DiskError
 from laconic.experiment import resumable_stream
 from laconic.experiment.compress import CompressionJob
-from laconic.experiment.compressor import TextCompressor, load_compressor
+from laconic.experiment.text_models.compressor import TextCompressor, load_compressor
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 from tests.conftest import RunCli, call_cli

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, LanguageModel
-from laconic.compression import cartridge
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv import cartridge
+from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
-from laconic.experiment.kv_compressor import encode_document, encode_prompt, load_kv_memories
+from laconic.experiment.text_models.kv_compressor import encode_document, encode_prompt, load_kv_memories
 from tests.conftest import RunCli
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, cast
 import pytest
 from filelock import FileLock
 
-from laconic.cli import demo, demo_report, demo_run
-from laconic.cli.demo import DemoEntry, DemoRun, DemoRunError, DemoScheduler
+from laconic.cli import demo_report, demo_run
+from laconic.cli.commands import demo
+from laconic.cli.commands.demo import DemoEntry, DemoRun, DemoRunError, DemoScheduler
 from laconic.errors import UsageError
 from tests.conftest import REPO, needs
 from tests.evaluation.pages import check_page

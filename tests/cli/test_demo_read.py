@@ -8,7 +8,7 @@ import torch
 
 import laconic
 from laconic.cli.main import parse_command
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv.memory import KVMemory
 from laconic.evaluation.compression.reading_demo import (
     CHAPTER_FILE,
     QUESTIONS,

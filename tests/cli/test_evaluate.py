@@ -14,7 +14,7 @@ import torch
 from laconic.batches import AnswerBatch
 from laconic.cli import inspect_run
 from laconic.cli import main as cli
-from laconic.cli.train import TrainCommand
+from laconic.cli.commands.train import TrainCommand
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning import suite as reasoning_suite
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question

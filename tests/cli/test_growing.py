@@ -8,7 +8,7 @@ import torch
 
 import laconic
 from laconic.generation.config import GenerationConfig
-from laconic.models import weights
+from laconic.models.checkpoints import weights
 from laconic.nested.hope.model import Hope
 from tests.conftest import RunCli
 from tests.experiment.books import BOOKS_RECIPE

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig
-from laconic.cli.verify import VerifyParityCommand
+from laconic.cli.commands.verify import VerifyParityCommand
 from laconic.errors import CorruptArtifactError, NonFiniteError
 from laconic.storage.atomic import write_folder_atomically
 from tests.conftest import REPO, RunCli, needs
@@ -89,7 +89,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
     needs("peft")
     from peft import LoraConfig
 
-    from laconic.experiment import lora
+    from laconic.experiment.lora import lora
 
     Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "base")
     config = LoraConfig(target_modules="all-linear", r=2)

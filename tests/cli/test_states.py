@@ -15,9 +15,9 @@ import laconic
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
-from laconic.experiment import nested_model
-from laconic.experiment.nested_model import NestedTextModel
-from laconic.experiment.read_into_state import ReadDocument, StateReadingJob
+from laconic.experiment.text_models import nested_model
+from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob
 from laconic.generation.config import GenerationConfig
 from laconic.models.init import init_parameters
 from laconic.nested import state as values

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.cli.train import describe_size, normalise_args
+from laconic.cli.commands.train import describe_size, normalise_args
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
@@ -95,7 +95,7 @@ def test_describe_size_names_a_large_optimizer(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "optimizer" / "shard").write_bytes(bytes(2_000_000))
     assert describe_size(tmp_path) == ""
-    monkeypatch.setattr("laconic.cli.train.MIN_REPORTED_BYTES", 2_000_000)
+    monkeypatch.setattr("laconic.cli.commands.train.MIN_REPORTED_BYTES", 2_000_000)
     assert describe_size(tmp_path).startswith(f"{tmp_path}: 2 of 3 MB are the optimizer's")
 
 
@@ -207,7 +207,7 @@ def test_train_stops_at_a_signal_before_the_first_update(
         os.kill(os.getpid(), number)
         time.sleep(30)
 
-    monkeypatch.setattr("laconic.experiment.build.build_experiment", read_rows_for_long)
+    monkeypatch.setattr("laconic.experiment.from_recipe.build.build_experiment", read_rows_for_long)
     code, out, err = run("train", "tiny.toml", "--out", "runs/a")
     assert (code, out) == (75, "")
     assert f"{number.name}: stopped before the first update; run the same command again" in err

@@ -9,7 +9,7 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.experiment.compressor import TextCompressor
+from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 

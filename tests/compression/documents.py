@@ -18,7 +18,7 @@ from laconic.config.recipe import LoraConfig
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import Document
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.experiment.build_model import add_lora
+from laconic.experiment.from_recipe.build_model import add_lora
 from tests.models.fixtures import fresh, noise
 
 EOS, V = 2, 97

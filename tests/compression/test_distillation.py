@@ -17,7 +17,7 @@ from laconic.compression.segment_model import SegmentModel
 from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import ModelConfig
-from laconic.experiment.build_model import describe_untrained_vectors, resolve_summary_init
+from laconic.experiment.from_recipe.build_model import describe_untrained_vectors, resolve_summary_init
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, GenerationConfig, KVCompressionConfig, compress_kv, generate
-from laconic.compression import kv_compress, kv_selection
-from laconic.compression.kv_compress import compress_document
-from laconic.compression.kv_loss import build_loss_probes, measure_document_loss
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_selection import KVMethod, RepeatPrompt
+from laconic.compression.kv import compress as kv_compress
+from laconic.compression.kv import selection as kv_selection
+from laconic.compression.kv.compress import compress_document
+from laconic.compression.kv.loss import build_loss_probes, measure_document_loss
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.selection import KVMethod, RepeatPrompt
 from laconic.errors import InputError, UsageError
 from tests import tolerances
 

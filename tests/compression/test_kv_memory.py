@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, KVCache
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_memory_file import KVMemoryMetadata
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.memory_file import SourceDocument
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.storage import atomic

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from laconic.compression import kv_scores
+from laconic.compression.kv import scores as kv_scores
 from tests.oracles.compare import agree
 from tests.oracles.kv_selection import MISREAD, ORACLE
 

@@ -16,7 +16,7 @@ from laconic.config.load import SHIPPED_RECIPES, closest_key, load_recipe, to_to
 from laconic.config.recipe import BUILT_IN_TOKENIZERS, ModelConfig, Recipe
 from laconic.config.recipe_keys import explicit_values, find_field, iter_fields, known_keys, leaf_keys
 from laconic.errors import InputError, UsageError
-from laconic.experiment.build_model import load_model_tokenizer
+from laconic.experiment.from_recipe.build_model import load_model_tokenizer
 
 KAVA = """method = "kava"
 seed = 3

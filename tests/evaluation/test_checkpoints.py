@@ -9,7 +9,7 @@ import torch
 
 import laconic
 from laconic.evaluation.checkpoints import is_checkpoint, load_checkpoint_run, prepare_checkpoint, read_prompt
-from laconic.models.int8_linear import Int8Linear
+from laconic.models.ops.int8_linear import Int8Linear
 from tests.conftest import RunCli
 from tests.data.test_chat_rows import CHATML
 

@@ -13,7 +13,7 @@ from laconic.data.reasoning.answer_matching import CODI, TEXT
 from laconic.data.reasoning.load import load_examples
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.reasoning.question_sets import check_unique_titles, load_question_set, single_question
-from laconic.experiment import build_model
+from laconic.experiment.from_recipe import build_model
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.cli.train import TrainCommand
+from laconic.cli.commands.train import TrainCommand
 from laconic.config.recipe import Recipe
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind

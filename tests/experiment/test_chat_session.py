@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer
 from laconic.errors import InputError
-from laconic.experiment.chat_session import ChatPrefix, ChatSession, ContextFullError
+from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession, ContextFullError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.config import DecoderConfig

@@ -8,8 +8,8 @@ import torch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compress import SummaryLength
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.text_model import current_time
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.text_model import current_time
 from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 from tests.models.fixtures import FAMILIES

@@ -7,7 +7,7 @@ import torch
 
 from laconic.compression.memory import SummaryMemory
 from laconic.experiment.compress import CompressionJob, SummaryLength
-from laconic.experiment.cost import compute_cost, format_bytes
+from laconic.experiment.from_recipe.cost import compute_cost, format_bytes
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
 from tests.compression.compressors import reader

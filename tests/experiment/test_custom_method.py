@@ -16,8 +16,8 @@ from laconic.batches import ReasoningBatch
 from laconic.config.load import load_recipe
 from laconic.config.training import TrainingConfig
 from laconic.errors import UsageError
-from laconic.experiment.custom_method import describe_method_source, import_method_class
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.from_recipe.custom_method import describe_method_source, import_method_class
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.interfaces import StepOutput
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import compute_update_index

@@ -19,8 +19,8 @@ from laconic.config.load import load_recipe
 from laconic.config.methods import CompressionConfig, DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.data.synthetic.digit_documents import DOCUMENT_VOCABULARY, DigitDocumentsDataset
 from laconic.errors import UsageError
-from laconic.experiment.build import build_experiment
-from laconic.experiment.document_reasoning import DocumentReasoning, add_documents, compress_documents
+from laconic.experiment.from_recipe.build import build_experiment
+from laconic.experiment.text_models.document_reasoning import DocumentReasoning, add_documents, compress_documents
 from laconic.latent.answering import AnswerDecoding
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
@@ -230,7 +230,7 @@ def test_run_reads_a_memory_of_keys_and_values(run: Path) -> None:
     memory = laconic.compress_kv(reasoner.decoder, ids, laconic.KVCompressionConfig(keep=1.0))
     answer = reasoner.generate("a + b * c =", laconic.GenerationConfig(max_tokens=5), memory=memory)[0]
     state = reasoner.decoder(reasoner.decoder.embed(torch.tensor([ids]))).cache
-    batch = laconic.experiment.methods.build_questions_batch(reasoner.run.parts, reasoner.recipe, ["a + b * c ="])
+    batch = laconic.experiment.from_recipe.methods.build_questions_batch(reasoner.run.parts, reasoner.recipe, ["a + b * c ="])
     with torch.no_grad():
         whole = reasoner.method.answer(
             batch, reasoner.build_decoding(laconic.GenerationConfig(max_tokens=5)), state=state

@@ -10,8 +10,8 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, InputError, UsageError
-from laconic.experiment.build_data import load_held_out_rows, load_training_rows, max_segment_tokens
-from laconic.experiment.build_model import load_model_tokenizer
+from laconic.experiment.from_recipe.build_data import load_held_out_rows, load_training_rows, max_segment_tokens
+from laconic.experiment.from_recipe.build_model import load_model_tokenizer
 
 SMALL = """method = "autocompressor"
 seed = 5

@@ -17,8 +17,8 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.errors import InputError
-from laconic.experiment import build_model
-from laconic.experiment.dry_run import (
+from laconic.experiment.from_recipe import build_model
+from laconic.experiment.from_recipe.dry_run import (
     MemoryModel,
     estimate_update,
     format_plan,
@@ -27,8 +27,8 @@ from laconic.experiment.dry_run import (
     plan_with_step,
 )
 from laconic.experiment.load_run import load_config_and_tokenizer
-from laconic.experiment.meta_model import build_meta_method, count_checkpointed_parts, with_num_layers
-from laconic.experiment.row_lengths import (
+from laconic.experiment.from_recipe.meta_model import build_meta_method, count_checkpointed_parts, with_num_layers
+from laconic.experiment.from_recipe.row_lengths import (
     MAX_ROWS,
     STEP_TOKENS,
     RowLengths,

@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from laconic.config.load import load_recipe
 from laconic.errors import UsageError
-from laconic.experiment.build import Experiment, build_experiment
+from laconic.experiment.from_recipe.build import Experiment, build_experiment
 from laconic.experiment.hf_trainer import RowCollator, TrainerModel
 from tests.conftest import needs
 from tests.runs import LATENTS

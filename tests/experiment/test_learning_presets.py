@@ -9,7 +9,7 @@ import torch
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.nested import SelfModifyingOptions
 from laconic.config.recipe_keys import flatten
-from laconic.experiment.dry_run import plan_run
+from laconic.experiment.from_recipe.dry_run import plan_run
 from tests.conftest import shared_dir
 from tests.experiment.test_presets import LEARNING, PARAMETERS, folder_of
 

@@ -13,7 +13,7 @@ from laconic.config.recipe import DOCUMENT_METHODS, METHOD_TABLES
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import check_is_no_run
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.text_models.reasoner import Reasoner
 from tests.conftest import REPO, RunCli
 from tests.models.fixtures import fresh
 from tests.runs import train_tiny_run

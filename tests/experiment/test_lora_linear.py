@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.experiment import lora
+from laconic.experiment.lora import lora
 from tests.conftest import needs
 from tests.models.fixtures import fresh
 from tests.tolerances import LOW_RATIO_MEDIAN, ORACLE, error
@@ -16,7 +16,7 @@ needs("peft")
 from peft import LoraConfig  # noqa: E402
 from peft.tuners.lora.layer import Linear as PeftLinear  # noqa: E402
 
-from laconic.experiment.lora_linear import define_lora_linear, use_fast_forward  # noqa: E402
+from laconic.experiment.lora.lora_linear import define_lora_linear, use_fast_forward  # noqa: E402
 
 IDS = torch.tensor([[5, 17, 3, 60, 22, 9], [3, 3, 80, 41, 2, 17]])
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -10,7 +10,7 @@ import torch
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.errors import UsageError
-from laconic.experiment.build import build_experiment, build_optimizer
+from laconic.experiment.from_recipe.build import build_experiment, build_optimizer
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
 from tests.training.toy_runs import read_metrics, runs_equal

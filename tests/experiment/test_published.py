@@ -17,7 +17,7 @@ from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError
-from laconic.experiment.compressor import TextCompressor, load_compressor
+from laconic.experiment.text_models.compressor import TextCompressor, load_compressor
 from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
 from laconic.generation.config import GenerationConfig
 from tests import tolerances

@@ -8,7 +8,7 @@ import torch
 
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe_keys import flatten
-from laconic.experiment.dry_run import ALLOCATOR_OVERHEAD, plan_run
+from laconic.experiment.from_recipe.dry_run import ALLOCATOR_OVERHEAD, plan_run
 from tests.experiment.test_presets import PARAMETERS, READING, folder_of
 
 OPT = {

@@ -12,7 +12,7 @@ import torch
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.experiment.build import build_experiment
+from laconic.experiment.from_recipe.build import build_experiment
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 

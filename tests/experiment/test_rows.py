@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.cli.train import TrainCommand
+from laconic.cli.commands.train import TrainCommand
 from laconic.config.data import DataConfig
 from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import CODI
 from laconic.data.reasoning.load import load_training_examples
 from laconic.errors import InputError
-from laconic.experiment.build_data import default_answer_matcher, load_held_out_rows, load_training_rows
-from laconic.experiment.build_model import load_model_tokenizer
+from laconic.experiment.from_recipe.build_data import default_answer_matcher, load_held_out_rows, load_training_rows
+from laconic.experiment.from_recipe.build_model import load_model_tokenizer
 from laconic.experiment.load_run import recipe_fingerprint
 
 SMALL = """method = "kava"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 import laconic
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.text_models.reasoner import Reasoner
 from tests.conftest import RunCli
 from tests.tiny_recipes import TINY_RECIPE
 

@@ -11,8 +11,8 @@ from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import COCONUT, CODI, DIGIT, ICOT, TEXT
 from laconic.errors import InputError
 from laconic.evaluation.validation import build_validation
-from laconic.experiment.build import build_experiment
-from laconic.experiment.build_data import default_answer_matcher
+from laconic.experiment.from_recipe.build import build_experiment
+from laconic.experiment.from_recipe.build_data import default_answer_matcher
 from laconic.training.ranks import Ranks
 from tests.tiny_recipes import TINY_RECIPE
 

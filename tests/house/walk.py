@@ -11,7 +11,7 @@ from typing import Any
 import laconic
 
 SOURCE = Path(laconic.__file__).parent
-AMD_FILE = "models/linear.py"  # entered on AMD's processors only, in place of torch's linear layer
+AMD_FILE = "models/ops/linear.py"  # entered on AMD's processors only, in place of torch's linear layer
 
 
 def trace_files(work: Callable[[], object]) -> dict[str, set[str]]:

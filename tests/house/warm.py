@@ -23,7 +23,7 @@ from tests.house.source import settings
 FORKED = multiprocessing.get_context("fork")
 LATE = (  # what every child would import anew
     "laconic.cli.main",
-    "laconic.experiment.build",
+    "laconic.experiment.from_recipe.build",
     "laconic.verification.parity",
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.errors import InputError
-from laconic.models import hf_fields
-from laconic.models.activation_functions import ACTIVATIONS
+from laconic.models.checkpoints import hf_fields
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates, RopeConfig
 from laconic.models.decoder import Decoder
-from laconic.models.hf_config import to_hf_config
-from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.checkpoints.hf_config import to_hf_config
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from tests.conftest import needs
 
 FAMILIES = list(WEIGHT_NAMES)

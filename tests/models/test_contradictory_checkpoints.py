@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from laconic.errors import InputError
-from laconic.models import checkpoint_files
+from laconic.models.checkpoints import checkpoint_files
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs

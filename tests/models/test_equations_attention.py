@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from laconic.models.attention import visibility_mask
-from laconic.models.attention_backends import (
+from laconic.models.ops.attention_backends import (
     apply_bias_and_mask,
     attention_probabilities,
     attention_scores,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.models.activation_functions import ACTIVATIONS
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.attention import build_attention_mask
 from laconic.models.block import (
     Block,

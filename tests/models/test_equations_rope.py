@@ -8,7 +8,7 @@ from torch import Tensor
 
 from laconic.models.config import RopeConfig
 from laconic.models.rope import cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
-from laconic.models.rope_scaling import (
+from laconic.models.ops.rope_scaling import (
     ROPE_SCALINGS,
     dynamic_frequencies,
     linear_frequencies,

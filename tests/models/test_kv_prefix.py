@@ -15,7 +15,7 @@ from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.models.kv_prefix import KVPrefix
-from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.storage import atomic
 from tests.models.fixtures import EmbedBatch, assert_close, decoder_of, embed_batches, noise, read_in_chunks
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic.models import linear as module
-from laconic.models.linear import apply_linear, can_use_onednn, linear
+from laconic.models.ops import linear as module
+from laconic.models.ops.linear import apply_linear, can_use_onednn, linear
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.models.hf_config import DropoutRates
+from laconic.models.checkpoints.hf_config import DropoutRates
 from tests.models.fixtures import (
     FAMILIES,
     EmbedBatch,

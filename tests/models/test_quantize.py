@@ -10,13 +10,13 @@ from torch import nn
 
 import laconic
 from laconic.errors import InputError, UsageError
-from laconic.experiment import lora
+from laconic.experiment.lora import lora
 from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.int8_linear import KERNEL_ALIGNMENT, MAX_DIGIT_ROWS, MAX_KERNEL_ROWS, Int8Linear, quantize_rows
+from laconic.models.ops.int8_linear import KERNEL_ALIGNMENT, MAX_DIGIT_ROWS, MAX_KERNEL_ROWS, Int8Linear, quantize_rows
 from laconic.models.quantize import quantize_decoder
 from tests.models.fixtures import fresh
 from tests.tolerances import error
@@ -66,7 +66,7 @@ def test_int8_linear_multiply_digits_is_exact_to_15_bits() -> None:
 def test_int8_linear_quantizes_large_weights_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(33, 16)
     whole = Int8Linear.from_float(weight)
-    monkeypatch.setattr("laconic.models.int8_linear.QUANTIZED_ROWS", 10)
+    monkeypatch.setattr("laconic.models.ops.int8_linear.QUANTIZED_ROWS", 10)
     assert Int8Linear.from_float(weight).dequantize(torch.float32).equal(whole.dequantize(torch.float32))
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import BusyError, InputError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
-from laconic.models import weights
-from laconic.models.checkpoint_files import plan_shards
+from laconic.models.checkpoints import weights
+from laconic.models.checkpoints.checkpoint_files import plan_shards
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic, safetensors_header

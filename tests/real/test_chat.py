@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import laconic
-from laconic.experiment.chat_session import ChatSession
+from laconic.experiment.text_models.chat_session import ChatSession
 from laconic.generation.published import read_published_sampling
 from tests.conftest import RunCli, needs
 

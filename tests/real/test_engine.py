@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import laconic
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.engine import Engine
 from tests.conftest import needs

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import laconic
 from laconic import Decoder, GenerationConfig, KVMemory, compress_kv
-from laconic.experiment.kv_compressor import build_repeat_prompt
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from tests import tolerances
 from tests.conftest import needs, shared_dir
 

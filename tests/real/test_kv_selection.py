@@ -12,10 +12,11 @@ from torch import Tensor
 
 import laconic
 from laconic import Decoder, GenerationConfig, KVCache, KVCompressionConfig
-from laconic.compression import kv_scores, kv_selection
-from laconic.compression.kv_compress import compress_document
-from laconic.compression.kv_selection import NO_REPEAT_PROMPT, DocumentReader, Ranking, RepeatPrompt
-from laconic.experiment.kv_compressor import build_repeat_prompt, compress_text, encode_prompt
+from laconic.compression.kv import scores as kv_scores
+from laconic.compression.kv import selection as kv_selection
+from laconic.compression.kv.compress import compress_document
+from laconic.compression.kv.selection import NO_REPEAT_PROMPT, DocumentReader, Ranking, RepeatPrompt
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt, compress_text, encode_prompt
 from tests.conftest import needs, shared_dir
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("unchecked")]

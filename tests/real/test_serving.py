@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import laconic
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.experiment.chat_session import ChatPrefix, ChatSession
-from laconic.experiment.kv_compressor import MARK, compress_text, split_template
-from laconic.experiment.language_model import LanguageModel
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.text_models.kv_compressor import MARK, compress_text, split_template
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from tests.serving.test_http_lm_eval import check_against_model
 from tests.serving.test_http_process import open_client, run_server

@@ -9,7 +9,7 @@ import torch
 
 import laconic
 from laconic.config.load import load_recipe
-from laconic.experiment.build import build_experiment
+from laconic.experiment.from_recipe.build import build_experiment
 from tests.conftest import RunCli, needs
 
 pytestmark = pytest.mark.real

@@ -14,7 +14,7 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.config.recipe import ModelConfig
 from laconic.data.tokenizer import load_tokenizer
-from laconic.experiment.build_model import resolve_summary_init
+from laconic.experiment.from_recipe.build_model import resolve_summary_init
 from laconic.models.decoder import Decoder
 
 pytestmark = pytest.mark.real

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import laconic
 from laconic.errors import InputError, NonFiniteError, UsageError
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig

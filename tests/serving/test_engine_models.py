@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import laconic
 from laconic.batches import AnswerBatch, ReasoningBatch
-from laconic.cli.serve import set_tolerance
+from laconic.cli.commands.serve import set_tolerance
 from laconic.errors import UsageError
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.language_model import LanguageModel
-from laconic.experiment.nested_model import NestedTextModel
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.language_model import LanguageModel
+from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.cot import Cot

@@ -10,8 +10,8 @@ import torch
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.experiment.chat_session import ChatSession
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.chat_session import ChatSession
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from tests.serving.conftest import NAME, StartServer
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from laconic.errors import NonFiniteError
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.engine import EngineStats
 from laconic.serving.http import guard as guard_module
 from laconic.serving.http import worker

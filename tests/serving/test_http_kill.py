@@ -16,9 +16,9 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor
 
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.experiment.kv_compressor import compress_text
-from laconic.experiment.language_model import LanguageModel
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.experiment.text_models.kv_compressor import compress_text
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memories import check_and_add
 from laconic.serving.http.memory_store import MemoryStore

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import laconic
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from tests.conftest import needs
 from tests.runs import train_tiny_run

@@ -8,13 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.memory import KVMemory
 from laconic.data.tokenizer import build_byte_tokenizer
-from laconic.experiment.chat_session import ChatPrefix, ChatSession
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import MARK, compress_text, split_template
-from laconic.experiment.language_model import LanguageModel
+from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.kv_compressor import MARK, compress_text, split_template
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 import laconic
 from laconic.batches import ReasoningExample
 from laconic.data.reasoning.dataset import ReasoningDataset
-from laconic.experiment.methods import answer_decoding, answer_questions
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from tests.conftest import call_cli
 from tests.runs import train_tiny_run

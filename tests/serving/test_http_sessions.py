@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.experiment import read_into_state
-from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.text_models import read_into_state
+from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
 from laconic.nested.state import states_equal
 from laconic.serving.http.limits import ServerLimits

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
-from laconic.experiment.build import build_experiment
+from laconic.experiment.from_recipe.build import build_experiment
 from laconic.experiment.load_run import load_run
 from laconic.experiment.run_init import init_run
 from laconic.models.block import Block

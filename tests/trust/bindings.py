@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv.memory import KVMemory
 from laconic.config.load import load_recipe
 from laconic.errors import CorruptArtifactError, InputError, UnsafeFileError, UsageError
 from laconic.models.decoder import Decoder

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv.memory import KVMemory
 from laconic.compression.memory import SummaryMemory
 from laconic.config.data import DataConfig
 from laconic.config.load import load_recipe
@@ -30,7 +30,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import LaconicError
 from laconic.evaluation.report.build import build_report
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
-from laconic.experiment import lora
+from laconic.experiment.lora import lora
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder

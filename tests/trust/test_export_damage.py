@@ -14,7 +14,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError
 from laconic.experiment.export import export_model, export_run
 from laconic.experiment.load_run import load_run
-from laconic.models.checkpoint_files import INDEX_FILE
+from laconic.models.checkpoints.checkpoint_files import INDEX_FILE
 from laconic.storage import export_record
 from tests.conftest import RunCli, needs
 from tests.runs import train_tiny_run

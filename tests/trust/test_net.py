@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from laconic.compression.kv_memory_file import KVMemoryMetadata
+from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.config import load
 from laconic.config.recipe import Recipe
-from laconic.models import checkpoint_files
+from laconic.models.checkpoints import checkpoint_files
 from laconic.storage import atomic, file_names, lock, manifest
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory

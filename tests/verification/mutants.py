@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.models import (
-    activations,
-    attention,
-    attention_backends,
-    block,
-    cache,
-    decoder,
-    rope,
-    rope_scaling,
-    weights,
-)
+from laconic.models import activations, attention, block, cache, decoder, rope
+from laconic.models.ops import attention_backends
+from laconic.models.ops import rope_scaling
+from laconic.models.checkpoints import weights
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder

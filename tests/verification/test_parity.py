@@ -264,7 +264,7 @@ def test_low_precision_ratio(dtype: str):
 
 
 def test_low_precision_detects_coarse_probabilities(monkeypatch: pytest.MonkeyPatch):
-    from laconic.models import attention_backends
+    from laconic.models.ops import attention_backends
 
     decoder = build_tiny_decoder("llama").bfloat16()
     right = attention_backends.attention_probabilities

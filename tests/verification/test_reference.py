@@ -9,7 +9,7 @@ import torch
 from laconic.models import rope
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
-from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.hf_reference import TransformersReference
 from laconic.verification.inputs import build_inputs

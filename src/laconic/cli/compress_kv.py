@@ -7,17 +7,17 @@ from typing import Any
 
 import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
-from laconic.cli.compress import SUMMARY_FLAGS, CompressCommand
+from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
-from laconic.compression.cartridge import CartridgeConfig
-from laconic.compression.kv_compress import DEFAULT_CONFIG, KVCompressionConfig
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_selection import SHARED_METHODS
+from laconic.compression.kv.cartridge import CartridgeConfig
+from laconic.compression.kv.compress import DEFAULT_CONFIG, KVCompressionConfig
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
-from laconic.experiment.cost import format_bytes, kv_bytes_per_position, pluralize
-from laconic.experiment.kv_compressor import compress_text
+from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position, pluralize
+from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.experiment.load_model import check_is_model
 from laconic.models.config import DecoderConfig
 

@@ -21,12 +21,12 @@ from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.reasoning.table import ReasoningRow, build_rows
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from laconic.evaluation.suite import load_seed_results
-from laconic.experiment.build_data import load_held_out_rows
+from laconic.experiment.from_recipe.build_data import load_held_out_rows
 from laconic.experiment.load_run import LoadedRun, load_run
 from laconic.storage.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from laconic.cli.demo import DemoEntry
+    from laconic.cli.commands.demo import DemoEntry
 
 NUM_TIMED_QUESTIONS = 50
 CPU = torch.device("cpu")

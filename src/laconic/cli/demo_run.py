@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laconic.cli.train import TrainCommand
+from laconic.cli.commands.train import TrainCommand
 from laconic.console import log_message, progress
 from laconic.errors import LaconicError
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
 from laconic.cli.generate_prompts import PromptRow
-from laconic.compression.kv_memory import KVMemory
+from laconic.compression.kv.memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
-from laconic.experiment.kv_compressor import build_row_caches
+from laconic.experiment.text_models.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
@@ -23,7 +23,7 @@ from laconic.storage.manifest import hash_json, hash_line
 from laconic.storage.run_dir import truncate_partial_line
 
 if TYPE_CHECKING:
-    from laconic.cli.generate import GenerateCommand
+    from laconic.cli.commands.generate import GenerateCommand
 
 
 def generate_rows(

@@ -64,7 +64,7 @@ class GenerationTimer:
     def describe(self) -> str:
         import torch
 
-        from laconic.experiment.cost import pluralize
+        from laconic.experiment.from_recipe.cost import pluralize
 
         rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
         return (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from laconic.cli.arguments import command_line, parse_ints, to_utf8
 from laconic.cli.files import print_json, write_file
-from laconic.cli.inspect import InspectCommand
+from laconic.cli.commands.inspect import InspectCommand
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
@@ -32,7 +32,7 @@ from laconic.evaluation.runs import short_run_names
 from laconic.evaluation.tables import print_table
 from laconic.experiment.load_run import LoadedRun, load_run
 from laconic.interfaces import TrainingData
-from laconic.models.weights import resolve_device
+from laconic.models.checkpoints.weights import resolve_device
 
 
 def inspect_runs(command: InspectCommand) -> int:

@@ -20,26 +20,26 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic import __version__
-from laconic.cli.audit import AuditCommand
-from laconic.cli.chat import ChatCommand
-from laconic.cli.compress import CompressCommand
-from laconic.cli.data import DataCheckCommand, DataListCommand
+from laconic.cli.commands.audit import AuditCommand
+from laconic.cli.commands.chat import ChatCommand
+from laconic.cli.commands.compress import CompressCommand
+from laconic.cli.commands.data import DataCheckCommand, DataListCommand
 from laconic.cli.data_make import DataMakeCommand
-from laconic.cli.demo import DemoCommand
-from laconic.cli.demo_read import DemoReadCommand
-from laconic.cli.evaluate import EvaluateCommand
-from laconic.cli.export import ExportCommand
-from laconic.cli.generate import GenerateCommand
-from laconic.cli.import_model import ImportCommand
-from laconic.cli.inspect import InspectCommand
-from laconic.cli.recipes import RecipesListCommand, RecipesShowCommand
-from laconic.cli.report import ReportCommand
-from laconic.cli.serve import ServeCommand
-from laconic.cli.tasks import TasksListCommand
+from laconic.cli.commands.demo import DemoCommand
+from laconic.cli.commands.demo_read import DemoReadCommand
+from laconic.cli.commands.evaluate import EvaluateCommand
+from laconic.cli.commands.export import ExportCommand
+from laconic.cli.commands.generate import GenerateCommand
+from laconic.cli.commands.import_model import ImportCommand
+from laconic.cli.commands.inspect import InspectCommand
+from laconic.cli.commands.recipes import RecipesListCommand, RecipesShowCommand
+from laconic.cli.commands.report import ReportCommand
+from laconic.cli.commands.serve import ServeCommand
+from laconic.cli.commands.tasks import TasksListCommand
 from laconic.cli.threads import apply_cpu_quota
-from laconic.cli.train import TrainCommand, normalise_args
-from laconic.cli.verify import VerifyAllCommand, VerifyParityCommand
-from laconic.cli.version import VersionCommand
+from laconic.cli.commands.train import TrainCommand, normalise_args
+from laconic.cli.commands.verify import VerifyAllCommand, VerifyParityCommand
+from laconic.cli.commands.version import VersionCommand
 from laconic.console import log_message, open_missing_streams
 
 EXIT_USAGE = 2

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.compression.kv_selection import RepeatPrompt
+from laconic.compression.kv.selection import RepeatPrompt
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.cache import KVCache

@@ -24,7 +24,7 @@ from laconic.data.tokenizer_files import (
 from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
 from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
 from laconic.generation.prompt import pad_left
-from laconic.models.weights import find_checkpoint
+from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
 from laconic.storage.file_names import resolve_inside
 from laconic.storage.strict_json import read_small_file, to_canonical_json

@@ -21,11 +21,11 @@ from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment.build_model import build_parts
+from laconic.experiment.from_recipe.build_model import build_parts
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
-from laconic.experiment.methods import build_method
+from laconic.experiment.from_recipe.methods import build_method
 from laconic.models.decoder import Decoder
-from laconic.models.weights import find_checkpoint
+from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.storage.atomic import write_text_atomically
 from laconic.storage.cache_dir import cache_dir
 from laconic.storage.manifest import hash_json

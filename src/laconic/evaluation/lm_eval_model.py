@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import laconic
 from laconic.errors import UsageError
-from laconic.experiment.read_into_state import fit_attention_window
+from laconic.experiment.text_models.read_into_state import fit_attention_window
 from laconic.generation.config import GenerationConfig
 from laconic.models.cache import KVCache
 from laconic.nested.state import FastWeightState, select_rows

@@ -18,7 +18,7 @@ from laconic.evaluation.suites import SUITES
 from laconic.evaluation.tables import Table
 from laconic.experiment.export import remove_folders
 from laconic.experiment.load_run import RECIPE_FILE, is_run_dir
-from laconic.models.named_models import NAMED_MODELS
+from laconic.models.checkpoints.named_models import NAMED_MODELS
 from laconic.training.signals import StopSignal
 
 USES = {

@@ -7,7 +7,7 @@ A suite is a group of tasks for one kind of run. To add a task, write one module
 2. a list of `Column` over `RunResult`, or over rows computed from it, for its table on the terminal and on the page,
 
 and call both from a suite's `build_jobs`, `report` and `build_sections`. Results with metrics of their own have a kind
-of their own in `results_store.EvalKind` and in the suite's `kinds`; `laconic.cli.tasks` lists the task's name. A new
+of their own in `results_store.EvalKind` and in the suite's `kinds`; `laconic.cli.commands.tasks` lists the task's name. A new
 kind of run has a suite of its own, which `laconic.evaluation.suites` lists; tests/evaluation/test_suite.py has one.
 Seeds, locks, resuming, storage, progress, signals and ranks are handled here; `laconic report` loads the results.
 """
@@ -81,7 +81,7 @@ class EvalRequest:
     """What `laconic evaluate` asks for; each suite uses the options that concern it.
 
     `stop` interrupts, and `ranks` are the processes that share each batch. The other fields are flags of the command,
-    as `laconic.cli.evaluate.EvaluateCommand` explains them, or the default of a flag.
+    as `laconic.cli.commands.evaluate.EvaluateCommand` explains them, or the default of a flag.
     """
 
     runs: Sequence[str]

@@ -11,9 +11,9 @@ from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import UsageError
 from laconic.evaluation.reasoning.evaluate import match_answers
 from laconic.evaluation.validation_documents import build_document_validation
-from laconic.experiment.build_data import load_validation_questions
-from laconic.experiment.build_model import ModelParts
-from laconic.experiment.methods import answer_decoding, answer_questions, set_stage
+from laconic.experiment.from_recipe.build_data import load_validation_questions
+from laconic.experiment.from_recipe.build_model import ModelParts
+from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions, set_stage
 from laconic.interfaces import AnswersQuestions
 from laconic.training.ranks import Ranks
 

@@ -14,8 +14,8 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import StopRule, default_rule
 from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
-from laconic.experiment.build_data import load_held_out_rows
-from laconic.experiment.build_model import ModelParts
+from laconic.experiment.from_recipe.build_data import load_held_out_rows
+from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.halting.estimators import penalty_ramp
 from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import MethodState, NormalizesLoss, StepOutput

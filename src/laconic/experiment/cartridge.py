@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from laconic.compression.cartridge import CartridgeConfig, fit_cartridge
+from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
 from laconic.compression.self_study import Requests
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.kv_compressor import (
+from laconic.experiment.text_models.kv_compressor import (
     MARK,
     SEPARATOR,
     TextCompression,

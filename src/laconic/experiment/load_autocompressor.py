@@ -15,8 +15,8 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError
-from laconic.experiment.build_model import check_vocabulary
-from laconic.models.checkpoint_files import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, index_tensors
+from laconic.experiment.from_recipe.build_model import check_vocabulary
+from laconic.models.checkpoints.checkpoint_files import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, index_tensors
 from laconic.models.decoder import Decoder
 from laconic.storage.strict_json import read_foreign_json
 

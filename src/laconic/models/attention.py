@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.models.upcast_attention import should_upcast, upcast_attention
+from laconic.models.ops.upcast_attention import should_upcast, upcast_attention
 
 CaptureFn = Callable[[str, Tensor], Tensor]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from laconic.models.cache_file import HasFingerprint, read_cache, write_cache
+from laconic.models.checkpoints.cache_file import HasFingerprint, read_cache, write_cache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
 

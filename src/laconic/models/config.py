@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import InputError
-from laconic.models.hf_config import (
+from laconic.models.checkpoints.hf_config import (
     DropoutRates,
     RopeConfig,
     describe_ignored_keys,
@@ -19,7 +19,7 @@ from laconic.models.hf_config import (
     to_hf_config,
     validate_hf_config,
 )
-from laconic.models.hf_fields import FAMILIES, HF_KEYS, FamilyKeys
+from laconic.models.checkpoints.hf_fields import FAMILIES, HF_KEYS, FamilyKeys
 from laconic.storage.strict_json import read_foreign_json
 
 __all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "RopeConfig", "WeightNames"]

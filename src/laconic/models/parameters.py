@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.models import weights
+from laconic.models.checkpoints import weights
 from laconic.models.block import Block, build_norm
-from laconic.models.checkpoint_files import StoredTensor, warn_randomly_initialized
+from laconic.models.checkpoints.checkpoint_files import StoredTensor, warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import add_submodule, empty_embedding, init_parameters
-from laconic.models.int8_linear import int8_memory, quantize_head, quantize_layers
+from laconic.models.ops.int8_linear import int8_memory, quantize_head, quantize_layers
 
 ParameterVersion = tuple[tuple[int, int], ...]
 

@@ -9,7 +9,7 @@ from laconic.errors import UsageError
 from laconic.models.block import Block, LayerNorm, RMSNorm
 from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
-from laconic.models.int8_linear import Int8Linear, int8_memory, named_modules
+from laconic.models.ops.int8_linear import Int8Linear, int8_memory, named_modules
 from laconic.models.parameters import get_parameter_version
 
 PLAIN_MODULES = (nn.ModuleList, Namespace, Block, nn.Linear, nn.Embedding, RMSNorm, LayerNorm)

@@ -19,8 +19,8 @@ from laconic.generation.static_cache import MIN_PACKED_ROWS, FusedWeights, fuse_
 from laconic.models import attention, rope
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from laconic.models.prefix_attention import attend_by_head
-from laconic.models.rope_scaling import ROPE_SCALINGS
+from laconic.models.ops.prefix_attention import attend_by_head
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 
 MAX_PACKED_BYTES = 2**30  # weights copied into the layout that is faster for several positions, the head first
 MIN_FREE_SLOTS = 256  # a full buffer is replaced by one of twice the size, with at least as many free slots

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from laconic.experiment.methods import Question
+from laconic.experiment.from_recipe.methods import Question
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.state import DecodeState
 from laconic.interfaces import RecurrentState

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from laconic.errors import UsageError
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.language_model import LanguageModel
-from laconic.experiment.nested_model import NestedTextModel
-from laconic.experiment.read_into_state import fit_attention_window
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.language_model import LanguageModel
+from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.experiment.text_models.read_into_state import fit_attention_window
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import (
     build_sampler,

@@ -7,8 +7,8 @@ import torch
 
 from laconic.batches import ReasoningBatch
 from laconic.errors import UsageError
-from laconic.experiment.methods import Question, answer_questions, build_questions_batch
-from laconic.experiment.reasoner import Reasoner
+from laconic.experiment.from_recipe.methods import Question, answer_questions, build_questions_batch
+from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.generate import build_sampler, check_position_table, find_first_new_position
 from laconic.generation.prompt import Prompt
 from laconic.generation.text_stream import IncrementalDetokenizer

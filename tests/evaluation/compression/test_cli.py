@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from laconic.cli.report import ReportCommand
-from laconic.cli.train import TrainCommand
+from laconic.cli.commands.report import ReportCommand
+from laconic.cli.commands.train import TrainCommand
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.compression import run as compression_run
 from laconic.evaluation.compression.context_qa_run import ContextQA

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from laconic import Decoder, DecoderConfig, LanguageModel
-from laconic.cli.train import TrainCommand
-from laconic.compression.kv_compress import DocumentCompression, KVCompressionConfig
+from laconic.cli.commands.train import TrainCommand
+from laconic.compression.kv.compress import DocumentCompression, KVCompressionConfig
 from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from laconic.evaluation.memories import contexts, evaluate
 from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
 from laconic.evaluation.memories.documents import load_probed_documents
-from laconic.experiment.kv_compressor import compress_text
+from laconic.experiment.text_models.kv_compressor import compress_text
 from tests.conftest import RunCli, needs
 
 COMPRESSOR = """method = "autocompressor"

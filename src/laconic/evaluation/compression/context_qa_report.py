@@ -31,7 +31,7 @@ from laconic.evaluation.tables import (
     format_signed,
     format_with_error,
 )
-from laconic.experiment import cost
+from laconic.experiment.from_recipe import cost
 
 
 def answer_scores(result: RunResult) -> list[ConditionScores]:

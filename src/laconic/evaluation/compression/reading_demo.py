@@ -16,15 +16,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.compression.kv_loss import LossProbes, build_loss_probes, measure_document_loss
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_selection import DocumentReader
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.loss import LossProbes, build_loss_probes, measure_document_loss
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.selection import DocumentReader
 from laconic.console import ProgressFn
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
-from laconic.experiment.cost import kv_bytes_per_position
-from laconic.experiment.kv_compressor import (
+from laconic.experiment.from_recipe.cost import kv_bytes_per_position
+from laconic.experiment.text_models.kv_compressor import (
     build_repeat_prompt,
     compress_text,
     encode_document,

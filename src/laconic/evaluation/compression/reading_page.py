@@ -6,7 +6,7 @@ from statistics import median
 from laconic.evaluation.compression.reading_demo import ReadingComparison
 from laconic.evaluation.report.page import PageSection, render_details, render_facts, render_page, render_table
 from laconic.evaluation.tables import Column, Table, build_table
-from laconic.experiment.cost import format_bytes
+from laconic.experiment.from_recipe.cost import format_bytes
 
 LEAD = (
     "A model answers questions about a chapter: without the text, with the full text, with a memory that keeps an "

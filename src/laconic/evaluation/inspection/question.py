@@ -22,7 +22,7 @@ from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import decoding_for
 from laconic.evaluation.results_store import ProgressCallback
 from laconic.experiment.load_run import LoadedRun
-from laconic.experiment.methods import answer_questions
+from laconic.experiment.from_recipe.methods import answer_questions
 from laconic.interfaces import TrainingData
 from laconic.latent.answering import find_answer_offset
 from laconic.latent.rollout import LatentRollout

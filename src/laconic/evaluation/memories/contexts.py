@@ -10,15 +10,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.cartridge import CartridgeConfig, fit_cartridge
-from laconic.compression.kv_compress import KVCompressionConfig, compress_document
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_selection import DocumentReader, KVMethod
+from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
+from laconic.compression.kv.compress import KVCompressionConfig, compress_document
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.selection import DocumentReader, KVMethod
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.cartridge import build_requests
-from laconic.experiment.cost import kv_bytes_per_position
-from laconic.experiment.kv_compressor import build_repeat_prompt
+from laconic.experiment.from_recipe.cost import kv_bytes_per_position
+from laconic.experiment.text_models.kv_compressor import build_repeat_prompt
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 

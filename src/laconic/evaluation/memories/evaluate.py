@@ -32,7 +32,7 @@ from laconic.evaluation.memories.documents import (
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.evaluation.token_scores import score_targets
-from laconic.experiment.cost import pluralize
+from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
 from laconic.storage.manifest import hash_json
 

@@ -17,7 +17,7 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.checkpoints import NO_FILE, format_example, load_shots, read_prompt
 from laconic.evaluation.results_store import folder_safe_name
-from laconic.experiment.build_data import has_text_answers, load_held_out_rows
+from laconic.experiment.from_recipe.build_data import has_text_answers, load_held_out_rows
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 

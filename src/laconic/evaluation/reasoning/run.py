@@ -17,10 +17,10 @@ from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResul
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, latest_evaluations, load_items
 from laconic.evaluation.suite import describe_evaluation, run_name
-from laconic.experiment.build_data import has_text_answers
-from laconic.experiment.cost import kv_bytes_per_position
+from laconic.experiment.from_recipe.build_data import has_text_answers
+from laconic.experiment.from_recipe.cost import kv_bytes_per_position
 from laconic.experiment.load_run import LoadedRun
-from laconic.experiment.methods import answer_decoding, answer_questions
+from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions
 from laconic.latent.answering import AnswerDecoding
 from laconic.storage import manifest
 

@@ -39,7 +39,7 @@ from laconic.evaluation.results_store import EvalJob, EvalKind
 from laconic.evaluation.runs import flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
-from laconic.experiment.cost import pluralize
+from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.training.signals import SignalInterruptError

@@ -38,7 +38,7 @@ from laconic.evaluation.streams.metrics import (
 )
 from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text, load_documents, row_text_name
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
-from laconic.experiment import build_data
+from laconic.experiment.from_recipe import build_data
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as fast_weights

@@ -13,7 +13,7 @@ import torch
 
 from laconic.console import ProgressFn, log_message, progress
 from laconic.errors import BusyError, InputError, translate_os_errors
-from laconic.models.checkpoint_files import save_shards
+from laconic.models.checkpoints.checkpoint_files import save_shards
 from laconic.models.config import DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR, build_config
 from laconic.models.gguf.header import GGUFHeader, read_header

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic.errors import InputError
 from laconic.models.block import Block
-from laconic.models.checkpoint_files import transposed_weights
+from laconic.models.checkpoints.checkpoint_files import transposed_weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR
 from laconic.models.gguf.header import GGUFHeader, GGUFTensor

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.config.nested import CMSOptions, DonorLayout, NewLevelInit, OuterGradient
 from laconic.errors import InputError, UsageError
-from laconic.models import weights
+from laconic.models.checkpoints import weights
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput, check_forward_inputs

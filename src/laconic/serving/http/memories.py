@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from laconic.compression.kv_compress import KVCompressionConfig
-from laconic.compression.kv_selection import KVMethod
+from laconic.compression.kv.compress import KVCompressionConfig
+from laconic.compression.kv.selection import KVMethod
 from laconic.errors import LaconicError, UsageError, translate_os_errors
 from laconic.experiment.compress import CompressionJob
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import compress_text
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path

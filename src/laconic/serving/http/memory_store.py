@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from laconic.compression.kv_memory import KVMemory
-from laconic.compression.kv_memory_file import FILE_KIND as KV_KIND
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.memory_file import FILE_KIND as KV_KIND
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FILE_KIND as SUMMARY_KIND
 from laconic.compression.memory_file import MemoryMetadata
@@ -29,9 +29,9 @@ from laconic.errors import (
     UsageError,
     translate_os_errors,
 )
-from laconic.experiment.chat_session import ChatPrefix
-from laconic.experiment.compressor import TextCompressor
-from laconic.experiment.kv_compressor import is_chat_memory
+from laconic.experiment.text_models.chat_session import ChatPrefix
+from laconic.experiment.text_models.compressor import TextCompressor
+from laconic.experiment.text_models.kv_compressor import is_chat_memory
 from laconic.models.decoder import Decoder
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel

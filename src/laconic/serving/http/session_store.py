@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from laconic.experiment.nested_model import NestedTextModel
-from laconic.experiment.read_into_state import ReadDocument
+from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel

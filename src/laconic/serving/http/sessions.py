@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from laconic.experiment.read_into_state import ReadDocument
+from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import EmptyRequest, LearnRequest, SessionCard
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected

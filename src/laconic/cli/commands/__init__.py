@@ -1,0 +1,1 @@
+"""One module per command, with its flags and its help."""

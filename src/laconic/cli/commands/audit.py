@@ -1,0 +1,65 @@
+"""`laconic audit`: whether the answers of a run use its latent thoughts, as one table and one sentence."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.cli.arguments import OptionalProtocol, OptionalStr, OutputFormat, check_minimum, to_utf8
+
+
+@dataclass(frozen=True)
+class AuditCommand:
+    """Test whether the answers of a run use its latent thoughts: replace, remove or shorten them, question by question.
+
+    The result is stored in RUN/evaluations; re-run the same command to resume.
+
+    Example: laconic audit runs/kava --control runs/pause --control runs/random
+    """
+
+    run_path: Annotated[Positional[str], arg(metavar="RUN", name="run")]
+    """run of laconic train with method codi, pccot, kava or coconut, or a directory of runs seed-0, seed-1, …"""
+    control: UseAppendAction[tuple[str, ...]] = ()
+    """run to compare with on the same questions, for example one with pause tokens"""
+    task: str = "test"
+    """questions: the recipe's test or valid, a data set of laconic data list, or a file"""
+    limit: int = 300
+    """number of questions, from the first"""
+    data_dir: OptionalStr = None
+    """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
+    protocol: OptionalProtocol = None
+    """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
+    checkpoint: str = "latest"
+    """latest, best (by validation during training), or the number of a step"""
+    batch_size: int = 64
+    """questions per batch"""
+    device: OptionalStr = None
+    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        check_minimum(2, limit=self.limit)
+        check_minimum(1, batch_size=self.batch_size)
+        from laconic.cli.commands.evaluate import print_report
+        from laconic.cli.commands.train import select_device
+        from laconic.evaluation.audit.suite import AuditSuite
+        from laconic.evaluation.suite import EvalRequest, evaluate_runs
+        from laconic.training.signals import handle_signals
+
+        suite = AuditSuite()
+        with handle_signals() as stop:
+            request = EvalRequest(
+                tuple(map(to_utf8, (self.run_path, *self.control))),
+                (to_utf8(self.task),),
+                select_device(self.device),
+                stop,
+                limit=self.limit,
+                checkpoint=self.checkpoint,
+                batch_size=self.batch_size,
+                data_dir=self.data_dir,
+                protocol=self.protocol,
+            )
+            report = suite.report(request, evaluate_runs(suite, request))
+        print_report(report, self.format)
+        return 0

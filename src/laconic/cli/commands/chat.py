@@ -1,0 +1,246 @@
+"""`laconic chat`: a conversation with a model on a terminal, or on a pipe, one turn a line."""
+
+import contextlib
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.cli.arguments import OptionalDtype, OptionalQuantization, OptionalStr, check_minimum, parse_dtype, to_utf8
+from laconic.cli.files import check_memories, write_file
+from laconic.cli.generate_output import GenerationTimer, write_text
+from laconic.cli.sampling_flags import SamplingFlags
+from laconic.console import log_message, log_note, status
+from laconic.errors import LaconicError, UsageError
+
+if TYPE_CHECKING:
+    from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
+    from laconic.experiment.text_models.compressor import TextCompressor
+    from laconic.experiment.text_models.language_model import LanguageModel
+    from laconic.generation.config import GenerationConfig
+
+PROMPT = ">>> "
+COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
+HELP = """/reset        begin a new conversation
+/system TEXT  set the system message; without TEXT, print it
+/save FILE    write the messages as JSON
+/load FILE    replace the conversation with the messages of a JSON file
+/exit         end, as Ctrl-D does
+Ctrl-C stops an answer and keeps the conversation."""
+
+
+@dataclass(frozen=True)
+class ChatCommand(SamplingFlags):
+    """Chat with a model; only new tokens are read in each turn.
+
+    On a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends. On a pipe, each line is a turn and the
+    replies are printed.
+
+    Example: laconic chat smollm2 --system "You are a chemist."
+
+    Example: laconic chat smollm2 --memory book.safetensors
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """model (folder in Hugging Face layout, .gguf, hub name, or smollm2), or a run of method autocompressor"""
+    system: OptionalStr = None
+    """system message"""
+    memory: UseAppendAction[tuple[Path, ...]] = ()
+    """file(s) written by laconic compress, which precede the conversation"""
+    max_tokens: int = 1024
+    """largest number of tokens of a reply"""
+    dtype: OptionalDtype = None
+    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    revision: OptionalStr = None
+    """commit, tag or branch on the hub"""
+
+    def run(self) -> int:
+        check_minimum(1, max_tokens=self.max_tokens)
+        self.check_chats()
+        with status(f"loading {self.model}"):
+            session = self.open_session()
+        config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if is_terminal:
+            log_note(f"{self.model}, context of {session.context_size:,} tokens; /help lists the commands")
+        for text in read_turns(is_terminal):
+            command = COMMAND.fullmatch(text)
+            if command and command[1] in ("exit", "quit"):
+                break
+            try:
+                if command:
+                    run_command(session, command[1], command[2])
+                else:
+                    answer(session, text, config, is_terminal)
+            except LaconicError as error:
+                if not is_terminal:
+                    raise
+                log_message(f"laconic: {error}")
+        return 0
+
+    def check_chats(self) -> None:
+        """Raise `UsageError` (2) for a run whose method does not chat, before anything is loaded."""
+        from laconic.config.recipe import METHOD_TABLES
+        from laconic.experiment.load_run import read_run_method
+
+        check_memories(self.memory)
+        method = read_run_method(self.model)
+        if method in METHOD_TABLES and method not in ("lm", "autocompressor"):
+            raise UsageError(f"{self.model} is a run of {method}, which does not chat; use laconic generate")
+
+    def open_session(self) -> "ChatSession":
+        """Load model, tokenizer and memories. Raises `UsageError` (2) for models that do not chat."""
+        import laconic
+        from laconic.experiment.text_models.chat_session import ChatSession
+
+        system = None if self.system is None else to_utf8(self.system)
+        dtype = parse_dtype(self.dtype)
+        model = laconic.load(
+            self.model, device=self.device, dtype=dtype, revision=self.revision, quantize=self.quantize
+        )
+        if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
+            raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
+        prefix = read_memories(model, self.memory) if self.memory else None
+        return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
+
+
+def read_memories(model: "TextCompressor | LanguageModel", paths: Sequence[Path]) -> "ChatPrefix | None":
+    """Return the joined memories of one text as the beginning of a conversation."""
+    import laconic
+    from laconic.compression.memory import SummaryMemory
+    from laconic.experiment.text_models.chat_session import ChatPrefix
+    from laconic.experiment.text_models.kv_compressor import load_kv_memories
+
+    if isinstance(model, laconic.LanguageModel):
+        memory = load_kv_memories(paths, model.decoder, model.tokenizer)
+        check_single_text(memory.B, paths)
+        return ChatPrefix.from_kv_memory(memory, model.tokenizer)
+    memory = SummaryMemory.concat_segments(*(model.load(path) for path in paths))
+    check_single_text(memory.B, paths)
+    prompt = model.prepare_prompts(["a"], memory)
+    if prompt.cache is None:
+        return None
+    position = None if prompt.positions is None else int(prompt.positions[0])
+    return ChatPrefix(prompt.cache, position, reading_mode=model.reading_mode)
+
+
+def check_single_text(num_texts: int, paths: Sequence[Path]) -> None:
+    """Raise `UsageError` (2) for a memory of several texts."""
+    if num_texts != 1:
+        raise UsageError(f"--memory: {num_texts} texts in {paths[0]}; a conversation takes a memory of one text")
+
+
+def read_turns(is_terminal: bool) -> Iterator[str]:
+    """Yield the lines of standard input that are not blank; on a terminal, with a prompt, editing and history."""
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - input() then edits lines and keeps a history
+    while True:
+        try:
+            text = to_utf8(input(PROMPT if is_terminal else "")).strip()
+        except EOFError:
+            if is_terminal:
+                write_text("\n")
+            return
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            write_text("\n")
+            log_note("Ctrl-D ends the conversation")
+            continue
+        if text:
+            yield text
+
+
+def run_command(session: "ChatSession", name: str, argument: str | None) -> None:
+    """Run a command such as /save. Raises `UsageError` (2) for an unknown one or a missing argument."""
+    from laconic.data.messages import format_messages, read_messages
+
+    argument = (argument or "").strip()
+    match name:
+        case "reset":
+            session.reset()
+            log_note("new conversation")
+        case "system" if argument:
+            session.set_system(argument)
+            log_note("system message set; the conversation goes on")
+        case "system":
+            log_message(session.system or "no system message")
+        case "save" | "load" if not argument:
+            raise UsageError(f"/{name}: give a file")
+        case "save":
+            write_file(Path(argument), format_messages(session.messages))
+        case "load":
+            session.load_messages(read_messages(Path(argument)))
+            log_note(f"{len(session.messages)} messages loaded")
+        case "help":
+            log_message(HELP)
+        case _:
+            raise UsageError(f"/{name}: no such command; /help lists them")
+
+
+def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:
+    """Print the reply to a turn as it is generated; Ctrl-C stops it."""
+    timer, interrupt = GenerationTimer(), Interrupt()
+
+    def print_token(row: int, token: int, text: str, logprob: float) -> bool:
+        timer.on_token()
+        write_text(text)
+        interrupt.can_wait = True
+        return interrupt.is_set
+
+    options = replace(config, on_prefill=timer.on_prefill, on_token=print_token)
+    try:
+        with interrupt.catch() if is_terminal else contextlib.nullcontext():
+            generation = session.reply(text, options)
+    except KeyboardInterrupt:  # before the first token
+        timer.close_progress()
+        if not is_terminal:
+            raise
+        log_note("\nstopped; the question is not part of the conversation")
+        return
+    write_text("\n")
+    timer.add([generation])
+    if is_terminal:
+        stopped = "stopped; " if generation.stop_reason == "cancelled" else ""
+        log_note(f"{stopped}{timer.describe()}")
+    num_tokens = session.num_reused + generation.num_prompt_tokens + len(generation.token_ids)
+    if num_tokens >= session.context_size:
+        log_message(
+            f"the context of {session.context_size:,} tokens is full; /save FILE keeps the messages, /reset starts over"
+        )
+
+
+class Interrupt:
+    """Turn Ctrl-C into a flag while an answer is generated.
+
+    Before the first token, and the second time, Ctrl-C raises KeyboardInterrupt as usual.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = self.can_wait = False
+
+    @contextlib.contextmanager
+    def catch(self) -> Iterator[None]:
+        """Handle SIGINT in the block."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.is_set or not self.can_wait:
+                raise KeyboardInterrupt
+            self.is_set = True
+
+        previous = signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,301 @@
+"""`laconic compress`: compress texts into summary vectors, or into a fast-weight state, and print what it cost."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from laconic.cli.arguments import (
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OutputFormat,
+    check_minimum,
+    parse_dtype,
+    refuse_flags,
+    to_utf8,
+)
+from laconic.cli.files import check_file, check_output_path, check_replaceable, print_json
+from laconic.console import log_message, progress, status
+from laconic.errors import InputError, UsageError, translate_os_errors
+
+if TYPE_CHECKING:
+    from laconic.experiment.compress import CompressionJob
+    from laconic.experiment.text_models.compressor import TextCompressor
+    from laconic.experiment.text_models.read_into_state import StateReadingJob
+    from laconic.experiment.resumable_stream import TokenStream
+
+BLOCK_BYTES = 65_536  # bytes read at once
+KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
+LENGTH_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors")  # how many summary vectors
+SUMMARY_FLAGS = (*LENGTH_FLAGS, "segment_tokens")
+
+
+class SourceProgress:
+    """How much of a source is processed, in bytes of `total`, which is 0 for a stream."""
+
+    def __init__(self, job: "CompressionJob | StateReadingJob") -> None:
+        self.job, self.total, self.start_time, self.tokens_before = job, 0, time.monotonic(), job.tokens
+        self.bytes_read = 0
+        self.single_text: TokenStream | None = None
+
+    def count_bytes(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self.bytes_read += len(line)
+            yield line
+
+    @property
+    def bytes_done(self) -> int:
+        """Bytes that are processed; for lines, this includes the rows in progress."""
+        return min(self.bytes_read if self.single_text is None else self.single_text.bytes, self.total)
+
+    def describe_rate(self) -> str:
+        """Return the number of tokens so far, tokens per second of this command, and the job's note."""
+        seconds = max(time.monotonic() - self.start_time, 1e-9)
+        rate = f"{(self.job.tokens - self.tokens_before) / seconds:,.0f} tokens/s"
+        return ", ".join(filter(None, (f"{self.job.tokens:,} tokens", rate, self.job.note)))
+
+
+@dataclass(frozen=True)
+class CompressCommand:
+    """Compress a text: into a part of its KV cache with a plain model, into summary vectors with an AutoCompressor, or
+    into a fast-weight state with a Hope model or with --learn.
+
+    Example: laconic compress smollm2 book.txt --out book.safetensors --keep 0.125
+
+    Example: laconic compress smollm2 book.txt --out state.safetensors --learn
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """plain model (folder, hub name, .gguf), run of laconic train with method autocompressor or hope, or the folder of
+    a published AutoCompressor or a saved Hope"""
+    source: Annotated[Positional[str], arg(metavar="FILE")]
+    """UTF-8 text of any length; - reads standard input; each line of a .jsonl is a separate text (field "text")"""
+    out: Path
+    """file to write"""
+    method: Annotated[
+        Literal["kvzip", "snapkv", "rkv", "h2o", "expected", "knorm", "window", "random"] | None,
+        arg(metavar="{kvzip,snapkv,rkv,h2o,expected,knorm,window,random}", help_behavior_hint=""),
+    ] = None
+    """plain model: score that chooses the keys and values to keep (default: kvzip, which reads the text twice)"""
+    keep: OptionalFloat = None
+    """plain model: share of the keys and values to keep (default: 0.125)"""
+    slots: OptionalInt = None
+    """plain model: number of tokens to keep per KV head, on average"""
+    max_loss: OptionalFloat = None
+    """plain model: keep as few as possible while the measured loss rises by at most this, in nats per token"""
+    equal_heads: bool = False
+    """plain model: kvzip keeps the same number of tokens in every KV head, which loses much more; needed
+    to export what --fit makes as a cartridge for peft"""
+    fit: OptionalInt = None
+    """plain model: train the kept keys and values for this many steps to replace the whole text (a cartridge);
+    about 4 s a step on one core for 135 M parameters, after the model has written texts about it for some minutes"""
+    chat: bool = False
+    """plain model: read the text as the beginning of a user message, for questions to a chat model"""
+    learn: bool = False
+    """plain model: let its MLPs learn the text instead, into a fast-weight state"""
+    inner_lr: OptionalFloat = None
+    """with --learn: learning rate of the MLPs (default: 0.1)"""
+    memory: OptionalPath = None
+    """fast-weight state of one text to continue from; the new state has learned both texts"""
+    stop_rule: Annotated[
+        Literal["quantile", "threshold", "sample"] | None,
+        arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),
+    ] = None
+    """AutoCompressor: how the stop head chooses the number of vectors of a segment (default: as in the recipe)"""
+    quantile: OptionalFloat = None
+    """with --stop-rule quantile: stop at this cumulative probability"""
+    threshold: OptionalFloat = None
+    """with --stop-rule threshold: stop at the first stop probability this large"""
+    vectors: OptionalInt = None
+    """AutoCompressor: fixed number of vectors per segment"""
+    total_vectors: OptionalInt = None
+    """AutoCompressor: number of vectors per text, distributed over its segments by the stop head"""
+    segment_tokens: OptionalInt = None
+    """AutoCompressor: tokens per segment (default: as in training)"""
+    batch_size: int = 8
+    """rows of a .jsonl to process at once"""
+    save_every: OptionalInt = None
+    """AutoCompressor, Hope, --learn: number of segments after which progress is saved to OUT.part, for --resume"""
+    resume: bool = False
+    """continue from OUT.part; the result equals that of an uninterrupted command"""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        arg(metavar="{float32,bfloat16,float16}", help_behavior_hint=""),
+    ] = None
+    """dtype of the numbers in the file (default: the model's)"""
+    seed: int = 0
+    """random seed of --stop-rule sample and --method random"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        self.validate()
+        from laconic.experiment.text_models.nested_model import is_nested
+
+        if is_nested(to_utf8(self.model)) or self.learn or self.memory is not None:
+            from laconic.cli.nested import compress_text
+
+            return compress_text(self)
+        refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
+        if is_plain_model(to_utf8(self.model)):
+            from laconic.cli.compress_kv import compress_with_checkpoint
+
+            return compress_with_checkpoint(self)
+        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
+        from laconic.experiment.compress import CompressionJob, SummaryLength
+        from laconic.experiment.text_models.compressor import load_compressor
+        from laconic.experiment.from_recipe.cost import compute_cost
+
+        with status(f"loading {self.model}"):
+            compressor = load_compressor(to_utf8(self.model), self.device)
+        length = SummaryLength(
+            stop_rule=self.stop_rule,
+            quantile=self.quantile,
+            threshold=self.threshold,
+            num_vectors=self.vectors,
+            total_vectors=self.total_vectors,
+            seed=self.seed,
+        )
+        job = CompressionJob(compressor.method, length)
+        start = time.perf_counter()
+        self.check_text_length(compressor, job)
+        if self.resume:
+            self.resume_from_partial(job, self.resume_key(compressor))
+        tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
+        self.run_job(job, tokenize, self.resume_key(compressor))
+        memory = compressor.with_metadata(job)
+        dtype = parse_dtype(self.dtype)
+        memory = memory if dtype is None else memory.to(dtype=dtype)
+        memory.save(self.out)
+        self.partial_path.unlink(missing_ok=True)
+        decoder = compressor.decoder
+        cost = compute_cost(memory, decoder.config, decoder.token_embedding.weight.dtype, job.positions_spent)
+        self.print_result(cost.to_lines(), {"cost": cost.to_json()}, time.perf_counter() - start, cost.num_tokens)
+        return 0
+
+    def validate(self) -> None:
+        """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
+        check_minimum(1, batch_size=self.batch_size, save_every=self.save_every)
+        if self.source != "-":
+            check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
+        check_replaceable("--out", self.out)
+        check_output_path("--out", self.out)
+
+    @property
+    def partial_path(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.part")
+
+    def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
+        """Return everything except the text that determines the result."""
+        return {
+            **{name: getattr(self, name) for name in (*LENGTH_FLAGS, "seed")},
+            "segment_tokens": self.segment_tokens or compressor.segment_tokens,
+            "batch_size": self.batch_size if self.is_jsonl else None,
+            "weights": compressor.writer_fingerprint,
+            "tokenizer": compressor.tokenizer.fingerprint,
+        }
+
+    def resume_from_partial(self, job: "CompressionJob | StateReadingJob", key: dict[str, Any]) -> None:
+        """Load saved progress. Raises `InputError` (66) if there is none."""
+        if not self.partial_path.is_file():
+            raise InputError(f"--resume: no file {self.partial_path}; --save-every N writes one")
+        job.load(self.partial_path, key)
+        log_message(f"resuming after {job.tokens:,} tokens")
+
+    def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
+        """Raise `UsageError` (2) if a text of a file has more segments than the memory can hold.
+
+        Standard input and pipes can be read only once.
+        """
+        segment_tokens = self.segment_tokens or compressor.segment_tokens
+        max_segments = compressor.method.max_segments(segment_tokens)
+        if max_segments is None or self.source == "-" or Path(to_utf8(self.source)).is_fifo():
+            return
+        tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
+        with status("checking the length"):
+            for text in (text for batch in self.text_batches(tokenize, SourceProgress(job)) for text in batch):
+                num_segments = 0
+                while text.next_segment():
+                    num_segments += 1
+                if num_segments > max_segments:
+                    raise UsageError(
+                        f"{text.name} has {num_segments:,} segments of {segment_tokens} tokens; the memory holds at "
+                        f"most {max_segments:,}. Compress a part of the text, use fewer --vectors, or a run whose "
+                        "memory_policy is budgeted, fifo or replace"
+                    )
+
+    def run_job(
+        self,
+        job: "CompressionJob | StateReadingJob",
+        tokenize: "Callable[[str, Iterable[str]], TokenStream]",
+        key: dict[str, Any],
+    ) -> None:
+        """Run a job over all texts, showing progress and saving it every `save_every` steps."""
+        source_progress = SourceProgress(job)
+        with progress("reading") as show:
+            for step, _ in enumerate(job.run(self.text_batches(tokenize, source_progress)), 1):
+                show(source_progress.describe_rate(), source_progress.bytes_done or 1, source_progress.total)
+                if self.save_every is not None and step % self.save_every == 0:
+                    job.save(self.partial_path, key)
+
+    @property
+    def is_jsonl(self) -> bool:
+        """Whether each line of the source is a separate text."""
+        return self.source.endswith(".jsonl")
+
+    def text_batches(
+        self, tokenize: "Callable[[str, Iterable[str]], TokenStream]", source_progress: SourceProgress
+    ) -> "Iterator[Sequence[TokenStream]]":
+        """Yield the texts in batches that are processed together; `tokenize` takes a name and pieces of text."""
+        from laconic.data.documents.load import iter_texts
+        from laconic.data.documents.tokenize import decode_utf8
+
+        path = None if self.source == "-" else Path(to_utf8(self.source))
+        name = "standard input" if path is None else path.name
+        with (
+            translate_os_errors(Path(name)),
+            nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file,
+        ):
+            source_progress.total = 0 if path is None else path.stat().st_size
+            if not self.is_jsonl:
+                blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
+                source_progress.single_text = tokenize(name, decode_utf8(blocks, name))
+                yield [source_progress.single_text]
+                return
+            batch: list[TokenStream] = []
+            for line_name, line in iter_texts(source_progress.count_bytes(file), name):
+                batch.append(tokenize(line_name, [line]))
+                if len(batch) == self.batch_size:
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
+
+    def print_result(self, lines: list[str], data: dict[str, Any], seconds: float, num_tokens: int = 0) -> None:
+        """Print what was spent and what is saved, as lines or as JSON; `num_tokens` of this command give its rate."""
+        num_bytes = self.out.stat().st_size
+        if self.format == "json":
+            metadata = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
+            metadata |= {"bytes": num_bytes, "seconds": round(seconds, 3)}
+            print_json(metadata | data)
+            return
+        print("\n".join(lines))
+        rate = f", {num_tokens / max(seconds, 1e-9):,.0f} tokens/s" if num_tokens else ""
+        log_message(f"wrote {self.out}, {num_bytes:,} bytes, {seconds:.1f} s{rate}")
+
+
+def is_plain_model(name: str) -> bool:
+    """Return whether a model is neither a run nor a published AutoCompressor."""
+    from laconic.experiment.text_models.compressor import is_compressor
+    from laconic.experiment.load_run import find_run
+
+    return find_run(name) is None and not is_compressor(name)

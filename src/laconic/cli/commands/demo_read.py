@@ -1,0 +1,68 @@
+"""`laconic demo read`: a chapter in an eighth of its KV cache, beside the full text and no text."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from laconic.cli.arguments import OutputFormat, command_line, to_utf8
+from laconic.cli.files import print_json, write_file
+from laconic.console import log_message, progress, status
+
+TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); text of Standard Ebooks, CC0"
+
+
+@dataclass(frozen=True)
+class DemoReadCommand:
+    """Answer three questions about a chapter from a memory of an eighth of it, with the full text, and without.
+
+    Needs a model that was trained on text: make model gets SmolLM2-135M-Instruct.
+
+    Example: laconic demo read
+    """
+
+    model: str = "smollm2"
+    """plain model with a context of 2,048 or more: folder, hub name, .gguf or short name"""
+    out: Path = Path("runs/demo-read")
+    """directory to write memory.safetensors and report.html to"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        import torch
+
+        import laconic
+        from laconic.evaluation.compression import reading_demo, reading_page
+        from laconic.evaluation.tables import print_table
+        from laconic.experiment.from_recipe.cost import pluralize
+
+        start = time.monotonic()
+        model = to_utf8(self.model)
+        with status(f"loading {model}"):
+            decoder = laconic.Decoder.from_pretrained(model, device=self.device)
+            tokenizer = laconic.load_tokenizer(decoder.source_folder or model)
+        chapter = reading_demo.CHAPTER_FILE.read_text(encoding="utf-8").strip()
+        with progress("demo") as show:
+            comparison = reading_demo.compare_reading(
+                decoder, tokenizer, chapter, reading_demo.QUESTIONS, self.out / "memory.safetensors", show
+            )
+        threads = pluralize(torch.get_num_threads(), "thread")
+        facts = [
+            ("model", model),
+            ("device", f"{self.device}, {threads}, PyTorch {torch.__version__}"),
+            ("chapter", f"{comparison.num_tokens:,} tokens: {TITLE}"),
+            ("time", f"{time.monotonic() - start:.0f} s"),
+            ("command", command_line()),
+        ]
+        write_file(self.out / "report.html", reading_page.render_reading_page(comparison, TITLE, chapter, facts))
+        if self.format == "json":
+            print_json({"schema": 1, "model": model} | comparison.to_json())
+            return 0
+        print_table(reading_page.build_costs_table(comparison))
+        for index in range(len(comparison.questions)):
+            print()
+            print_table(reading_page.build_answers_table(comparison, index))
+        print("\n" + "\n".join(reading_page.list_notes(comparison)))
+        log_message(f"laconic demo read: {time.monotonic() - start:.0f} s")
+        return 0

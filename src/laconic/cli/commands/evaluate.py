@@ -1,0 +1,235 @@
+"""`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
+
+import os
+import sys
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from laconic.cli.arguments import (
+    OptionalInt,
+    OptionalQuantization,
+    OptionalStr,
+    OutputFormat,
+    check_minimum,
+    parse_ints,
+    refuse_flags,
+    split_commas,
+    to_utf8,
+)
+from laconic.cli.files import print_json
+from laconic.errors import UsageError
+
+if TYPE_CHECKING:
+    from laconic.evaluation.suite import EvalReport, MemoryOptions
+
+QUESTIONS, MEMORIES, TEXTS = "runs that answer questions", "the task memories", "the tasks memories and loss"
+OPTION_USERS = {  # options that not every suite has, and the runs that they are for
+    **dict.fromkeys(("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency"), QUESTIONS),
+    **dict.fromkeys(("jacobi_tolerance", "data_dir"), QUESTIONS),
+    **dict.fromkeys(("questions", "methods", "keep", "fit"), MEMORIES),
+    **dict.fromkeys(("documents", "tokens"), TEXTS),
+}
+CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Evaluate runs and models on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
+
+    Results are stored in RUN/evaluations, or for a model in laconic's cache; re-run the same command to resume.
+    laconic tasks list shows the tasks.
+
+    Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
+    """run of laconic train, directory of runs seed-0, seed-1, …, which are averaged, or model (folder, .gguf, name)"""
+    tasks: str = "test"
+    """comma-separated tasks; see laconic tasks list"""
+    protocol: Annotated[
+        Literal["codi", "codi-sampled", "pccot", "coconut", "icot", "decimal", "text"] | None,
+        arg(metavar="{codi,codi-sampled,pccot,coconut,icot,decimal,text}", help_behavior_hint=""),
+    ] = None
+    """how answers are prompted and matched. codi, decimal: the last number; pccot: the whole answer; coconut, icot: the
+    text after # or ####; text: the last line (default: the protocol of the recipe's data.format)"""
+    tolerance: OptionalStr = None
+    """with --protocol decimal: largest difference from the correct number (default: 0.001)"""
+    data_dir: OptionalStr = None
+    """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
+    limit: OptionalInt = None
+    """evaluate only the first N questions or documents; for sets with classes, N examples of each class"""
+    shots: OptionalInt = None
+    """models: solved examples before each question; clinc150, banking77, dbpedia14: training examples per
+    class"""
+    shots_from: OptionalStr = None
+    """models: data set or file of the solved examples (default: the training split of the task)"""
+    prompt: Annotated[Literal["chat", "plain"] | None, arg(metavar="{chat,plain}", help_behavior_hint="")] = None
+    """models: ask with the chat template, or with plain text (default: chat if there is a template)"""
+    with_cot: bool = False
+    """also answer with a generated chain of thought, with the same weights"""
+    jacobi_iterations: OptionalStr = None
+    """also answer with these numbers of Jacobi iterations, comma-separated"""
+    jacobi_tolerance: OptionalStr = None
+    """also answer with as many iterations as a question needs: end them when the latents' relative change, the
+    residual, is below these numbers, comma-separated"""
+    baseline: OptionalStr = None
+    """run to compare the others with, question by question"""
+    checkpoint: str = "latest"
+    """latest, best (by validation during training), or the number of a step"""
+    batch_size: int = 64
+    """questions per batch, in each process"""
+    latency: int = 0
+    """measure latency on this many questions, one at a time"""
+    documents: OptionalStr = None
+    """memories, loss: file of texts; rows with the same book form one text (default: the contexts of --questions)"""
+    questions: OptionalStr = None
+    """memories: JSONL with document (name of a book) or context (a text), question, answer, and optionally
+    answer_prefix"""
+    methods: OptionalStr = None
+    """memories: scores that choose keys and values, comma-separated; kvzip-equal is kvzip with equal heads
+    (default: all)"""
+    keep: OptionalStr = None
+    """memories: shares of the tokens to keep, comma-separated (default: 0.125)"""
+    tokens: OptionalInt = None
+    """memories, loss: length to which documents are cut (default: 1024)"""
+    fit: OptionalInt = None
+    """memories: also train a cartridge, from the selection by kvzip, for this many steps; slow"""
+    quantize: OptionalQuantization = None
+    """models: int8 evaluates with weights rounded to 8 bits; --baseline MODEL compares with the unrounded ones"""
+    device: OptionalStr = None
+    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        self.validate()
+        from laconic.cli.commands.train import select_device
+        from laconic.evaluation.suite import EvalRequest, evaluate_runs
+        from laconic.evaluation.suites import choose_suite
+        from laconic.training.distributed import init_ranks
+        from laconic.training.signals import handle_signals
+
+        device = select_device(self.device)
+        tasks = split_commas(to_utf8(self.tasks))
+        runs = tuple(self.resolve(to_utf8(run), self.quantize) for run in self.runs)
+        suite = choose_suite(runs, tasks)
+        for name, users in OPTION_USERS.items():
+            if name not in suite.options:
+                tasks_given = "" if users == QUESTIONS else f", not {self.tasks}"
+                refuse_flags({name: getattr(self, name)}, f"only for {users}{tasks_given}")
+        with handle_signals() as stop, init_ranks(None, device) as ranks:
+            request = EvalRequest(
+                runs,
+                tasks,
+                device,
+                stop,
+                ranks,
+                limit=self.limit,
+                checkpoint=self.checkpoint,
+                batch_size=self.batch_size,
+                data_dir=self.data_dir,
+                shots=self.shots,
+                protocol=self.protocol,
+                tolerance=parse_tolerance(self.tolerance, self.protocol),
+                with_cot=self.with_cot,
+                jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
+                jacobi_tolerance=parse_tolerances(self.jacobi_tolerance),
+                baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
+                latency=self.latency,
+                memories=self.memory_options(),
+            )
+            report = suite.report(request, evaluate_runs(suite, request))
+            if ranks.rank == 0:
+                print_report(report, self.format)
+        return 0
+
+    def validate(self) -> None:
+        if not self.runs:
+            raise UsageError("no run given; laconic evaluate RUN")
+        counts = ("limit", "shots", "batch_size", "tokens", "fit")
+        check_minimum(1, **{name: getattr(self, name) for name in counts})
+        check_minimum(0, latency=self.latency)
+        if not split_commas(self.tasks):
+            raise UsageError("--tasks: empty; give at least one task")
+        if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
+            raise UsageError("--latency: requires a single process; run it without torchrun")
+        parse_ints("--jacobi-iterations", self.jacobi_iterations)
+        parse_tolerances(self.jacobi_tolerance)
+        parse_tolerance(self.tolerance, self.protocol)
+        parse_shares(self.keep)
+
+    def memory_options(self) -> "MemoryOptions":
+        from laconic.evaluation.memories.contexts import KV_METHODS
+        from laconic.evaluation.suite import MemoryOptions
+
+        return MemoryOptions(
+            documents=self.documents,
+            questions=self.questions,
+            methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
+            keep=parse_shares(self.keep) or (0.125,),
+            tokens=self.tokens or 1024,
+            fit=self.fit,
+        )
+
+    def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
+        """Return a run as it is, and for a model the folder of its results."""
+        from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint
+
+        if is_checkpoint(run):
+            style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
+            return str(prepare_checkpoint(run, style, self.shots or 0, self.shots_from, quantize))
+        flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
+        refuse_flags(flags, f"only for models, and {run} is a run")
+        if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
+            raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
+        return run
+
+
+def print_report(report: "EvalReport", format: OutputFormat) -> None:
+    from laconic.evaluation.tables import Table, print_table
+
+    if format == "json":
+        print_json(report.data)
+        return
+    for block in report.blocks:
+        print_table(block) if isinstance(block, Table) else print(block)
+
+
+def parse_shares(text: str | None) -> tuple[float, ...]:
+    """Parse --keep. Raises `UsageError` (2) unless all shares are above 0 and at most 1."""
+    return parse_positive(text, 1.0, f"--keep {text}: expected shares above 0 and at most 1, for example 0.125,0.25")
+
+
+def parse_tolerances(text: str | None) -> tuple[float, ...]:
+    """Parse --jacobi-tolerance. Raises `UsageError` (2) unless all numbers are above 0."""
+    message = f"--jacobi-tolerance {text}: expected numbers above 0, for example 0.02,0.1"
+    return parse_positive(text, sys.float_info.max, message)
+
+
+def parse_positive(text: str | None, maximum: float, message: str) -> tuple[float, ...]:
+    """Parse comma-separated numbers above 0; none for no text. Raises `UsageError` (2) for others, or larger ones."""
+    try:
+        values = None if text is None else tuple(sorted(set(map(float, split_commas(text)))))
+    except ValueError:
+        values = ()
+    if values is not None and not (values and all(0 < value <= maximum for value in values)):
+        raise UsageError(message)
+    return values or ()
+
+
+def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
+    """Parse a tolerance without rounding. Raises `UsageError` (2) unless it is 0 or more and the protocol decimal."""
+    if text is None:
+        return None
+    if protocol != "decimal":
+        raise UsageError(f"--tolerance {text}: requires --protocol decimal")
+    try:
+        tolerance = Decimal(text)
+    except InvalidOperation:
+        tolerance = Decimal("nan")
+    if not (tolerance.is_finite() and tolerance >= 0):
+        raise UsageError(f"--tolerance {text}: expected 0, or a number such as 0.001")
+    return tolerance

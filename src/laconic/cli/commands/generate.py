@@ -1,0 +1,355 @@
+"""`laconic generate`: continue prompts, reply to chat messages, or answer questions with a trained run."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.cli.arguments import (
+    OptionalDtype,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalQuantization,
+    OptionalStr,
+    OutputFormat,
+    check_minimum,
+    parse_dtype,
+    refuse_flags,
+)
+from laconic.cli.files import check_memories, check_output_path, print_json
+from laconic.cli.generate_output import GenerationPrinter, generation_to_json
+from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
+from laconic.cli.sampling_flags import SamplingFlags
+from laconic.console import log_message, status
+from laconic.errors import UsageError
+
+if TYPE_CHECKING:
+    from laconic import Decoder, Generation, GenerationConfig
+    from laconic.compression.kv.memory import KVMemory
+    from laconic.data.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class GenerateCommand(SamplingFlags):
+    """Generate text, optionally conditioned on memories; for a run, answer with its method.
+
+    A PROMPT is printed and continued. With --chat, only the reply is printed.
+
+    Example: laconic generate stories260k "Once upon a time" --max-tokens 196
+
+    Example: cat letter.txt | laconic generate smollm2 - --chat --system "Summarize in one sentence."
+
+    Example: laconic generate smollm2 --input questions.jsonl --output answers.jsonl --chat
+
+    Example: laconic generate smollm2 --file chapter.txt --learn --save-state state.safetensors
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """model (folder in Hugging Face layout, .gguf, hub name, smollm2 or stories260k), or a run of laconic train"""
+    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT", help_behavior_hint="")]
+    """prompts to continue or questions to answer; several are one batch; - reads standard input"""
+    file: OptionalPath = None
+    """text file with the prompt; only the continuation is printed, as for standard input"""
+    no_echo: bool = False
+    """print the continuation of a PROMPT without the prompt"""
+    chat: bool = False
+    """wrap each prompt in the model's chat template, as a user message"""
+    system: OptionalStr = None
+    """with chat messages: system message to put first"""
+    messages: OptionalPath = None
+    """JSON file with a list of chat messages (role, content) to reply to; - reads standard input"""
+    input: OptionalPath = None
+    """JSONL file whose rows have a prompt or messages; each is written with a field generation"""
+    output: OptionalPath = None
+    """with --input: JSONL file to write; an interrupted command continues when repeated (default: standard output)"""
+    batch_size: int = 8
+    """with --input: rows to process at once; row i samples with seed + i"""
+    memory: UseAppendAction[tuple[Path, ...]] = ()
+    """file(s) written by laconic compress, prepended to every prompt or conversation in order; for a model with fast
+    weights, one file with its state"""
+    learn: bool = False
+    """let prompt and answer update the fast weights of a Hope model, or the MLPs of a checkpoint; see --save-state"""
+    inner_lr: OptionalFloat = None
+    """with --learn and a checkpoint: learning rate of its MLPs (default: 0.1)"""
+    save_state: OptionalPath = None
+    """with --learn: file for the state after prompt and answer, for --memory"""
+    max_tokens: OptionalInt = None
+    """largest number of new tokens (default: 128, or as many as fit the context); 0 with --save-state: only read"""
+    min_tokens: int = 0
+    """number of new tokens before which no end-of-sequence token is generated"""
+    allow_long_prompt: bool = False
+    """read prompts longer than the context that the model was trained on; the text may be poor"""
+    with_cot: bool = False
+    """for runs: generate the chain of thought before the answer"""
+    jacobi_tolerance: OptionalFloat = None
+    """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
+    change is below this (default: 0, all of them)"""
+    dtype: OptionalDtype = None
+    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights to 8 bits, which decodes faster on CPUs and takes less memory"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    revision: OptionalStr = None
+    """commit, tag or branch on the hub"""
+    allow_missing: UseAppendAction[tuple[str, ...]] = ()
+    """tensor that may be missing from the checkpoint; it is then initialised at random"""
+    logprobs: bool = False
+    """in JSON output: add the log probability of each new token, in nats"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        """Generate; the text goes to standard output, the statistics to standard error."""
+        self.validate()
+        from laconic.experiment.text_models.compressor import is_compressor
+        from laconic.experiment.load_run import read_run_method
+        from laconic.experiment.text_models.nested_model import is_nested
+        from laconic.experiment.from_recipe.untrained_levels import is_state_file
+
+        if self.learn or any(map(is_state_file, self.memory)) or is_nested(self.model):
+            from laconic.cli.nested import generate_text
+
+            return generate_text(self)
+        check_memories(self.memory)
+        refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
+        if is_compressor(self.model):
+            return self.generate_with_memory(self.read_plain_prompts())
+        if read_run_method(self.model) is not None and not self.is_language_model_run:
+            return self.answer_questions([row.text or "" for row in self.read_plain_prompts()])
+        flags = {"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance}
+        refuse_flags(flags, f"{self.model} is not a run of laconic train")
+        return self.generate_with_checkpoint(self.read_prompts())
+
+    @cached_property
+    def is_language_model_run(self) -> bool:
+        """Whether the model is a run of method lm, which continues texts as a checkpoint does."""
+        from laconic.experiment.load_run import read_run_method
+
+        return read_run_method(self.model) == "lm"
+
+    def validate(self) -> None:
+        """Raise `UsageError` (2) for flags that do not fit one another."""
+        sources = {"PROMPT": self.prompts, "--file": self.file, "--messages": self.messages, "--input": self.input}
+        present = [name for name, value in sources.items() if value]
+        if len(present) > 1:
+            raise UsageError(f"{present[0]} and {present[1]} given; give one of {', '.join(sources)}")
+        if self.system is not None and not (self.chat or self.messages or self.input):
+            raise UsageError("--system: needs --chat or --messages")
+        if self.output is not None and self.input is None:
+            raise UsageError(f"--output {self.output}: needs --input")
+        if self.output is not None:
+            check_output_path("--output", self.output)
+        only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
+        check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
+        check_minimum(1, batch_size=self.batch_size)
+        if self.logprobs and self.format != "json" and self.input is None:
+            raise UsageError("--logprobs: needs --format json or --input")
+
+    def read_prompts(self) -> list[PromptRow]:
+        """Return the prompts of a checkpoint, from whichever source is given."""
+        if self.input is not None:
+            return read_prompt_rows(self.input, self.chat, self.system)
+        if self.messages is not None:
+            return [read_message_file(self.messages, self.system)]
+        rows = read_texts(self.prompts, self.file)
+        return [to_chat(row, self.system) for row in rows] if self.chat else rows
+
+    def read_plain_prompts(self) -> list[PromptRow]:
+        """Return the prompts of a run, which are texts; raise `UsageError` (2) for flags of checkpoints."""
+        names = ("chat", "system", "messages", "input", "output", "sample", "allow_long_prompt", "quantize")
+        refuse_flags({name: getattr(self, name) for name in names}, "not available for a run")
+        return read_texts(self.prompts, self.file)
+
+    def generation_config(self, printer: GenerationPrinter | None = None) -> "GenerationConfig":
+        """Return the options of generation that the flags set, with the callbacks of a printer."""
+        config = replace(self.sampling_config(self.max_tokens or DEFAULT_MAX_TOKENS), min_tokens=self.min_tokens)
+        return config if printer is None else printer.attach(config)
+
+    def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
+        """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
+        import laconic
+        from laconic.experiment.text_models.kv_compressor import build_row_caches, load_kv_memories
+
+        with status(f"loading {self.model}"):
+            decoder, tokenizer = self.load_decoder()
+            memory = load_kv_memories(self.memory, decoder, tokenizer) if self.memory else None
+        if memory is None:
+            ids = [row.encode(tokenizer) for row in rows]
+        else:
+            rows, ids = encode_after_memory(rows, tokenizer, memory)
+        room = self.check_context(decoder, rows, ids, 0 if memory is None else int(memory.num_tokens.max()))
+        max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
+        config = replace(
+            self.sampling_config(max_tokens, decoder.source_folder),
+            min_tokens=self.min_tokens,
+            eos_token_ids=self.eos_token_ids(rows, decoder, tokenizer),
+        )
+        if self.input is not None:
+            from laconic.cli.generate_batch import generate_rows
+
+            generate_rows(self, decoder, tokenizer, rows, ids, config, memory)
+            return 0
+        printer = self.build_printer(rows)
+        state = None if memory is None else build_row_caches(memory, range(len(rows)))
+        generations = laconic.generate(decoder, tokenizer, input_ids=ids, state=state, config=printer.attach(config))
+        self.print_generations(rows, generations, decoder, printer)
+        return 0
+
+    def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
+        import laconic
+        from laconic.experiment.load_model import check_is_model
+        from laconic.experiment.load_run import is_export
+
+        if self.is_language_model_run:
+            self.refuse_checkpoint_flags({"quantize": self.quantize})
+            model = laconic.load(self.model, device=self.device)
+            return model.decoder, model.tokenizer
+        check_is_model(self.model)
+        decoder = laconic.Decoder.from_pretrained(
+            self.model,
+            dtype=parse_dtype(self.dtype),
+            device=self.device,
+            revision=self.revision,
+            allow_missing=self.allow_missing,
+            quantize=self.quantize,
+        )
+        if decoder.source_folder is not None and is_export(decoder.source_folder):
+            folder = decoder.source_folder
+            raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; give that folder")
+        return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
+
+    def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
+        """Return the ids that end a row: the model's, and for chat messages the tokenizer's, which ends a turn."""
+        from laconic.experiment.text_models.text_model import find_stop_token_ids
+
+        ids = decoder.config.eos_token_ids
+        return find_stop_token_ids(tokenizer, ids, is_reply=True) if all(row.text is None for row in rows) else ids
+
+    def check_context(
+        self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]], memory_tokens: int = 0
+    ) -> int:
+        """Return how many tokens fit after the longest prompt; raise `UsageError` (2) for one that is too long."""
+        limit = decoder.config.max_position_embeddings
+        for row, row_ids in zip(rows, ids, strict=True):
+            used = memory_tokens + len(row_ids)
+            if used >= limit and not self.allow_long_prompt:
+                before = f"the memory's text and {row.name} have" if memory_tokens else f"{row.name} has"
+                raise UsageError(
+                    f"{before} {used:,} tokens, the context of {self.model} {limit:,}; shorten it by "
+                    f"{used + 1 - limit:,} tokens or more, or go on with --allow-long-prompt"
+                )
+        return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - memory_tokens - max(map(len, ids))
+
+    def generate_with_memory(self, rows: list[PromptRow]) -> int:
+        """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
+        from laconic.compression.memory import SummaryMemory
+        from laconic.experiment.text_models.compressor import load_compressor
+
+        self.refuse_checkpoint_flags({"with_cot": self.with_cot, "jacobi_tolerance": self.jacobi_tolerance})
+        with status(f"loading {self.model}"):
+            compressor = load_compressor(self.model, self.device)
+            memories = [compressor.load(path) for path in self.memory]
+            memory = SummaryMemory.concat_segments(*memories) if memories else None
+        prompts = [row.text or "" for row in rows]
+        if memory is not None:
+            rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
+        printer = self.build_printer(rows)
+        generations = compressor.generate(prompts, memory, config=self.generation_config(printer))
+        self.print_generations(rows, generations, compressor.decoder, printer)
+        return 0
+
+    def refuse_checkpoint_flags(self, flags: dict[str, object]) -> None:
+        """Raise `UsageError` (2) if `flags`, or flags that a run's recipe fixes, are set."""
+        fixed = {"allow_missing": self.allow_missing, "dtype": self.dtype, "revision": self.revision}
+        refuse_flags(flags | fixed, "not available for a run; its recipe fixes it")
+
+    def answer_questions(self, prompts: list[str]) -> int:
+        """Answer questions with a run's method or its chain of thought."""
+        import laconic
+        from laconic.experiment.load_run import read_run_method
+
+        self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens})
+        with status(f"loading {self.model}"):
+            model = laconic.load(self.model, device=self.device)
+        if not isinstance(model, laconic.Reasoner):
+            method = read_run_method(self.model)
+            raise UsageError(
+                f"{self.model}: method {method} has no `answer`, so it answers no questions; give the class one, or "
+                "continue texts in Python with laconic.load(RUN, allow_code=True).generate(TEXT)"
+            )
+        refuse_flags({"logprobs": self.logprobs}, "not available for a run that answers questions")
+        if len(self.memory) > 1:
+            raise UsageError(f"--memory: {len(self.memory)} files; a run that answers questions reads one")
+        start = time.perf_counter()
+        model = replace(model, jacobi_tolerance=self.jacobi_tolerance or 0.0)
+        memory = self.memory[0] if self.memory else None
+        answers = model.generate(prompts, self.generation_config(), with_cot=self.with_cot, memory=memory)
+        seconds = time.perf_counter() - start
+        if self.format == "json":
+            rows = [
+                {
+                    "prompt": prompt,
+                    "text": answer.text,
+                    "ids": answer.token_ids,
+                    "passes": answer.passes._asdict() | {"total": answer.passes.total},
+                }
+                for prompt, answer in zip(prompts, answers, strict=True)
+            ]
+            metadata = {"schema": 1, "model": self.model, "step": model.run.step, "method": model.recipe.method}
+            print_json(metadata | {"seconds": round(seconds, 3), "generations": rows})
+            return 0
+        print("\n".join(answer.text for answer in answers))
+        num_tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.passes.total for a in answers)
+        log_message(f"{num_tokens} tokens in {passes} passes, {seconds:.2f} s")
+        return 0
+
+    def build_printer(self, rows: Sequence[PromptRow]) -> GenerationPrinter:
+        """Return what prints each row's title, the prompt if it is echoed, and the continuation."""
+        labels = [row.title + (row.text or "" if row.should_echo and not self.no_echo else "") for row in rows]
+        return GenerationPrinter(labels, is_silent=self.format == "json")
+
+    def print_generations(
+        self,
+        prompts: Sequence[PromptRow],
+        generations: "Sequence[Generation]",
+        decoder: "Decoder",
+        printer: GenerationPrinter,
+    ) -> None:
+        """Print JSON, or after the texts a line with the numbers of tokens and seconds."""
+        printer.finish(generations)
+        if self.format == "json":
+            rows = [
+                prompt.to_json() | generation_to_json(generation, self.logprobs)
+                for prompt, generation in zip(prompts, generations, strict=True)
+            ]
+            metadata = {"schema": 1, "model": self.model, "weights": decoder.fingerprint}
+            print_json(metadata | printer.timer.to_json() | {"generations": rows})
+            return
+        log_message(printer.timer.describe())
+
+
+def encode_after_memory(
+    rows: Sequence[PromptRow], tokenizer: "Tokenizer", memory: "KVMemory"
+) -> tuple[list[PromptRow], list[list[int]]]:
+    """Return as many prompts as texts of a memory, and their ids; after a memory of a chat they are user messages."""
+    from laconic.experiment.text_models.kv_compressor import encode_messages, encode_prompt, is_chat_memory
+    from laconic.experiment.text_models.text_model import match_prompts
+
+    rows = [to_chat(row, None) for row in rows] if is_chat_memory(memory) else rows
+    rows = title_rows(rows, memory.B, memory.metadata.documents if memory.metadata else ())
+    rows = match_prompts(rows, memory.B)
+    ids = [
+        encode_messages(tokenizer, memory, row.messages)
+        if row.text is None
+        else encode_prompt(tokenizer, memory, row.text)
+        for row in rows
+    ]
+    return rows, ids

@@ -1,0 +1,171 @@
+"""`laconic serve`: an OpenAI-compatible HTTP server for a checkpoint or a run."""
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.cli.arguments import (
+    OptionalDtype,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalQuantization,
+    OptionalStr,
+    parse_dtype,
+    refuse_flags,
+    to_utf8,
+)
+from laconic.errors import UsageError
+
+if TYPE_CHECKING:
+    from laconic.experiment.load_model import LoadedModel
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """Serve a model over HTTP, with the API of OpenAI: chat completions, completions, models; memories and sessions.
+
+    Ctrl-C or SIGTERM ends the server once the running requests are answered, or after --shutdown-seconds.
+
+    Example: laconic serve smollm2
+
+    Example: laconic serve runs/kava --port 8080 --memory-dir memories
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """model (folder in Hugging Face layout, .gguf, hub name, or smollm2), or a run of laconic train"""
+    host: str = "127.0.0.1"
+    """address to listen on; others than loopback need --api-key"""
+    port: int = 8000
+    """port; 0 chooses a free one"""
+    api_key: OptionalStr = None
+    """key that requests must send (default: the variable LACONIC_API_KEY, which other users cannot see)"""
+    memory: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=FILE: memory written by laconic compress, which requests name as memory: ["NAME"]"""
+    memory_dir: OptionalPath = None
+    """folder that keeps the memories of requests (default: they are lost at the end)"""
+    dtype: OptionalDtype = None
+    """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
+    quantize: OptionalQuantization = None
+    """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
+    learn: bool = False
+    """plain model: let its MLPs learn the texts of sessions, without training; each session then has weights of its
+    own, as many bytes as the MLPs have"""
+    inner_lr: OptionalFloat = None
+    """with --learn: learning rate of the MLPs (default: 0.1)"""
+    jacobi_tolerance: OptionalFloat = None
+    """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
+    change is below this (default: 0, all of them)"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    revision: OptionalStr = None
+    """commit, tag or branch on the hub"""
+    max_batch_size: int = 16
+    """sequences that are decoded together"""
+    max_queue: int = 64
+    """largest number of waiting sequences, and of sequences in one request; further requests get status 429"""
+    max_prompt_tokens: OptionalInt = None
+    """largest number of tokens in a prompt, else status 400 (default: the model's context)"""
+    max_generated_tokens: OptionalInt = None
+    """largest number of tokens that a request gets, even if its max_tokens is larger (default: what fits into the
+    context)"""
+    max_seconds: float = 600.0
+    """time limit of a request: generation then ends with finish_reason "length", anything else with status 408"""
+    shutdown_seconds: float = 30.0
+    """seconds that running requests have to finish after Ctrl-C or SIGTERM"""
+    max_body_bytes: int = 8 * 2**20
+    """bytes of a JSON body, else status 413"""
+    max_memory_bytes: int = 512 * 2**20
+    """bytes of an uploaded memory, else status 413"""
+    max_memories: int = 256
+    """stored memories, else status 400"""
+    max_sessions: int = 64
+    """sessions of a model that learns, else status 400"""
+
+    def run(self) -> int:
+        key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
+        if key is not None and not key.strip():
+            raise UsageError("--api-key is empty; give a key, or leave it out")
+        if not 0 <= self.port <= MAX_PORT:
+            raise UsageError(f"--port {self.port}: give 0 to {MAX_PORT}")
+        limits = {name: value for name, value in vars(self).items() if name.startswith("max_")}
+        for name, value in limits.items():
+            if value is not None and not value > 0:
+                raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
+        if not 0 <= self.shutdown_seconds < math.inf:
+            raise UsageError(f"--shutdown-seconds {self.shutdown_seconds:g}: give 0 or more")
+        memory_files = dict(map(parse_memory, self.memory))
+        if self.learn:
+            flags = {"quantize": self.quantize, "jacobi_tolerance": self.jacobi_tolerance, "memory": self.memory}
+            refuse_flags(flags, "not available with --learn")
+        else:
+            refuse_flags({"inner_lr": self.inner_lr}, "needs --learn")
+        import laconic
+        from laconic.serving.http.api_model import choose_model_name
+        from laconic.serving.http.limits import ServerLimits
+        from laconic.serving.http.server import ServerOptions, serve
+
+        model = to_utf8(self.model)
+
+        def load() -> "LoadedModel":
+            if self.learn:
+                return self.load_learner(model)
+            loaded = laconic.load(
+                model,
+                device=self.device,
+                dtype=parse_dtype(self.dtype),
+                revision=self.revision,
+                quantize=self.quantize,
+            )
+            return loaded if self.jacobi_tolerance is None else set_tolerance(loaded, self.jacobi_tolerance)
+
+        options = ServerOptions(
+            host=self.host,
+            port=self.port,
+            api_key=key,
+            limits=ServerLimits(**limits),
+            shutdown_seconds=self.shutdown_seconds,
+            memory_folder=self.memory_dir,
+            memory_files=memory_files,
+        )
+        serve(choose_model_name(model), load, options)
+        return 0
+
+    def load_learner(self, model: str) -> "LoadedModel":
+        """Load a plain checkpoint whose MLPs learn; raise `UsageError` (2) for other models."""
+        import laconic
+        from laconic.cli.commands.compress import is_plain_model
+        from laconic.experiment.text_models.nested_model import is_nested
+        from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR
+
+        if is_nested(model) or not is_plain_model(model):
+            raise UsageError(f"--learn: {model} is no plain model; leave it out")
+        return laconic.NestedTextModel.from_pretrained(
+            model,
+            inner_lr=UNTRAINED_INNER_LR if self.inner_lr is None else self.inner_lr,
+            device=self.device,
+            dtype=parse_dtype(self.dtype),
+            revision=self.revision,
+        )
+
+
+def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":
+    """Return a run with a tolerance of its Jacobi iterations; raise `UsageError` (2) for a model without them."""
+    import laconic
+
+    if not isinstance(model, laconic.Reasoner):
+        raise UsageError(f"--jacobi-tolerance {tolerance}: this model has no Jacobi iterations; leave it out")
+    return replace(model, jacobi_tolerance=tolerance)
+
+
+def parse_memory(text: str) -> tuple[str, Path]:
+    name, equals, file = text.partition("=")
+    if not equals or not file:
+        raise UsageError(f"--memory {text}: give NAME=FILE")
+    return name, Path(file)

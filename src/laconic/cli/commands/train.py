@@ -1,0 +1,293 @@
+"""`laconic train`: train from a recipe, resume, show the plan, or re-run a failed update."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from laconic.cli.arguments import (
+    OptionalInt,
+    OptionalPath,
+    OptionalStr,
+    OptionalTracker,
+    OutputFormat,
+    check_minimum,
+    command_line,
+    to_utf8,
+)
+from laconic.cli.files import print_json
+from laconic.console import log_message, log_note, progress
+from laconic.errors import UsageError
+from laconic.training.signals import StopSignal, handle_signals
+from laconic.training.trackers import import_tracker, start_tracker
+
+if TYPE_CHECKING:
+    from laconic.config.recipe import Recipe
+    from laconic.training.loop import TrainingResult
+
+VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
+VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
+MIN_REPORTED_BYTES = 100_000_000  # of the optimizer in a checkpoint
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train from a recipe; re-run the same command to resume.
+
+    Recipe keys can be overridden as train.learning_rate=1e-3 or --train.learning_rate 1e-3; --schema lists them all.
+    laconic recipes lists the recipes, and laconic data list the data sets that data.name accepts.
+
+    Example: laconic train demo-kava --out runs/kava seed=1
+    """
+
+    recipe: Annotated[Positional[str | None], arg(metavar="RECIPE", help_behavior_hint="")] = None
+    """TOML file, or name of a recipe that comes with laconic (see laconic recipes)"""
+    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
+    """recipe keys to override"""
+    out: OptionalPath = None
+    """run directory (default: runs/NAME of the recipe's file)"""
+    resume: str = "auto"
+    """auto: resume from the latest valid step, if any; never: refuse a directory with steps; step-N: resume from it"""
+    num_seeds: OptionalInt = None
+    """train seeds 0 … N-1, each in OUT/seed-N"""
+    plan: Annotated[Literal["estimate", "step"] | None, arg(metavar="{estimate,step}", help_behavior_hint="")] = None
+    """print tokens, memory and time of the run and exit; --plan=step runs and measures one update for it"""
+    schema: bool = False
+    """print the JSON Schema of recipes"""
+    replay: OptionalPath = None
+    """re-run the update saved in RUN/incidents/step-N for debugging"""
+    track: OptionalTracker = None
+    """also send the metrics to this tracker: trackio, wandb or tensorboard; metrics.jsonl is always written"""
+    track_project: str = "laconic"
+    """project of trackio or wandb"""
+    device: OptionalStr = None
+    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        """Return 0 when every run is finished."""
+        from laconic.config.load import load_recipe
+
+        if self.schema:
+            from laconic.config.recipe import Recipe
+
+            print(json.dumps(Recipe.model_json_schema(), indent=1, ensure_ascii=False))
+            return 0
+        if self.replay is not None:
+            return self.print_replay(self.replay)
+        if self.recipe is None:
+            raise UsageError("no recipe given; laconic train RECIPE, or --schema for the keys of a recipe")
+        if self.track is not None:
+            import_tracker(self.track)  # on every rank, before training starts
+        recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
+        for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
+            log_note(text)
+        if recipe.is_custom_method:
+            from laconic.experiment.from_recipe.custom_method import describe_method_source
+
+            log_note(describe_method_source(recipe))
+        if self.plan:
+            return self.print_plan(recipe)
+        with handle_signals() as stop:
+            results = [self.train_run(recipe, out, stop) for recipe, out in self.iterate_runs(recipe)]
+        if self.format == "json" and os.environ.get("RANK", "0") == "0":
+            print_json({"schema": 1, "runs": results})
+        return 0
+
+    def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
+        out = self.out or self.default_run_dir()
+        if self.num_seeds is None:
+            yield recipe, out
+            return
+        check_minimum(1, num_seeds=self.num_seeds)
+        for seed in range(self.num_seeds):
+            yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
+
+    def default_run_dir(self) -> Path:
+        """Return runs/NAME, NAME being that of the recipe's file."""
+        name = Path(str(self.recipe)).stem
+        if name == "recipe":
+            raise UsageError(f"{self.recipe}: give --out; the file name recipe.toml does not name a run")
+        return Path("runs") / name
+
+    def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:
+        """Train one run to its end and return its result as JSON."""
+        with stop.preemptible():
+            from laconic.evaluation.validation import build_validation
+            from laconic.experiment.from_recipe.build import build_experiment
+            from laconic.experiment.run_init import check_same_rows, init_run
+            from laconic.storage.run_dir import RunDirectory
+            from laconic.training.distributed import init_ranks
+            from laconic.training.loop import train
+
+            resume = parse_resume(self.resume)
+            run, device = RunDirectory(out), select_device(self.device)
+        with init_ranks(recipe.train, device) as ranks, ranks.lock_run(run):
+            is_main = ranks.rank == 0
+            with (
+                stop.preemptible(),
+                progress(f"preparing {out.name},") if is_main else contextlib.nullcontext() as show,
+            ):
+                environment = describe_environment(str(device), ranks.world_size)
+                notes = ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, environment))
+                built = build_experiment(recipe, device, show)
+                ranks.run_on_rank_zero(lambda: check_same_rows(run, recipe, built.fingerprints["data"]))
+                validate = build_validation(recipe, built.parts, built.method, device, ranks)
+            for text in (*notes, *built.notes, *(validate.notes if validate else ())) if is_main else ():
+                log_note(text)
+            with progress(f"training {out.name},") if is_main else contextlib.nullcontext() as show:
+                tracker = None
+                if is_main and self.track is not None:
+                    settings = recipe.model_dump(mode="json", exclude_none=True)
+                    tracker = start_tracker(self.track, out, self.track_project, settings)
+                outcome = train(
+                    built.build_training_setup(device, ranks),
+                    run=run,
+                    resume=resume,
+                    validate=validate,
+                    report_progress=show,
+                    tracker=tracker,
+                    stop=stop,
+                )
+        if is_main:
+            self.print_outcome(out, outcome)
+        return {"out": str(out), **outcome_to_json(outcome)}
+
+    def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
+        from laconic.training.run import select_progress_metrics
+
+        numbers = {**select_progress_metrics(outcome.metrics), **outcome.validation}
+        log_message(
+            f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items())
+        )
+        if outcome.step_path is not None and (note := describe_size(outcome.step_path)):
+            log_note(note)
+
+    def print_plan(self, recipe: "Recipe") -> int:
+        from laconic.experiment.from_recipe.dry_run import format_plan, plan_run, plan_with_step
+
+        plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, select_device(self.device))
+        if self.format == "json":
+            print_json(plan)
+        else:
+            print(format_plan(plan))
+        return 0
+
+    def print_replay(self, folder: Path) -> int:
+        """Re-run the update of an incident, and print its metrics then and now."""
+        from laconic.experiment.from_recipe.build import replay_update
+
+        recorded, repeated = replay_update(folder, select_device(self.device))
+        if self.format == "json":
+            print_json({"schema": 1, "recorded": recorded, "repeated": repeated})
+            return 0
+        print(f"step {repeated['step']}: {repeated['status']}, first in {repeated['first'] or 'nothing'}")
+        for name, value in repeated["metrics"].items():
+            print(f"{name}: {recorded['metrics'].get(name)} recorded, {value} now")
+        return 0
+
+
+def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
+    return {
+        "steps": outcome.steps,
+        "metrics": dict(outcome.metrics),
+        "validation": dict(outcome.validation),
+        "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
+        "skipped": outcome.num_skipped,
+        "folder": None if outcome.step_path is None else str(outcome.step_path),
+    }
+
+
+def describe_size(step: Path) -> str:
+    """Return how much of a checkpoint is the optimizer's; "" for one that takes little."""
+    sizes = {file.relative_to(step): file.stat().st_size for file in step.rglob("*") if file.is_file()}
+    optimizer = sum(size for file, size in sizes.items() if file.parts[0].startswith("optimizer"))
+    if optimizer < MIN_REPORTED_BYTES:
+        return ""
+    return (
+        f"{step}: {optimizer / 1e6:,.0f} of {sum(sizes.values()) / 1e6:,.0f} MB are the optimizer's, with which a "
+        "larger train.steps continues; laconic export writes the model alone"
+    )
+
+
+def parse_resume(text: str) -> Any:
+    """Parse --resume: auto, never, or step-N, which becomes the number N."""
+    if text in ("auto", "never"):
+        return text
+    number = text.removeprefix("step-")
+    if not number.isdecimal():
+        raise UsageError(f"--resume {text}: expected auto, never, or step-N")
+    return int(number)
+
+
+def select_device(device: str | None) -> Any:
+    """Return the torch device; by default the rank's GPU or the first, else the CPU."""
+    import torch
+
+    from laconic.models.checkpoints.weights import resolve_device
+
+    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # set by torchrun
+    if device is None:
+        device = local if torch.cuda.is_available() else "cpu"
+    return resolve_device(local if device == "cuda" else device)
+
+
+def describe_environment(device: str, ranks: int) -> dict[str, Any]:
+    """Return the content of env.json: versions, machine, command, start time."""
+    from importlib.metadata import version
+
+    return {
+        "versions": {"laconic": version("laconic"), **{name: version(name) for name in VERSIONED_PACKAGES}},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device,
+        "ranks": ranks,
+        "commit": current_commit(),
+        "command": command_line(),
+        "start": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def current_commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def flag_names() -> list[str]:
+    """Return the names of this command's flags, to suggest one for a mistyped recipe key."""
+    return [field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides")]
+
+
+def normalise_args(args: list[str]) -> list[str]:
+    """Move flags to the front, and rewrite `--key.sub value` of a recipe to `key.sub=value`."""
+    remaining, train_flags = list(args), {*flag_names(), "help"}
+    flags: list[str] = []
+    positionals: list[str] = []
+    while remaining:
+        item = remaining.pop(0)
+        name, equals, value = item.partition("=")
+        flag = name.removeprefix("--").replace("-", "_")
+        if not item.startswith("--"):
+            (flags if item == "-h" else positionals).append(item)
+        elif flag in train_flags:
+            flags.append("--plan=estimate" if item == "--plan" else item)
+            if not equals and flag not in VALUELESS_FLAGS and remaining:
+                flags.append(remaining.pop(0))
+        elif equals or remaining:
+            positionals.append(f"{flag}={value if equals else remaining.pop(0)}")
+        else:
+            raise UsageError(f"{item}: missing value")
+    return [*flags, *positionals]

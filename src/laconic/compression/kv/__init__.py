@@ -1,0 +1,1 @@
+"""Memories of keys and values: selection by score, and trained cartridges."""

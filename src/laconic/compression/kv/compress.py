@@ -1,0 +1,249 @@
+"""Compress the KV cache of a document of any length without training (`compress_kv`)."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from laconic.compression.kv.loss import LossProbes, build_loss_probes, find_smallest_memory, measure_document_loss
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.selection import (
+    NO_REPEAT_PROMPT,
+    PREVIOUS_TOKENS,
+    DocumentReader,
+    KVMethod,
+    Ranking,
+    RepeatPrompt,
+    rank_document,
+    repeat_tokens,
+)
+from laconic.errors import UsageError
+from laconic.generation.prompt import check_ids
+from laconic.models.decoder import Decoder
+from laconic.models.ops.rope_scaling import get_movable_rope
+
+DEFAULT_KEEP = 0.125
+PROMPT_SHARE = 1 / 4  # share of the context that max_loss leaves for prompts after a document of several windows
+
+
+@dataclass(frozen=True)
+class KVCompressionConfig:
+    """Options of `compress_kv`. Give at most one of `keep`, `slots` and `max_loss`; by default an eighth is kept.
+
+    Args:
+        method: Score that ranks the keys: kvzip, snapkv, rkv, h2o, expected, knorm, window or random.
+        keep: Share of the document's keys and values to keep.
+        slots: Number of tokens to keep per KV head, on average.
+        max_loss: Keep as few as this increase of the loss on the document allows, in nats per token, or as many as
+            possible if none is enough.
+        num_sinks: First tokens that are always kept (attention sinks).
+        equal_heads: Keep the same number in every head. By default KVzip's heads share the slots, which loses much
+            less; a document read in several windows always has equal heads.
+        seed: Seed of the method random.
+
+    Raises:
+        UsageError: If a value is out of range, or several sizes are given.
+
+    Examples:
+        >>> import laconic
+        >>> laconic.KVCompressionConfig("snapkv", keep=0.25).num_slots(1000)
+        250
+    """
+
+    method: KVMethod = "kvzip"
+    keep: float | None = None
+    slots: int | None = None
+    max_loss: float | None = None
+    num_sinks: int = 4
+    equal_heads: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {"keep": self.keep, "slots": self.slots, "max_loss": self.max_loss}
+        present = [name for name, value in sizes.items() if value is not None]
+        if len(present) > 1:
+            raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the size of the memory")
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise UsageError(f"keep {self.keep:g}: give a share of the tokens, above 0 and at most 1")
+        if self.slots is not None and self.slots < 1:
+            raise UsageError(f"slots {self.slots}: give 1 or more")
+        if self.max_loss is not None and not 0 <= self.max_loss < math.inf:
+            raise UsageError(f"max_loss {self.max_loss:g}: give nats per token, 0 or more")
+        if self.num_sinks < 0:
+            raise UsageError(f"num_sinks {self.num_sinks}: give 0 or more")
+
+    def num_slots(self, num_tokens: int) -> int:
+        """Return how many of a document's tokens to keep, for `keep` and `slots`."""
+        if self.slots is not None:
+            return min(self.slots, num_tokens)
+        return max(1, int(num_tokens * (DEFAULT_KEEP if self.keep is None else self.keep)))
+
+
+DEFAULT_CONFIG = KVCompressionConfig()
+
+
+class DocumentCompression(NamedTuple):
+    """A compressed document: its memory, the windows it was read in, the positions read, and what was measured."""
+
+    memory: KVMemory
+    windows: list[int]
+    positions: int
+    measured: dict[str, Any]
+
+
+def compress_kv(
+    decoder: Decoder,
+    input_ids: Sequence[int],
+    config: KVCompressionConfig = DEFAULT_CONFIG,
+    *,
+    repeat_prompt: RepeatPrompt = NO_REPEAT_PROMPT,
+) -> KVMemory:
+    """Read a document and keep the most important part of its KV cache, without training.
+
+    Pass the result's `to_cache()` to `laconic.generate` as `state`; tokens continue after the document.
+
+    Args:
+        decoder: Any decoder.
+        input_ids: Token ids of the document. If they exceed the model's context, they are read in windows.
+        config: Method and size.
+        repeat_prompt: Token ids of the request to repeat the document, for KVzip.
+
+    Returns:
+        A memory of one row, without metadata.
+
+    Raises:
+        UsageError: If there are no ids, or the document cannot be read in windows.
+        InputError: If an id is outside the vocabulary.
+
+    Examples:
+        >>> import laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> memory = laconic.compress_kv(decoder, list(range(64)), laconic.KVCompressionConfig("snapkv", slots=16))
+        >>> config = laconic.GenerationConfig(max_tokens=4, eos_token_ids=())
+        >>> generation = laconic.generate(decoder, input_ids=[[5, 6]], state=memory.to_cache(), config=config)[0]
+        >>> memory.M, len(generation.token_ids)
+        (16, 4)
+    """
+    return compress_document(decoder, input_ids, config, repeat_prompt).memory
+
+
+@torch.no_grad()
+def compress_document(
+    decoder: Decoder,
+    input_ids: Sequence[int],
+    config: KVCompressionConfig,
+    repeat_prompt: RepeatPrompt,
+    prefix_tokens: int = 0,
+    on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> DocumentCompression:
+    """Compress as `compress_kv` does, and also report the cost.
+
+    Args:
+        decoder: Model.
+        input_ids: Document.
+        config: Method and size.
+        repeat_prompt: KVzip's request, which also serves to measure the loss.
+        prefix_tokens: Tokens of a chat prefix at the beginning, which are kept while there is room.
+        on_progress: Called with the current step, the positions read so far, and an estimate of all.
+    """
+    if not len(input_ids):
+        raise UsageError("the document has no tokens; give text")
+    check_ids([list(input_ids)], decoder.config.vocab_size)
+    device = decoder.token_embedding.weight.device
+    ids = torch.tensor([list(input_ids)], dtype=torch.long, device=device)
+    windows = split_windows(decoder, ids, config.method, repeat_prompt)
+    total, ends = config.num_slots(ids.shape[1]), list(accumulate(window.shape[1] for window in windows))
+    shares = [total * end // ids.shape[1] for end in (0, *ends)]
+    slots = [max(1, end - start) for start, end in pairwise(shares)]
+    if len(windows) > 1:  # checked before reading, which may take hours
+        get_movable_rope(decoder.config.rope, decoder.config.family)
+        if config.max_loss is None:
+            check_slots_fit(decoder, slots, ids.shape[1])
+    expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
+    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, expected)))
+    memories, measured, probes_of_windows = list[KVMemory](), list[dict[str, Any]](), list[LossProbes]()
+    for index, window in enumerate(windows):
+        prefix = 0 if index else min(prefix_tokens, window.shape[1] - 1)
+        equal_heads = config.equal_heads or len(windows) > 1  # windows are joined at consecutive positions
+        ranking = Ranking(config.method, config.num_sinks, equal_heads, config.seed, repeat_prompt, prefix)
+        memory = rank_document(reader, window, ranking)
+        if config.max_loss is None:
+            memories.append(memory.keep_top_slots(slots[index]))
+            continue
+        probes = build_loss_probes(decoder, memory.to_cache(), window, repeat_prompt, prefix)
+        smallest, losses = find_smallest_memory(
+            decoder, memory, probes, config.max_loss, lambda slots: on_progress(f"measuring {slots:,} slots", 0, 0)
+        )
+        reader.positions += int(probes.attention_mask.sum()) * (len(losses["trials"]) + 1)
+        memories.append(smallest)
+        measured.append(losses)
+        probes_of_windows.append(probes)
+    if config.max_loss is not None and len(windows) > 1:
+        memories = shrink_to_context(decoder, memories, probes_of_windows, measured)
+    lengths = [window.shape[1] for window in windows]
+    memory = memories[0] if len(memories) == 1 else join_windows(decoder, memories, ids.shape[1])
+    return DocumentCompression(memory, lengths, reader.positions, {"windows": measured} if measured else {})
+
+
+def split_windows(
+    decoder: Decoder, ids: Int[Tensor, "1 N"], method: KVMethod, repeat_prompt: RepeatPrompt
+) -> list[Int[Tensor, "1 n"]]:
+    """Split a document into windows of nearly equal size that the model can read, and repeat for KVzip.
+
+    Raises:
+        UsageError: If the document is too long for a sliding window.
+    """
+    limit, N, config = decoder.config.max_position_embeddings, ids.shape[1], decoder.config
+    if method == "kvzip":
+        limit = max(1, limit - repeat_tokens(decoder) - PREVIOUS_TOKENS - sum(map(len, repeat_prompt)))
+    sliding = min((window for window in config.sliding_windows if window is not None), default=None)
+    if sliding is not None and sliding < N:
+        raise UsageError(
+            f"the document has {N:,} tokens, and layers of this {config.family} attend to the last {sliding:,} only; "
+            f"give a text of at most {sliding:,} tokens"
+        )
+    return list(ids.tensor_split(-(-N // limit), 1))
+
+
+def check_slots_fit(decoder: Decoder, slots: Sequence[int], num_tokens: int) -> None:
+    """Raise `UsageError` if the slots of several windows exceed the context of the model."""
+    total, context = sum(slots), decoder.config.max_position_embeddings
+    if total > context:
+        raise UsageError(
+            f"{num_tokens:,} tokens in {len(slots)} windows leave {total:,} slots, more than the context of "
+            f"{context:,}; keep fewer: a share of at most {math.floor(1000 * context / num_tokens) / 1000:g}"
+        )
+
+
+def shrink_to_context(
+    decoder: Decoder, memories: Sequence[KVMemory], probes: Sequence[LossProbes], measured: Sequence[dict[str, Any]]
+) -> list[KVMemory]:
+    """Shorten the memories of windows, all by the same share, until a prompt fits behind them into the context.
+
+    Their losses are measured again and replaced in `measured`.
+    """
+    limit = int((1 - PROMPT_SHARE) * decoder.config.max_position_embeddings)
+    total = sum(memory.M for memory in memories)
+    if total <= limit:
+        return list(memories)
+    shorter = [memory.keep_top_slots(max(1, memory.M * limit // total)) for memory in memories]
+    for memory, texts, losses in zip(shorter, probes, measured, strict=True):
+        loss = measure_document_loss(decoder, memory.to_cache(), texts)
+        losses["memory"] = asdict(loss)
+        losses["trials"].append({"slots": memory.M, "loss": loss.mean})
+    return shorter
+
+
+def join_windows(decoder: Decoder, memories: Sequence[KVMemory], num_tokens: int) -> KVMemory:
+    """Join the memories of a document's windows at consecutive positions, as if the dropped tokens had not been there.
+
+    Raises:
+        UsageError: If their slots exceed the context.
+    """
+    check_slots_fit(decoder, [memory.M for memory in memories], num_tokens)
+    return KVMemory.concat_documents(decoder.config, *(m.renumber_slots(decoder.config) for m in memories))

@@ -1,0 +1,400 @@
+"""KV memory: the keys and values of a document that a model keeps, as an immutable value.
+
+Each layer and KV head keeps its own positions, and perhaps its own number of them; nothing is padded. Keys are stored
+as the decoder rotated them, so that a memory continues as the document's KV cache does: new tokens follow at the
+position after the document.
+
+Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from laconic.compression.kv.memory_file import KVMemoryMetadata, load_kv_tensors, save_kv_tensors
+from laconic.compression.kv.scores import merge_ranks
+from laconic.compression.memory_file import memory_to_html
+from laconic.errors import UsageError
+from laconic.models import rope
+from laconic.models.cache import KVCache
+from laconic.models.config import DecoderConfig
+from laconic.models.kv_prefix import KVPrefix
+from laconic.models.ops.rope_scaling import ROPE_SCALINGS, get_movable_rope
+
+SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
+
+
+@dataclass(frozen=True)
+class KVMemory:
+    """Keys and values that replace the text of documents in a prompt, one row per document.
+
+    Slots are stored document by document, head by head, and in ascending order of their positions. `positions` and
+    `ranks` have the slots of all layers, layer by layer.
+
+    Args:
+        keys: Per layer, rotated keys [N, E].
+        values: Per layer, values [N, E].
+        positions: Position of each slot.
+        ranks: The slots with ranks below m are a memory of m slots per head, on average over all heads.
+        slots: Number of slots of each layer, document and head [L, B, G].
+        num_tokens: Tokens read [B]; the next token has this position.
+        metadata: The model that wrote the memory, the method, and the texts; None for a memory that is not saved.
+
+    Examples:
+        >>> import torch, laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> cache = decoder(decoder.embed(torch.tensor([[1, 17, 42, 5]]))).cache
+        >>> memory = laconic.KVMemory.from_cache(cache).keep_top_slots(2)
+        >>> memory.M, memory.to_cache().S, memory.num_tokens.tolist()
+        (2, 2, [4])
+    """
+
+    keys: tuple[Float[Tensor, "_ E"], ...]
+    values: tuple[Float[Tensor, "_ E"], ...]
+    positions: Int[Tensor, " N"]
+    ranks: Int[Tensor, " N"]
+    slots: Int[Tensor, "L B G"]
+    num_tokens: Int[Tensor, " B"]
+    metadata: KVMemoryMetadata | None = None
+
+    def __repr__(self) -> str:
+        tokens, slots = list(map(int, self.num_tokens)), [round(float(n), 1) for n in self.num_slots]
+        L, _, G = self.slots.shape
+        return f"KVMemory({tokens} tokens in {slots} slots per head, {L} layers, {G} KV heads)"
+
+    def _repr_html_(self) -> str:
+        documents = () if self.metadata is None else self.metadata.documents
+        return memory_to_html(documents, "slots per head", self.num_tokens, self.num_slots)
+
+    @classmethod
+    def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
+        """Return a memory of all valid slots of a cache; later slots count as more important.
+
+        If all slots are valid, the memory shares the cache's keys and values.
+
+        Raises:
+            UsageError: If the cache begins with a memory whose heads have different numbers of slots.
+        """
+        if cache.prefix is not None:
+            raise UsageError("from_cache: heads of this cache have different numbers of slots; use its memory itself")
+        L, G, _ = cache.shape_summary
+        is_head_valid = cache.valid[:, None].expand(-1, G, -1)
+        all_valid = bool(cache.valid.all())
+
+        def pack(x: Tensor) -> Tensor:
+            return x.expand(L, cache.B, G, -1)[is_head_valid.expand(L, -1, -1, -1)]
+
+        return cls(
+            tuple(k.flatten(0, 2) if all_valid else k[is_head_valid] for k in cache.keys),
+            tuple(v.flatten(0, 2) if all_valid else v[is_head_valid] for v in cache.values),
+            pack(cache.positions[:, None]),
+            pack(torch.arange(cache.S - 1, -1, -1, device=cache.valid.device)),
+            cache.valid.sum(1)[:, None].repeat(L, 1, G),
+            cache.next_position,
+            metadata,
+        )
+
+    @property
+    def B(self) -> int:
+        """Number of documents."""
+        return self.num_tokens.shape[0]
+
+    @property
+    def M(self) -> int:
+        """Largest number of slots of a head."""
+        return int(self.slots.max()) if self.slots.numel() else 0
+
+    @property
+    def num_slots(self) -> Float[Tensor, " B"]:
+        """Slots per head of each document, averaged over all heads and layers."""
+        return self.slots.double().mean((0, 2))
+
+    @property
+    def has_equal_heads(self) -> bool:
+        """Whether all heads of a document have the same number of slots."""
+        return bool((self.slots == self.slots[:1, :, :1]).all())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the keys and values: 2 E numbers of their dtype for each slot."""
+        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values))
+
+    @property
+    def row_index(self) -> Int[Tensor, " N"]:
+        """Document of each slot of all layers."""
+        L, B, _ = self.slots.shape
+        rows = torch.arange(B, device=self.slots.device).repeat(L)
+        return rows.repeat_interleave(self.slots.sum(2).flatten())
+
+    @property
+    def slot_index(self) -> Int[Tensor, " N"]:
+        """Index of each slot of all layers within its head."""
+        return torch.cat([torch.arange(n, device=self.slots.device) for n in to_ints(self.slots)])
+
+    @property
+    def num_ranks(self) -> Int[Tensor, " B"]:
+        """One more than the largest rank of each document."""
+        return self.slots.new_zeros(self.B).scatter_reduce(0, self.row_index, self.ranks + 1, "amax")
+
+    def split_heads(self, x: Shaped[Tensor, "N *rest"]) -> list[Tensor]:
+        """Split a tensor with an entry per slot of all layers, in the order of `slots`, into its heads."""
+        return list(torch.split(x, to_ints(self.slots)))
+
+    def split_layers(self, x: Shaped[Tensor, "N *rest"]) -> list[Tensor]:
+        """Split a tensor with an entry per slot of all layers into layers."""
+        return list(torch.split(x, to_ints(self.slots.sum((1, 2)))))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVMemory":
+        """Move to a device, and convert keys and values to a dtype."""
+        return replace(
+            self,
+            keys=tuple(k.to(device, dtype) for k in self.keys),
+            values=tuple(v.to(device, dtype) for v in self.values),
+            **{name: getattr(self, name).to(device) for name in SLOT_TENSORS},
+        )
+
+    def is_equal(self, other: "KVMemory") -> bool:
+        """Test whether every tensor is equal bit for bit, and the metadata too."""
+        if len(self.keys) != len(other.keys) or self.metadata != other.metadata:
+            return False
+        mine, theirs = ([*m.keys, *m.values, *(getattr(m, name) for name in SLOT_TENSORS)] for m in (self, other))
+        return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    def to_cache(self) -> KVCache:
+        """Return the KV cache that a decoder or `laconic.generate` continues from, of as many bytes as the memory.
+
+        For one document it shares the memory's keys and values. A document whose heads have different numbers of slots
+        becomes a KV prefix. Otherwise the cache has one position per slot for all heads, which only determines where
+        the next token stands: the largest of the heads, and `num_tokens` - 1 in the last slot.
+        """
+        rows = [self.select_rows([row]) for row in range(self.B)] if self.B != 1 else [self]
+        caches = [memory.to_dense_cache() if memory.has_equal_heads else memory.to_prefix_cache() for memory in rows]
+        return caches[0] if len(caches) == 1 else KVCache.concat_rows(*caches)
+
+    def to_dense_cache(self) -> KVCache:
+        """Return the cache of one document with as many slots in every head."""
+        (L, _, G), M = self.slots.shape, self.M
+        keys, values = (tuple(x.view(1, G, M, x.shape[1]) for x in tensors) for tensors in (self.keys, self.values))
+        positions = self.positions.view(L, 1, G, M).amax((0, 2))
+        positions = torch.cat([positions[:, : M - 1], self.num_tokens[:, None] - 1], 1)
+        return KVCache(keys, values, positions, torch.ones_like(positions, dtype=torch.bool))
+
+    def to_prefix_cache(self) -> KVCache:
+        """Return the cache of one document with a KV prefix and no slots."""
+        (L, _, G), E = self.slots.shape, self.keys[0].shape[1]
+        sizes = tuple(tuple(to_ints(layer)) for layer in self.slots[:, 0])
+        prefix = KVPrefix(
+            tuple(k[None] for k in self.keys), tuple(v[None] for v in self.values), (), self.num_tokens, sizes
+        )
+        nothing, positions = (self.keys[0].new_empty(1, G, 0, E),) * L, self.num_tokens.new_empty(1, 0)
+        return KVCache(nothing, nothing, positions, positions.bool(), prefix)
+
+    def keep_top_slots(self, num_slots: int) -> "KVMemory":
+        """Keep the most important slots: `num_slots` per head, on average over heads if the ranks compare heads.
+
+        Raises:
+            UsageError: If `num_slots` is below 1.
+        """
+        if num_slots < 1:
+            raise UsageError(f"cannot keep {num_slots} slots; give 1 or more")
+        is_top = self.ranks < num_slots
+        layers, counts = self.split_layers(is_top), [head.sum() for head in self.split_heads(is_top)]
+        return replace(
+            self,
+            keys=tuple(k[top] for k, top in zip(self.keys, layers, strict=True)),
+            values=tuple(v[top] for v, top in zip(self.values, layers, strict=True)),
+            positions=self.positions[is_top],
+            ranks=self.ranks[is_top],
+            slots=torch.stack(counts).view_as(self.slots),
+        )
+
+    def select_rows(self, rows: list[int]) -> "KVMemory":
+        """Select documents by index; an index may repeat.
+
+        Raises:
+            UsageError: If an index is out of range.
+        """
+        outside = next((row for row in rows if not 0 <= row < self.B), None)
+        if outside is not None:
+            raise UsageError(f"row {outside} is out of range; the memory has {self.B} rows, counted from 0")
+        sizes = self.slots.sum(2)
+
+        def select(x: Tensor, sizes: Int[Tensor, "n B"]) -> Tensor:
+            parts = torch.split(x, to_ints(sizes))
+            return torch.cat([x[:0], *(parts[i * self.B + row] for i in range(len(sizes)) for row in rows)])
+
+        return KVMemory(
+            tuple(select(k, layer[None]) for k, layer in zip(self.keys, sizes, strict=True)),
+            tuple(select(v, layer[None]) for v, layer in zip(self.values, sizes, strict=True)),
+            select(self.positions, sizes),
+            select(self.ranks, sizes),
+            self.slots[:, rows],
+            self.num_tokens[rows],
+            None if self.metadata is None else self.metadata.select_rows(rows),
+        )
+
+    @staticmethod
+    def concat_rows(*memories: "KVMemory") -> "KVMemory":
+        """Concatenate documents into one batch.
+
+        Raises:
+            UsageError: If the shapes differ.
+            CorruptArtifactError: If the memories were written by different models.
+        """
+        check_joinable("concat_rows", memories)
+        known = [memory.metadata for memory in memories if memory.metadata is not None]
+        return KVMemory(
+            tuple(torch.cat(layer) for layer in zip(*(m.keys for m in memories), strict=True)),
+            tuple(torch.cat(layer) for layer in zip(*(m.values for m in memories), strict=True)),
+            concat_parts([m.split_layers(m.positions) for m in memories]),
+            concat_parts([m.split_layers(m.ranks) for m in memories]),
+            torch.cat([m.slots for m in memories], 1),
+            torch.cat([m.num_tokens for m in memories]),
+            KVMemoryMetadata.concat_rows(known) if known else None,
+        )
+
+    @staticmethod
+    def concat_documents(config: DecoderConfig, *memories: "KVMemory") -> "KVMemory":
+        """Concatenate memories of the same rows: each document follows the one before it at consecutive positions.
+
+        Keys are rotated on to their new positions, which RoPE allows without error beyond rounding. The documents were
+        read apart, so no document has seen those before it.
+
+        Args:
+            config: Architecture of the decoder that wrote the memories.
+            memories: At least one, in order.
+
+        Raises:
+            UsageError: If the shapes differ, or if the architecture's keys cannot be moved.
+            CorruptArtifactError: If the memories were written by different models.
+        """
+        first = check_joinable("concat_documents", memories)
+        odd = next((memory.B for memory in memories if memory.B != first.B), None)
+        if odd is not None:
+            raise UsageError(f"memories of {first.B} and {odd} texts cannot be joined; select the same rows of both")
+        moved, start = list[KVMemory](), torch.zeros_like(first.num_tokens)
+        for memory in memories:
+            moved.append(memory.shift_positions(config, start) if moved else memory)
+            start = start + memory.num_tokens
+        known = [memory.metadata for memory in memories if memory.metadata is not None]
+        sizes = [m.num_ranks for m in moved]
+        ranks = [merge_ranks(m.ranks, [size[m.row_index] for size in sizes], i) for i, m in enumerate(moved)]
+        keys = concat_parts([m.split_heads(torch.cat(m.keys)) for m in moved])
+        values = concat_parts([m.split_heads(torch.cat(m.values)) for m in moved])
+        slots = torch.stack([m.slots for m in moved]).sum(0)
+        layers = to_ints(slots.sum((1, 2)))
+        return KVMemory(
+            torch.split(keys, layers),
+            torch.split(values, layers),
+            concat_parts([m.split_heads(m.positions) for m in moved]),
+            concat_parts([m.split_heads(x) for m, x in zip(moved, ranks, strict=True)]),
+            slots,
+            start,
+            KVMemoryMetadata.concat_documents(known) if known else None,
+        )
+
+    def shift_positions(self, config: DecoderConfig, offset: Int[Tensor, " B"]) -> "KVMemory":
+        """Return the memory as if its document began at position `offset` of each row. Raises like `move_slots`."""
+        return self.move_slots(config, self.positions + offset[self.row_index], self.num_tokens + offset)
+
+    def renumber_slots(self, config: DecoderConfig) -> "KVMemory":
+        """Give the slots of every head consecutive positions from 0, as StreamingLLM does. Raises like `move_slots`.
+
+        Raises:
+            UsageError: If heads use different numbers of slots, so that the next token would have several positions.
+        """
+        if not self.has_equal_heads:
+            raise UsageError("renumber_slots: the heads have different numbers of slots; compress with equal_heads")
+        return self.move_slots(config, self.slot_index, self.slots[0].amax(1))
+
+    def move_slots(
+        self, config: DecoderConfig, positions: Int[Tensor, " N"], num_tokens: Int[Tensor, " B"]
+    ) -> "KVMemory":
+        """Rotate the keys on to other positions.
+
+        Args:
+            config: Architecture of the decoder that wrote the memory.
+            positions: New position of each slot.
+            num_tokens: Position of the next token of each row.
+
+        Raises:
+            UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
+        """
+        scaling = get_movable_rope(config.rope, config.family)
+        keys = list[Tensor]()
+        for layer, (k, delta) in enumerate(zip(self.keys, self.split_layers(positions - self.positions), strict=True)):
+            if layer in config.nope_layers:
+                keys.append(k)
+                continue
+            omega, _ = ROPE_SCALINGS[scaling.kind](scaling, config.head_dim, delta[:1])
+            cos, sin = rope.cos_sin_tables(delta[None], omega, 1.0, torch.float32)
+            keys.append(rope.rotate_pairs(k.float()[None, None], cos, sin)[0, 0].to(k.dtype))
+        return replace(self, keys=tuple(keys), positions=positions, num_tokens=num_tokens)
+
+    def save(self, path: str | Path) -> None:
+        """Save the memory to one safetensors file.
+
+        Raises:
+            UsageError: If the memory has no metadata.
+            NonFiniteError: If a number is not finite.
+            DiskError: If there is not enough space.
+        """
+        if self.metadata is None:
+            raise UsageError(f"{path}: this memory has no metadata that names its model; set `metadata` first")
+        dtype = str(self.keys[0].dtype).removeprefix("torch.")
+        tensors = {f"keys.{i}": k for i, k in enumerate(self.keys)}
+        tensors |= {f"values.{i}": v for i, v in enumerate(self.values)}
+        tensors |= {"positions": self.positions.int(), "ranks": self.ranks.int()}
+        tensors |= {"slots": self.slots.contiguous(), "num_tokens": self.num_tokens}
+        save_kv_tensors(Path(path), tensors, replace(self.metadata, dtype=dtype))
+
+    @classmethod
+    def load(cls, path: str | Path, reader: KVMemoryMetadata | None = None) -> "KVMemory":
+        """Load a memory that `save` wrote, on the CPU and in its stored dtype.
+
+        Args:
+            path: File to read.
+            reader: Metadata that the model would write, which the file must fit; `LanguageModel.load_memory` passes it.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.
+            UsageError: If `reader` is a model, or anything else but metadata.
+        """
+        tensors, metadata = load_kv_tensors(Path(path))
+        if reader is not None:
+            metadata.check_reader(Path(path).name, reader)
+        keys, values = (tuple(tensors[f"{kind}.{i}"] for i in range(metadata.layers)) for kind in ("keys", "values"))
+        positions, ranks = (tensors[name].long() for name in ("positions", "ranks"))
+        return cls(keys, values, positions, ranks, tensors["slots"], tensors["num_tokens"], metadata)
+
+
+def to_ints(x: Int[Tensor, "*shape"]) -> list[int]:
+    """Return the entries of a tensor in order."""
+    return list(map(int, x.flatten()))
+
+
+def concat_parts(memories: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Concatenate the first parts of several memories, then the second ones, and so on."""
+    return torch.cat([part for parts in zip(*memories, strict=True) for part in parts])
+
+
+def check_joinable(operation: str, memories: tuple[KVMemory, ...]) -> KVMemory:
+    """Return the first memory; raise if the memories cannot be concatenated."""
+    if not memories:
+        raise UsageError(f"{operation}: expected at least one memory")
+    first = memories[0]
+    for memory in memories[1:]:
+        shapes = [(*m.slots.shape[::2], m.keys[0].shape[1]) for m in (first, memory)]
+        if shapes[0] != shapes[1]:
+            raise UsageError(
+                f"{operation}: (layers, KV heads, head size) {shapes[1]} and {shapes[0]}; use memories of one model"
+            )
+        if (memory.metadata is None) != (first.metadata is None):
+            raise UsageError(f"{operation}: one memory has metadata and another has none")
+        if memory.metadata is not None and first.metadata is not None:
+            memory.metadata.check_joinable(operation, first.metadata)
+    return first

@@ -1,0 +1,168 @@
+"""Build a training run from a recipe: decoder, tokenizer, method, rows, optimizer, checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.batches import DocumentBatch
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.config.training import TrainingConfig
+from laconic.errors import InputError, UsageError
+from laconic.experiment.from_recipe import build_model
+from laconic.experiment.from_recipe import build_nested
+from laconic.experiment.from_recipe.build_data import ProgressCallback, load_training_rows
+from laconic.experiment.from_recipe.build_model import ModelParts
+from laconic.experiment.from_recipe.custom_method import check_code_allowed
+from laconic.experiment.load_run import (
+    RECIPE_FILE,
+    held_out_fingerprint,
+    is_run_dir,
+    load_initial_model,
+    recipe_fingerprint,
+)
+from laconic.experiment.from_recipe.methods import build_method
+from laconic.experiment.model_checkpoint import ModelCheckpoint
+from laconic.interfaces import TrainingData
+from laconic.nested.optim.dgd import DGD
+from laconic.nested.optim.input_recording import record_inputs
+from laconic.nested.optim.m3 import M3
+from laconic.storage.run_dir import RunDirectory
+from laconic.storage.strict_json import read_json
+from laconic.training.loop import replay
+from laconic.training.optim import build_adamw
+from laconic.training.ranks import Ranks
+from laconic.training.setup import TrainingSetup
+
+NOTE_TOKENS = 64  # of the first row, on which hidden states are measured
+INCIDENT_FILE = "incident.json"
+
+
+def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Build the optimizer of the trainable parameters: AdamW, M3 or DGD (Nested Learning, arXiv:2512.24695).
+
+    M3 and DGD update matrices; AdamW updates all other parameters, and with M3 also embeddings and output head. With M3
+    only the matrices it updates have weight decay.
+
+    Raises:
+        UsageError: For weight decay with DGD.
+    """
+    if config.optimizer == "adamw":
+        return build_adamw(method, config)
+    adam: dict[str, Any] = {"adam_betas": config.betas, "adam_weight_decay": 0.0}
+    if config.optimizer == "m3":
+        return M3(M3.build_param_groups(method), config.learning_rate, weight_decay=config.weight_decay, **adam)
+    if config.weight_decay:
+        raise UsageError(f"train.weight_decay {config.weight_decay}: dgd has a decay of its own; remove the key")
+    named = [(name, p) for name, p in record_inputs(method).named_parameters() if p.requires_grad]
+    return DGD(named, config.learning_rate, adam_lr=config.learning_rate, **adam)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that a training run needs.
+
+    Attributes:
+        recipe: The recipe.
+        parts: Decoder, tokenizer and trainable extras.
+        method: The method, on its device.
+        training_data: The training rows.
+        checkpoint: Writes and reads the model's files.
+        fingerprints: Hashes that every step of the run is bound to.
+        notes: Messages about the rows.
+    """
+
+    recipe: Recipe
+    parts: ModelParts
+    method: nn.Module
+    training_data: TrainingData
+    checkpoint: ModelCheckpoint
+    fingerprints: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def build_training_setup(self, device: torch.device, ranks: Ranks | None = None) -> TrainingSetup:
+        """Return what the training loop needs to train on this device, alone or with other processes."""
+        return TrainingSetup(
+            self.method,
+            self.training_data,
+            self.recipe.train,
+            seed=self.recipe.seed,
+            model_io=self.checkpoint,
+            fingerprints=self.fingerprints,
+            ranks=ranks or Ranks(),
+            device=device,
+            build_optimizer=build_optimizer,
+        )
+
+
+def copy_summary_parameters(source: SummaryParameters, target: SummaryParameters, recipe: Recipe) -> None:
+    """Let training go on with the summary vectors of an earlier run.
+
+    Raises:
+        UsageError: If those are of other sizes or kinds.
+    """
+    shapes, expected = ({name: p.shape for name, p in m.state_dict().items()} for m in (source, target))
+    if shapes != expected:
+        raise UsageError(
+            f"compression: the summary parameters of {recipe.model.init_from_run} have other sizes; copy its table "
+            "[compression]"
+        )
+    target.load_state_dict(source.state_dict())
+
+
+def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCallback | None = None) -> Experiment:
+    """Build a run from its recipe.
+
+    Raises:
+        UsageError: If settings do not fit together or the model.
+        InputError: If rows or a checkpoint are invalid.
+    """
+    decoder, tokenizer, earlier = load_initial_model(recipe, device)
+    rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
+    data = rows.source
+    build_nested.check_levels_trainable(recipe, data.max_length)
+    parts = build_model.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
+    if recipe.reads_documents and earlier is not None and parts.summary_parameters is not None:
+        copy_summary_parameters(earlier, parts.summary_parameters, recipe)
+    method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(data)), data.max_length).to(device)
+    fingerprints = {
+        "recipe": recipe_fingerprint(recipe),
+        "held_out": held_out_fingerprint(recipe),
+        "data": data.fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+        "base": parts.base,
+    }
+    checkpoint, notes = ModelCheckpoint(parts, recipe.method, recipe.train.trainable), rows.notes
+    if recipe.model.name is not None and parts.summary_parameters is not None:
+        batch = data.batch([0], 0, 0).to(device)
+        if isinstance(batch, DocumentBatch):
+            input_ids = batch.input_ids
+        else:
+            input_ids = batch.question_ids if batch.document_ids is None else batch.document_ids
+        config = parts.summary_parameters.config
+        notes = (*notes, build_model.describe_untrained_vectors(parts.decoder, config, input_ids[:, :NOTE_TOKENS]))
+    return Experiment(recipe, parts, method, data, checkpoint, fingerprints, notes)
+
+
+def replay_update(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Repeat the update of RUN/incidents/step-N, and return the recorded incident and the repeated one.
+
+    Nothing is written.
+
+    Raises:
+        InputError: If the folder is not an incident of a run.
+    """
+    run = folder.resolve().parent.parent
+    if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):
+        raise InputError(f"{folder} is not an incident of a run; give RUN/incidents/step-N")
+    recorded = read_json(folder / INCIDENT_FILE)
+    recipe, _ = load_recipe(run / RECIPE_FILE)
+    check_code_allowed(recipe, run, False)
+    setup = build_experiment(recipe, device).build_training_setup(device)
+    repeated = replay(setup, RunDirectory(run), int(recorded["step"]))
+    return recorded, repeated

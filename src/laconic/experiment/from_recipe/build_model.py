@@ -1,0 +1,284 @@
+"""Build the decoder, tokenizer, adapter and trainable extras of a recipe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from laconic.compression.memory_policy import check_fits
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig
+from laconic.config.recipe import BUILT_IN_TOKENIZERS, LoraConfig, ModelConfig, Recipe
+from laconic.data.synthetic.digit_documents import build_digit_documents_tokenizer
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.data.synthetic.fact_recall import build_recall_tokenizer
+from laconic.data.synthetic.formal_languages import build_languages_tokenizer
+from laconic.data.synthetic.mqar import build_mqar_tokenizer
+from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
+from laconic.errors import InputError, UsageError
+from laconic.experiment.from_recipe import build_nested
+from laconic.experiment.lora import lora as experiment_lora
+from laconic.experiment.from_recipe.build_data import max_memory_slots
+from laconic.experiment.from_recipe.custom_method import MethodParameters
+from laconic.latent.thoughts import LatentThoughts
+from laconic.models.checkpoints import weights
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+TOKENIZER_FACTORIES = (
+    build_digits_tokenizer,
+    build_recall_tokenizer,
+    build_byte_tokenizer,
+    build_mqar_tokenizer,
+    build_languages_tokenizer,
+    build_digit_documents_tokenizer,
+)
+TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=True))
+
+
+@dataclass
+class ModelParts:
+    """The modules that are trained and saved.
+
+    Attributes:
+        decoder: The decoder, wrapped in place if there is an adapter.
+        tokenizer: Its tokenizer.
+        latents: Control vectors and projection of a latent reasoning method.
+        adapter: LoRA by peft.
+        base: Fingerprint of the decoder before training.
+        summary_parameters: Summary tokens, maps and heads of an AutoCompressor.
+        method_parameters: Parameters of a method outside laconic.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    latents: LatentThoughts | None
+    adapter: "PeftModel | None"
+    base: str
+    summary_parameters: SummaryParameters | None = None
+    method_parameters: MethodParameters | None = None
+
+    @property
+    def extra_modules(self) -> dict[str, LatentThoughts | SummaryParameters | MethodParameters]:
+        """Trainable modules beside the decoder, by their file name in a step."""
+        modules = {
+            "thoughts.safetensors": self.latents,
+            "summaries.safetensors": self.summary_parameters,
+            "method.safetensors": self.method_parameters,
+        }
+        return {name: module for name, module in modules.items() if module is not None}
+
+
+def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
+    """Load the tokenizer of a checkpoint or a new decoder."""
+    if model.tokenizer in TOKENIZERS_BY_NAME:
+        return TOKENIZERS_BY_NAME[model.tokenizer]()
+    name = model.tokenizer or model.name
+    if name is None:
+        raise InputError("model.tokenizer: missing; name the folder that holds tokenizer.json")
+    return load_tokenizer(weights.find_checkpoint(name, model.revision, with_weights=False))
+
+
+def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:
+    D, H = model.hidden_size, model.num_attention_heads
+    if D % H:
+        raise UsageError(f"model.num_attention_heads {H} does not divide model.hidden_size {D}")
+    return DecoderConfig.tiny(
+        str(model.family),
+        hidden_size=D,
+        num_hidden_layers=model.num_hidden_layers,
+        num_attention_heads=H,
+        num_key_value_heads=model.num_key_value_heads or H,
+        head_dim=D // H,
+        intermediate_size=model.intermediate_size or 2 * D,
+        vocab_size=vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        tie_word_embeddings=model.tie_word_embeddings,
+    )
+
+
+def build_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
+    """Build a decoder with random weights from the model's seed, by default the run's."""
+    model = recipe.model
+    seed = recipe.seed if model.init_seed is None else model.init_seed
+    if recipe.method == "hope":
+        return build_nested.build_nested_model(recipe, config, seed)
+    decoder = Decoder(config, seed=seed)
+    if model.init == "fan_in":
+        build_nested.init_fan_in(decoder, model, seed)
+    return decoder
+
+
+def build_random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
+    """Build a decoder with arbitrary weights quickly, directly on the device."""
+    with torch.device("meta"):
+        decoder = Decoder(config, seed=None)
+    decoder.to_empty(device=device)
+    for p in decoder.parameters():
+        nn.init.normal_(p.data, 0.0 if p.ndim == 2 else 1.0, 0.02)
+    return decoder
+
+
+def add_lora(decoder: Decoder, config: LoraConfig, seed: int) -> "PeftModel":
+    """Put LoRA by peft on the linear layers of the blocks; A is random, B is 0."""
+    from peft import LoraConfig as PeftLoraConfig
+
+    peft_config = PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        bias="none",
+        target_modules=attention_projection_names(decoder) if config.target_modules == "attention" else "all-linear",
+    )
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return experiment_lora.add_adapter(decoder, peft_config)
+
+
+def attention_projection_names(decoder: Decoder) -> list[str]:
+    """Return the names of attention's linear layers: q, k, v, o, or GPT-2's two."""
+    names = WEIGHT_NAMES[decoder.config.family]
+    return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
+
+
+def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:
+    """Build the initial control vectors and projection of a recipe; None if the method has none."""
+    config = recipe.latents
+    if config is None or not recipe.num_latents:
+        return None
+    options: dict[str, Any] = config.model_dump()
+    start = config.control_init
+    if start.startswith("copy:"):
+        ids = tokenizer.encode(start.removeprefix("copy:"), add_special_tokens=False)
+        if tokenizer.special_token_id("unk_token") in ids:
+            raise UsageError(f'latents.control_init "{start}": it contains unknown tokens; copy another text')
+        options["control_init"] = tuple(ids)
+    elif start not in ("mean", "normal"):
+        raise UsageError(f'latents.control_init "{start}": write mean, normal, or copy:TEXT')
+    options["num_iterations"] = options.pop("jacobi_iterations")
+    del options["length_cost"], options["head_only_after"]  # of training
+    return LatentThoughts(decoder, **options, seed=recipe.seed)
+
+
+def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> SummaryParameters | None:
+    """Build the initial summary tokens, maps and heads of a recipe; None if the method has none."""
+    if recipe.compression is None or "compression" in recipe.unused_tables:
+        return None
+    eos = tokenizer.special_token_id("eos_token")
+    if eos is None and decoder.config.eos_token_ids:
+        eos = decoder.config.eos_token_ids[0]
+    config = resolve_summary_init(resolve_bos(recipe.compression, tokenizer), recipe.model)
+    stop_head = recipe.stop_head if recipe.method == "autocompressor" else None
+    return SummaryParameters(decoder, config, stop_head, eos_token_id=eos, seed=recipe.seed)
+
+
+def resolve_summary_init(config: CompressionConfig, model: ModelConfig) -> CompressionConfig:
+    """Return the options with `summary_init` set: the last tokens for a checkpoint, which untrained vectors harm."""
+    if config.summary_init is not None:
+        return config
+    copies = model.name is not None and config.can_copy_last_tokens
+    return config.model_copy(update={"summary_init": "last_tokens" if copies else "eos"})
+
+
+@torch.no_grad()
+def describe_untrained_vectors(decoder: Decoder, config: CompressionConfig, input_ids: Int[Tensor, "B T"]) -> str:
+    """Return a note on what a decoder reads in place of a segment before training, measured on `input_ids`."""
+    if config.summary_init == "last_tokens":
+        return f"untrained summary vectors are the last {config.fixed_length} tokens of a segment, which do no harm"
+    if config.resolved_summary_map != "none":
+        return "untrained summary vectors are hidden states scaled to the norm of token embeddings; they may do harm"
+    embeds = decoder.embed(input_ids)
+    ratio = decoder(embeds).hidden_states.norm(dim=-1).mean() / embeds.norm(dim=-1).mean()
+    return (
+        f"untrained summary vectors are hidden states, {float(ratio):.0f} times as long as token embeddings; they may "
+        'do harm: compression.summary_init = "last_tokens" does none'
+    )
+
+
+def resolve_bos(config: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:
+    """Return the options with `bos` set: a sink if the tokenizer adds one to every text, else none."""
+    if config.bos is not None:
+        return config
+    bos = tokenizer.special_token_id("bos_token")
+    is_added = bos is not None and tokenizer.encode("a")[0] == bos
+    return config.model_copy(update={"bos": "sink" if is_added else "none"})
+
+
+def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> ModelParts:
+    """Build the initial adapter and extras of a decoder; only trainable parameters require gradients."""
+    latents = build_latents(decoder, tokenizer, recipe)
+    summary_parameters = build_summary_parameters(decoder, tokenizer, recipe)
+    decoder.requires_grad_(recipe.train.trainable == "full")
+    lora = recipe.lora if recipe.train.trainable == "lora" else None
+    adapter = add_lora(decoder, lora, recipe.seed) if lora else None
+    return ModelParts(decoder, tokenizer, latents, adapter, base, summary_parameters)
+
+
+def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
+    """Raise UsageError if rows, segments or layers of a recipe do not fit the decoder; no weight is needed."""
+    limit, row_tokens, num_latents = config.max_position_embeddings, recipe.data.max_tokens or 0, recipe.num_latents
+    if row_tokens + num_latents > limit:
+        raise UsageError(
+            f"data.max_tokens {row_tokens} and latents.num_latents {num_latents} need {row_tokens + num_latents} "
+            f"positions, the model has {limit}; lower one of them"
+        )
+    check_segment_fits(recipe, config)
+    layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.method == "kava" else None
+    if layers and max(layers) >= config.num_hidden_layers:
+        raise UsageError(
+            f"kv_distillation.layers names layer {max(layers)}, but the model has layers 0 to "
+            f"{config.num_hidden_layers - 1}; remove it"
+        )
+
+
+def check_segment_fits(recipe: Recipe, config: DecoderConfig) -> None:
+    """Raise UsageError if a segment with the longest memory before it exceeds the context."""
+    compression, task, text = recipe.compression, recipe.data.recall, recipe.data.text
+    limit, has_text = config.max_position_embeddings, recipe.data.source == "text"
+    if recipe.method == "lm" and has_text and text.segments_per_window * text.mean_segment_tokens > limit:
+        raise UsageError(
+            f"data.text.segments_per_window {text.segments_per_window} of {text.mean_segment_tokens} tokens: a "
+            f"window is read at once, but the model has {limit} positions; lower one of them"
+        )
+    if recipe.method == "hope" and has_text and text.row_tokens > limit:
+        raise UsageError(
+            f"data.text.row_tokens {text.row_tokens}: attention reads a row at once, but the model has {limit} "
+            "positions; lower it"
+        )
+    if compression is None or "compression" in recipe.unused_tables:
+        return
+    prefix_length = int(compression.bos in ("sink", "first"))
+    if recipe.reads_documents:  # the number of segments is known once the rows are
+        segment_tokens, document_tokens = recipe.data.segment_tokens, recipe.data.digits.document_tokens
+        lengths, n = (min(segment_tokens, document_tokens or segment_tokens),), 1
+    elif recipe.data.source == "recall":
+        lengths, n = (task.segment_tokens, 2 * task.num_queries), task.num_segments + 1
+    else:
+        lengths, n = (
+            (text.mean_segment_tokens, text.max_segment_tokens or text.mean_segment_tokens),
+            text.row_tokens // text.mean_segment_tokens,
+        )
+    for length in lengths:
+        check_fits(config, compression, prefix_length, length, max_memory_slots(compression, n - 1))
+
+
+def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
+    """Raise InputError if the tokenizer has more tokens than the decoder; added tokens may be unused."""
+    base = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+    special = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.special_token_id(name)) is not None]
+    if (needed := max(base, *special, 0)) > config.vocab_size:
+        raise InputError(f"the tokenizer has {needed} tokens, the model {config.vocab_size}; use the model's own")
+
+
+def load_decoder_config(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
+    """Return the decoder's configuration without reading its weights."""
+    if folder is not None:
+        return build_nested.read_decoder_config(folder)
+    config = build_config(recipe.model, tokenizer.vocab_size)
+    return build_nested.adapt_config(recipe, config) if recipe.method == "hope" else config

@@ -1,0 +1,185 @@
+"""Build the method of a recipe, and answer questions with it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
+
+from torch import nn
+
+from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.lm_baseline import LanguageModelBaseline
+from laconic.config.recipe import Recipe
+from laconic.data.messages import Message
+from laconic.data.reasoning.dataset import answer_prefix_ids, collate
+from laconic.data.reasoning.encode import ReasoningEncoder, find_eos_token_id
+from laconic.errors import UsageError
+from laconic.experiment.from_recipe.build_model import ModelParts
+from laconic.experiment.from_recipe.custom_method import MethodParameters, build_custom_method
+from laconic.experiment.text_models.document_reasoning import DocumentReasoning, add_documents
+from laconic.generation.config import GenerationConfig
+from laconic.interfaces import AnswersQuestions
+from laconic.latent.answering import AnswerDecoding, PromptedAnswers
+from laconic.latent.coconut import Coconut
+from laconic.latent.codi import Codi
+from laconic.latent.cot import Cot, NoCot
+from laconic.latent.icot import Icot
+from laconic.latent.kava import Kava
+from laconic.latent.pccot import Pccot
+from laconic.latent.stop_training import StopTraining
+from laconic.models.cache import KVCache
+from laconic.nested.hope.model import Hope
+from laconic.nested.language_model import NestedLanguageModel
+
+T = TypeVar("T")
+Question = str | Sequence[Message]  # messages, of which the last is the user's, need a recipe with data.format = "chat"
+
+
+class ScheduleSizes(NamedTuple):
+    """Updates per epoch and in all, and the longest chain in tokens if known."""
+
+    updates_per_epoch: int
+    total_updates: int
+    max_chain_tokens: int | None
+
+
+def require(value: T | None) -> T:
+    """Return a value that the recipe's validation guarantees to be present."""
+    assert value is not None
+    return value
+
+
+def stop_training(recipe: Recipe, sizes: ScheduleSizes) -> StopTraining | None:
+    """Return when and how the stop head of the latents is trained; None if they have none."""
+    config = recipe.latents
+    if config is None or config.length_policy != "stop_head":
+        return None
+    return StopTraining(math.ceil(config.head_only_after * sizes.total_updates), config.length_cost)
+
+
+def build_autocompressor(parts: ModelParts, recipe: Recipe, total_steps: int) -> AutoCompressor:
+    """Build the AutoCompressor of a recipe with a table [compression]."""
+    summaries = require(parts.summary_parameters)
+    return AutoCompressor(
+        parts.decoder,
+        summaries,
+        summaries.config,
+        recipe.stop_head if recipe.method == "autocompressor" else None,
+        total_steps=total_steps,
+        seed=recipe.seed,
+        bos_token_id=parts.tokenizer.special_token_id("bos_token"),
+        base_model_context=parts.adapter.disable_adapter if parts.adapter is not None else None,
+    )
+
+
+MethodFactory = Callable[[ModelParts, Recipe, ScheduleSizes], nn.Module]
+
+METHOD_FACTORIES: Mapping[str, MethodFactory] = {
+    "cot": lambda parts, recipe, sizes: Cot(parts.decoder),
+    "nocot": lambda parts, recipe, sizes: NoCot(parts.decoder),
+    "icot": lambda parts, recipe, sizes: Icot(
+        parts.decoder,
+        require(recipe.icot),
+        steps_per_epoch=sizes.updates_per_epoch,
+        max_chain_length=sizes.max_chain_tokens,
+        seed=recipe.seed,
+    ),
+    "coconut": lambda parts, recipe, sizes: Coconut(
+        parts.decoder,
+        require(parts.latents),
+        require(recipe.coconut),
+        steps_per_epoch=sizes.updates_per_epoch,
+        seed=recipe.seed,
+    ),
+    "codi": lambda parts, recipe, sizes: Codi(parts.decoder, require(parts.latents), require(recipe.distillation)),
+    "pccot": lambda parts, recipe, sizes: Pccot(
+        parts.decoder, require(parts.latents), require(recipe.distillation), stop_training(recipe, sizes)
+    ),
+    "kava": lambda parts, recipe, sizes: Kava(
+        parts.decoder,
+        require(parts.latents),
+        require(recipe.distillation),
+        require(recipe.kv_selection),
+        require(recipe.kv_distillation),
+        recipe.seed,
+        stop_training(recipe, sizes),
+    ),
+    "autocompressor": lambda parts, recipe, sizes: build_autocompressor(parts, recipe, sizes.total_updates),
+    "lm": lambda parts, recipe, sizes: LanguageModelBaseline(parts.decoder),
+    "hope": lambda parts, recipe, sizes: NestedLanguageModel(cast(Hope, parts.decoder), require(recipe.inner_loop)),
+}
+
+
+def set_stage(method: nn.Module, epoch: int) -> None:
+    """Let Coconut answer as in the stage of an epoch; other methods have no stages."""
+    if isinstance(method, Coconut):
+        method.eval_stage = method.get_stage(epoch)
+
+
+def build_method(
+    parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None = None
+) -> nn.Module:
+    """Build the method of a recipe; `max_chain_tokens` is the longest chain of the training rows.
+
+    Raises:
+        UsageError: If a trainable extra would receive no gradient, or a method outside laconic cannot be built.
+    """
+    if recipe.is_custom_method:
+        method = build_custom_method(recipe, parts.decoder, parts.tokenizer)
+        parameters = MethodParameters(method, parts.decoder)
+        parts.method_parameters = parameters if parameters.state_dict() else None
+        return method
+    steps = recipe.train.num_updates(steps_per_epoch)
+    method = METHOD_FACTORIES[recipe.method](parts, recipe, ScheduleSizes(steps_per_epoch, steps, max_chain_tokens))
+    if recipe.reads_documents:
+        assert isinstance(method, Cot | NoCot | Codi)
+        method = add_documents(method, build_autocompressor(parts, recipe, steps), recipe.data.segment_tokens)
+    trained = {id(p) for p in method.parameters() if p.requires_grad}
+    for module in filter(None, (parts.latents, parts.summary_parameters)):
+        untrained = next((name for name, p in module.named_parameters() if id(p) not in trained), None)
+        if untrained:
+            raise UsageError(f"method {recipe.method} does not train {untrained} of {type(module).__name__}; remove it")
+    return method
+
+
+def answer_decoding(
+    parts: ModelParts, recipe: Recipe, max_tokens: int, sampling: GenerationConfig | None = None, seed: int = 0
+) -> AnswerDecoding:
+    """Return how answers in the recipe's format are decoded, greedily by default."""
+    tokenizer = parts.tokenizer
+    eos, prefix = find_eos_token_id(tokenizer, recipe.data), answer_prefix_ids(tokenizer, recipe.data)
+    return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
+
+
+def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[Question]) -> ReasoningBatch:
+    """Return a batch of questions; its chains and answers are placeholders."""
+    encoder, examples = ReasoningEncoder(parts.tokenizer, recipe.data), list[ReasoningExample]()
+    for number, question in enumerate(questions, 1):
+        is_text = isinstance(question, str)
+        text, metadata = (question, {}) if is_text else (question[-1]["content"], {"messages": question})
+        examples.append(ReasoningExample(f"question {number}", text, (), "0", metadata))
+    return collate([encoder.encode_example(example) for example in examples], range(len(examples)))
+
+
+def answer_questions(
+    method: nn.Module,
+    questions: ReasoningBatch,
+    decoding: AnswerDecoding,
+    *,
+    with_cot: bool = False,
+    state: KVCache | None = None,
+) -> AnswerBatch:
+    """Answer questions as the method does, or with the chain of thought written out.
+
+    `state` is the KV cache of what precedes the questions.
+
+    Raises:
+        UsageError: If the method does not answer questions.
+    """
+    if not isinstance(method, AnswersQuestions):
+        raise UsageError(f"{type(method).__name__} does not answer questions: it has no method `answer`")
+    if state is None:
+        return method.answer(questions, decoding, with_cot=with_cot)
+    if not isinstance(method, PromptedAnswers | DocumentReasoning):
+        raise UsageError(f"{type(method).__name__}: a method outside laconic reads no memory; leave it out")
+    return method.answer(questions, decoding, with_cot=with_cot, state=state)

@@ -1,0 +1,287 @@
+"""LoRA adapters in the format of peft: add, save, load, merge.
+
+LoRA (arXiv:2106.09685), rsLoRA (2312.03732), DoRA (2402.09353), and rows of new tokens.
+"""
+
+import copy
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from laconic.errors import InputError, UnsafeFileError
+from laconic.experiment.lora.adapter_config import (
+    ADAPTER_CONFIG_FILE,
+    check_supported,
+    expand_pattern_keys,
+    match_modules,
+    read_adapter_config,
+)
+from laconic.experiment.lora.lora_linear import use_fast_forward
+from laconic.models.config import WEIGHT_NAMES
+from laconic.models.decoder import Decoder
+from laconic.models.init import add_submodule
+from laconic.storage import atomic, file_names, safetensors_header
+from laconic.storage.strict_json import abbreviate
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+ADAPTER_WEIGHTS_FILE, ADAPTER_PICKLE_FILE = "adapter_model.safetensors", "adapter_model.bin"
+SUPPORTED_INITS = (True, False, "gaussian", "orthogonal", "eva")  # these leave the base model unchanged
+PEFT_PREFIX = "base_model.model."
+TensorShapes = Mapping[str, tuple[int, ...]]
+
+
+def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
+    """Wrap the linear layers of a decoder in place; only the adapter is trainable. Call the result like the decoder.
+
+    Target "all-linear" means every linear layer of the blocks.
+
+    Raises:
+        InputError: If a target does not exist.
+    """
+    from peft import get_peft_model
+
+    model = cast("PeftModel", get_peft_model(decoder, adapt_config_to_decoder(decoder, settings)))
+    use_fast_forward(model)
+    return model
+
+
+def save_adapter(model: "PeftModel", folder: str | Path) -> None:
+    """Write an adapter in the layout that peft loads onto the model of transformers."""
+    from peft import get_peft_model_state_dict
+
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+
+    def write(new: Path) -> None:
+        save_adapter_config(model, new)
+        atomic.save_tensors(new / ADAPTER_WEIGHTS_FILE, tensors, {"format": "pt"})
+
+    atomic.write_folder_atomically(Path(folder), write, sum(t.nbytes for t in tensors.values()))
+
+
+def save_adapter_config(model: "PeftModel", folder: Path) -> None:
+    """Write adapter_config.json."""
+    settings = cast("LoraConfig", model.peft_config["default"])
+    replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(folder))
+
+
+def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
+    """Put an adapter from a folder on a decoder, in place.
+
+    A head that is tied to the token embedding becomes a matrix of its own if the adapter changes one of the two, as
+    peft computes it.
+
+    Raises:
+        InputError: If the folder is no complete adapter, or belongs to another model.
+        UnsafeFileError: If the weights are a pickle.
+        NonFiniteError: If a weight is not finite.
+    """
+    from peft import get_peft_model, set_peft_model_state_dict
+
+    settings = read_adapter_config(Path(folder))
+    shapes = read_adapter_shapes(Path(folder))
+    check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model
+    if changes_embedding_or_head(decoder, settings):
+        untie_head(decoder)
+        settings.ensure_weight_tying = False  # the file holds both
+    settings = adapt_config_to_decoder(decoder, settings)
+    settings.init_lora_weights = True  # replaced below
+    expected, copies = expected_tensors(decoder, settings), base_weight_copies(decoder)
+    adapter_shapes = {name: shape for name, shape in shapes.items() if name in expected or copies.get(name) != shape}
+    check_adapter_shapes(decoder, adapter_shapes, expected)
+    tensors = load_finite_tensors(Path(folder), shapes)
+    settings.inference_mode = not trainable
+    model = cast("PeftModel", get_peft_model(decoder, settings))
+    set_peft_model_state_dict(model, tensors)
+    use_fast_forward(model)
+    return model.train(decoder.training)
+
+
+def load_adapter_weights(model: "PeftModel", folder: str | Path) -> None:
+    """Copy the weights of a saved adapter into the adapter of a decoder."""
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    decoder, shapes = cast(Decoder, model.get_base_model()), read_adapter_shapes(Path(folder))
+    check_adapter_shapes(decoder, shapes, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    set_peft_model_state_dict(model, load_finite_tensors(Path(folder), shapes))
+
+
+def read_adapter_shapes(folder: Path) -> TensorShapes:
+    """Return names and shapes of an adapter's tensors.
+
+    Raises:
+        InputError: If there is no file.
+        UnsafeFileError: If there is only a pickle.
+    """
+    if not (folder / ADAPTER_WEIGHTS_FILE).exists():
+        if (folder / ADAPTER_PICKLE_FILE).exists():
+            raise UnsafeFileError(
+                f"{ADAPTER_PICKLE_FILE} is a pickle and can run code; not opened. "
+                "Save it as safetensors with peft's save_pretrained in an environment you trust"
+            )
+        raise InputError(f"{folder} has {ADAPTER_CONFIG_FILE} but no {ADAPTER_WEIGHTS_FILE}; was the download cut?")
+    return {
+        name: entry.shape
+        for name, entry in safetensors_header.read_safetensors_header(
+            file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE)
+        ).tensors.items()
+    }
+
+
+def load_finite_tensors(folder: Path, shapes: TensorShapes) -> dict[str, torch.Tensor]:
+    """Load an adapter's tensors and check that they are finite."""
+    tensors = atomic.open_tensors(file_names.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), shapes)
+    for name, tensor in tensors.items():
+        atomic.check_finite(name, tensor)
+    return tensors
+
+
+def merge_adapter(model: "PeftModel") -> Decoder:
+    """Return the decoder with the adapter merged into its weights, under the checkpoint's names."""
+    decoder = model.merge_and_unload()
+    assert isinstance(decoder, Decoder)
+    decoder._cached_fingerprint = None  # peft changes `.data`, which the version counter misses
+    return decoder.requires_grad_()
+
+
+def adapt_config_to_decoder(decoder: Decoder, settings: "LoraConfig") -> "LoraConfig":
+    """Return a copy of the settings for our module names. Raises `InputError` if an option is not supported."""
+    settings = copy.deepcopy(settings)
+    settings.task_type = None  # peft would ask for generate's methods
+    settings.base_model_name_or_path = None  # peft takes it from the decoder
+    settings.fan_in_fan_out = False  # every layer is an nn.Linear
+    if settings.init_lora_weights not in SUPPORTED_INITS:
+        start = json.dumps(settings.init_lora_weights)
+        raise InputError(
+            f"init_lora_weights {start} changes the base model; convert the adapter to plain LoRA with peft"
+        )
+    check_supported(vars(settings))
+    settings.target_modules = target_module_names(decoder, settings.target_modules)
+    names = [name for name, _ in decoder.named_modules()]
+    if isinstance(settings.exclude_modules, str):
+        settings.exclude_modules = match_modules([settings.exclude_modules], names)[0] or None
+    excluded = settings.exclude_modules or ()
+    targets = [name for name in names if ends_in(name, settings.target_modules) and not ends_in(name, excluded)]
+    settings.rank_pattern = expand_pattern_keys(settings.rank_pattern or {}, targets)
+    settings.alpha_pattern = expand_pattern_keys(settings.alpha_pattern or {}, targets)
+    embedding = decoder.weight_names.token_embedding
+    tied = [name for name in settings.modules_to_save or () if f".{embedding}".endswith(f".{name}")]
+    if tied and decoder.config.tie_word_embeddings:
+        raise InputError(
+            f"modules_to_save {tied[0]}: this model's head is tied to it, and transformers would give other logits; "
+            "use trainable_token_indices"
+        )
+    return settings
+
+
+def changes_embedding_or_head(decoder: Decoder, settings: "LoraConfig") -> bool:
+    """Return whether an adapter changes the whole token embedding or the head."""
+    names, targets = (decoder.weight_names.token_embedding, decoder.weight_names.head), settings.target_modules
+    if isinstance(targets, str):
+        targets = [] if targets == "all-linear" else match_modules([targets], names)[0]
+    return any(ends_in(name, (*(targets or ()), *(settings.modules_to_save or ()))) for name in names)
+
+
+def untie_head(decoder: Decoder) -> None:
+    """Give a head that is tied to the token embedding a matrix of its own, with the same numbers."""
+    if not decoder.config.tie_word_embeddings:
+        return
+    weight = decoder.get_parameter(f"{decoder.weight_names.token_embedding}.weight")
+    with torch.device("meta"):
+        head = nn.Linear(*reversed(weight.shape), bias=False)
+    head.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    add_submodule(decoder, decoder.weight_names.head, head)
+    decoder.config = replace(decoder.config, tie_word_embeddings=False)
+
+
+def base_weight_copies(decoder: Decoder) -> TensorShapes:
+    """Return the base weights, of embedding and head, that peft may save with an adapter and loads."""
+    modules = (decoder.weight_names.token_embedding, decoder.weight_names.head)
+    shape = tuple(decoder.get_parameter(f"{modules[0]}.weight").shape)
+    return {f"{PEFT_PREFIX}{module}{layer}.weight": shape for module in modules for layer in ("", ".base_layer")}
+
+
+def ends_in(name: str, ends: Iterable[str]) -> bool:
+    """Return whether the last parts of a module's name are one of these names, as peft matches lists."""
+    return any(f".{name}".endswith(f".{end}") for end in ends)
+
+
+def target_module_names(decoder: Decoder, requested: list[str] | set[str] | str | None) -> list[str]:
+    """Return the layers to wrap; a text other than "all-linear" is a pattern over whole names."""
+    maps = {name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    inside = {name.rsplit(".", 1)[-1] for name in maps if name.startswith(decoder.weight_names.layers)}
+    if not inside:
+        raise InputError("the decoder has no float linear layers; quantise it after training, not before")
+    if requested == "all-linear":
+        return sorted(inside)
+    if not requested:
+        raise InputError(f"target_modules is empty; all-linear, or some of {', '.join(sorted(inside))}")
+    if isinstance(requested, str):
+        (matches,) = match_modules([requested], sorted(maps))
+        if not matches:
+            raise InputError(f"target_modules {abbreviate(requested)} fits no module; the first is {min(maps)}")
+        return matches
+    for name in sorted(requested):
+        if not any(ends_in(known, [name]) for known in maps):
+            near = difflib.get_close_matches(name, sorted(inside), 1, 0.0)[0]
+            raise InputError(f"target {name}: no such module; did you mean {near}?")
+    return sorted(requested)
+
+
+def expected_tensors(decoder: Decoder, settings: "LoraConfig") -> TensorShapes:
+    """Return names and shapes of the tensors that these settings create on this decoder."""
+    from peft import get_peft_model, get_peft_model_state_dict
+
+    with torch.device("meta"):
+        probe_decoder = Decoder(decoder.config, seed=None)
+        try:
+            probe = get_peft_model(probe_decoder, copy.deepcopy(settings))
+        except Exception as error:  # peft raises many kinds for options that fit neither one another nor the model
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"{ADAPTER_CONFIG_FILE}: peft cannot apply it: {reason}") from None
+    state = get_peft_model_state_dict(probe, save_embedding_layers=False)
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def check_base_model(decoder: Decoder, shapes: TensorShapes, *, family_only: bool = False) -> None:
+    """Raise InputError if the tensors belong to another family or model size."""
+    config, theirs = decoder.config, infer_base_model(shapes, decoder)
+    ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
+    if theirs not in (None, ours) and not (family_only and theirs.startswith(f"{config.family} ")):
+        raise InputError(f"adapter is for {theirs}, this is {ours}")
+
+
+def check_adapter_shapes(decoder: Decoder, shapes: TensorShapes, expected: TensorShapes) -> None:
+    """Raise InputError unless the file has exactly the tensors that its settings create here."""
+    if shapes == expected:
+        return
+    check_base_model(decoder, shapes)
+    odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+    have, need = (list(table[odd[0]]) if odd[0] in table else "nothing" for table in (shapes, expected))
+    raise InputError(
+        f"{ADAPTER_WEIGHTS_FILE} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, expected {need}"
+    )
+
+
+def infer_base_model(shapes: TensorShapes, decoder: Decoder) -> str | None:
+    """Return family, width and layers of an adapter's base model, as far as its tensors show."""
+    families = sorted(WEIGHT_NAMES, key=lambda family: family != decoder.config.family)
+    for family in families:
+        names = WEIGHT_NAMES[family]
+        inside = re.compile(rf"{re.escape(PEFT_PREFIX + names.layers)}\.(\d+)\.(.+)\.(lora_[AB])\.weight")
+        parts = [(match, shape) for name, shape in shapes.items() if (match := inside.fullmatch(name))]
+        readers = (names.q, names.k, names.v, names.qkv, names.gate, names.up)
+        width = {shape[1] for match, shape in parts if match[3] == "lora_A" and match[2] in readers}
+        width |= {shape[0] for match, shape in parts if match[3] == "lora_B" and match[2] in (names.o, names.down)}
+        if width:
+            return f"{family} {min(width)} × {1 + max(int(match[1]) for match, _ in parts)}"
+    return None

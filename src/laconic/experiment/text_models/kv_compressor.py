@@ -1,0 +1,261 @@
+"""Compress texts into KV memories with a plain checkpoint, and prompt the model that holds one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import laconic
+from laconic.compression.kv.cartridge_file import load_cartridge
+from laconic.compression.kv.compress import KVCompressionConfig, compress_document
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.memory_file import KVMemoryMetadata
+from laconic.compression.kv.selection import RepeatPrompt
+from laconic.compression.memory_file import SourceDocument, abbreviate_hash
+from laconic.data.messages import Message
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.experiment.text_models.text_model import check_memory_type, current_time
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+MARK = "\uf8ff"  # placeholder (private-use character) of a document or question while a template is rendered
+TEMPLATE_KEY = "chat_template"  # setting of a memory of a chat: the hash of the template
+SEPARATOR = "\n\n"  # between a document and a question in one user message
+
+
+class TextCompression(NamedTuple):
+    """A memory with its metadata, and what compression took: tokens of each window read, and positions."""
+
+    memory: KVMemory
+    windows: list[int]
+    positions: int
+
+
+def build_repeat_prompt(tokenizer: Tokenizer) -> RepeatPrompt:
+    """Return the ids of KVzip's request to repeat a document, as its authors word it."""
+    request, later, suffix = (
+        tuple(tokenizer.encode(text, add_special_tokens=False))
+        for text in (
+            "\n\nRepeat the previous context exactly.",
+            "\n\nRepeat the part of the previous context exactly, starting with",
+            "\n",
+        )
+    )
+    return RepeatPrompt(request, later, suffix)
+
+
+def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tuple[list[int], int]:
+    """Return the ids of a document, and how many of them belong to the chat template.
+
+    With `chat`, the document opens a user message of the chat template; a question continues the message.
+
+    Raises:
+        InputError: If the text is empty, or the tokenizer has no chat template.
+    """
+    if not text.strip():
+        raise InputError("the document is empty; give text")
+    if not chat:
+        return tokenizer.encode(text), 0
+    opening = split_template(tokenizer, MARK)[0]
+    prefix = len(tokenizer.encode(opening, add_special_tokens=False))
+    return tokenizer.encode(opening + text, add_special_tokens=False), prefix
+
+
+def encode_prompt(tokenizer: Tokenizer, memory: KVMemory, prompt: str) -> list[int]:
+    """Return the ids that follow a memory: the prompt, or for a memory of a chat the rest of the user message.
+
+    Raises:
+        UsageError: If the prompt is empty.
+    """
+    if is_chat_memory(memory):
+        return encode_messages(tokenizer, memory, [{"role": "user", "content": prompt}])
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    if not ids:
+        raise UsageError("the prompt is empty; give text")
+    return ids
+
+
+def encode_messages(tokenizer: Tokenizer, memory: KVMemory, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of chat messages that follow a memory; the first user message continues that of a chat memory.
+
+    Raises:
+        UsageError: If a memory of a chat is the beginning of another conversation.
+        InputError: If the chat template rejects the messages.
+        CorruptArtifactError: If a memory of a chat was written with another chat template.
+    """
+    if is_chat_memory(memory):
+        text = render_after_opening(tokenizer, messages, get_opening(tokenizer, memory))
+    else:
+        text = tokenizer.apply_chat_template(messages)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def is_chat_memory(memory: KVMemory) -> bool:
+    """Return whether the text of a memory opens a user message."""
+    return memory.metadata is not None and memory.metadata.chat
+
+
+def get_opening(tokenizer: Tokenizer, memory: KVMemory) -> str:
+    """Return the chat template up to the text of a memory that opens a user message, "" for another memory.
+
+    Raises:
+        CorruptArtifactError: If the memory was written with another chat template.
+    """
+    if memory.metadata is None or not memory.metadata.chat:
+        return ""
+    theirs, ours = str(memory.metadata.settings.get(TEMPLATE_KEY)), hash_template(tokenizer)
+    if theirs != ours:
+        raise CorruptArtifactError(
+            f"the memory was written with chat template {abbreviate_hash(theirs)}, this model has "
+            f"{abbreviate_hash(ours)}; compress again with this model"
+        )
+    return split_template(tokenizer, MARK)[0]
+
+
+def hash_template(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of a chat template; not of what it renders, which may have a date."""
+    return sha256((tokenizer.chat_template or "").encode()).hexdigest()
+
+
+def render_after_opening(tokenizer: Tokenizer, messages: Sequence[Message], opening: str) -> str:
+    """Return a chat from the end of a memory on, whose text comes before the first user message.
+
+    `opening` is the chat template up to the memory's text.
+
+    Raises:
+        UsageError: If the messages begin differently from those that the memory was written in.
+        InputError: If the chat template rejects the messages.
+    """
+    marked = [dict(message) for message in messages]
+    first = next((message for message in marked if message["role"] == "user"), None)
+    if first is None:
+        raise UsageError("the memory opens a user message, and no message is a user's; add one")
+    first["content"] = MARK + SEPARATOR + first["content"]
+    before, _, after = tokenizer.apply_chat_template(marked).partition(MARK)
+    if before != opening:
+        raise UsageError(
+            "the memory begins the conversation with a user message; remove the system message and all else before "
+            "the first question, or compress the text without chat"
+        )
+    return after
+
+
+def split_template(tokenizer: Tokenizer, content: str) -> tuple[str, str]:
+    """Return the rendered chat of one user message before and after the mark in its content."""
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": content}])
+    before, mark, after = rendered.partition(MARK)
+    if not mark:
+        raise InputError("the chat template leaves out the user message; compress without --chat")
+    return before, after
+
+
+def build_row_caches(memory: KVMemory, rows: Sequence[int]) -> KVCache:
+    """Return the cache of each prompt's text; a single text is shared by all prompts, without copies."""
+    return memory.to_cache().repeat_rows(len(rows)) if memory.B == 1 else memory.select_rows(list(rows)).to_cache()
+
+
+def build_metadata(decoder: Decoder, tokenizer: Tokenizer) -> KVMemoryMetadata:
+    """Return the metadata of a memory that this model writes now, without method and texts."""
+    config = decoder.config
+    return KVMemoryMetadata(
+        laconic=laconic.__version__,
+        model=decoder.fingerprint,
+        family=config.family,
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_size=config.head_dim,
+        vocab=config.vocab_size,
+        tokenizer=tokenizer.fingerprint,
+        method="",
+        created=current_time(),
+    )
+
+
+def compress_text(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    text: str,
+    config: KVCompressionConfig,
+    *,
+    name: str = "text",
+    chat: bool = False,
+    on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> TextCompression:
+    """Compress one text, and describe the memory so that it can be saved.
+
+    Args:
+        decoder: Model.
+        tokenizer: Its tokenizer.
+        text: Document.
+        config: Method and size.
+        name: Name of the text in the memory's metadata.
+        chat: Read the document as the beginning of a user message.
+        on_progress: Called with the current step, the positions read so far, and an estimate of all.
+
+    Raises:
+        InputError: If the text is empty, or there is no chat template.
+        UsageError: If the text does not fit the model.
+    """
+    ids, prefix = encode_document(tokenizer, text, chat)
+    prompt = build_repeat_prompt(tokenizer)
+    result = compress_document(decoder, ids, config, prompt, prefix, on_progress)
+    document = SourceDocument(name, sha256(text.encode()).hexdigest(), sum(result.windows), tuple(result.windows))
+    settings = {key: value for key, value in vars(config).items() if key != "method" and value is not None}
+    settings["equal_heads"] = config.equal_heads or len(result.windows) > 1
+    settings |= {TEMPLATE_KEY: hash_template(tokenizer)} if chat else {}
+    metadata = replace(
+        build_metadata(decoder, tokenizer),
+        method=config.method,
+        chat=chat,
+        settings=settings,
+        measured=result.measured,
+        documents=((document,),),
+    )
+    return TextCompression(replace(result.memory, metadata=metadata), result.windows, result.positions)
+
+
+def open_kv_memory(memory: KVMemory | str | Path, decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+    """Return a memory, or that of a file, on the device of the model that may read it.
+
+    Raises:
+        CorruptArtifactError: If a file is damaged, or the memory was written by another model.
+        InputError: If there is no such file.
+        UsageError: If it is another kind of memory.
+    """
+    if isinstance(memory, str | Path):
+        return load_kv_memories([memory], decoder, tokenizer)
+    check_memory_type(memory, KVMemory)
+    if memory.metadata is not None:
+        memory.metadata.check_reader("the one given", build_metadata(decoder, tokenizer))
+    weight = decoder.token_embedding.weight
+    return memory.to(weight.device, weight.dtype)
+
+
+def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+    """Load memories that this model may read, one document after the other, on the model's device.
+
+    A folder is a peft cartridge, which does not name its model's weights.
+
+    Raises:
+        CorruptArtifactError: If a file is damaged or was written for another model.
+        InputError: If there is no such file.
+        UsageError: If several memories cannot be joined.
+    """
+    reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight
+    memories = [
+        load_cartridge(path, decoder, replace(reader, method="cartridge of peft", documents=((),)))
+        if Path(path).is_dir()
+        else KVMemory.load(path, reader).to(weight.device, weight.dtype)
+        for path in paths
+    ]
+    if len(memories) == 1:
+        return memories[0]
+    chat = next((path for path, memory in zip(paths, memories, strict=True) if is_chat_memory(memory)), None)
+    if chat is not None:
+        raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without --chat")
+    if len({memory.B for memory in memories}) > 1:
+        sizes = ", ".join(f"{path} has {memory.B}" for path, memory in zip(paths, memories, strict=True))
+        raise UsageError(f"memories of different numbers of texts cannot be joined: {sizes}")
+    return KVMemory.concat_documents(decoder.config, *memories)

@@ -1,0 +1,112 @@
+"""A plain language model: continue texts with a checkpoint, or with the decoder that a run trained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from laconic.compression.kv.memory import KVMemory
+from laconic.config.recipe import Recipe
+from laconic.data.tokenizer import Tokenizer
+from laconic.experiment.export import export_model
+from laconic.experiment.text_models.kv_compressor import build_row_caches, encode_prompt, is_chat_memory, open_kv_memory
+from laconic.experiment.text_models.text_model import describe_decoder, find_stop_token_ids, list_prompts, match_prompts
+from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.generate import Generation, generate
+from laconic.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A decoder with its tokenizer, as `laconic.load` returns it for a checkpoint.
+
+    Attributes:
+        decoder: The decoder.
+        tokenizer: Its tokenizer.
+        recipe: Recipe of the run that trained it; None for a checkpoint.
+
+    Examples:
+        >>> import laconic
+        >>> from laconic.data.tokenizer import build_byte_tokenizer
+        >>> tokenizer = build_byte_tokenizer()
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama", vocab_size=tokenizer.vocab_size))
+        >>> model = laconic.LanguageModel(decoder, tokenizer)
+        >>> len(model.generate(["Once", "The end"], laconic.GenerationConfig(max_tokens=4)))
+        2
+        >>> model
+        LanguageModel(llama, 2 layers, width 48)
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    recipe: Recipe | None = None
+
+    def generate(
+        self,
+        prompts: Sequence[str] | str,
+        config: GenerationConfig = GREEDY,
+        *,
+        memory: KVMemory | str | Path | None = None,
+    ) -> list[Generation]:
+        """Continue prompts, or texts that a memory holds, as `laconic generate --memory` does.
+
+        Args:
+            prompts: Texts; a single text is one prompt. After a memory of a chat they are user messages to reply to.
+            config: Length, sampling, stop conditions and streaming, as in `laconic.generate`.
+            memory: Memory that the prompts follow, a file of `laconic compress`, or the folder of a peft cartridge.
+                One text serves all prompts, and one prompt all texts.
+
+        Returns:
+            One `laconic.Generation` per prompt, or per text of the memory.
+
+        Raises:
+            UsageError: If a prompt is empty, the numbers of prompts and texts do not fit, or the options do not fit the
+                model.
+            CorruptArtifactError: If a file is damaged, or the memory was written by another model.
+            InputError: If there is no such file.
+
+        Examples:
+            >>> import laconic
+            >>> model = laconic.load("stories260k")
+            >>> ids = model.tokenizer.encode("Lily had a red ball. One day")
+            >>> memory = laconic.compress_kv(model.decoder, ids, laconic.KVCompressionConfig("kvzip", keep=0.5))
+            >>> config = laconic.GenerationConfig(max_tokens=8)
+            >>> [len(result.token_ids) for result in model.generate([", she", ", her cat"], config, memory=memory)]
+            [8, 8]
+        """
+        if memory is None:
+            return generate(self.decoder, self.tokenizer, prompts, config=config)
+        memory = open_kv_memory(memory, self.decoder, self.tokenizer)
+        texts = match_prompts(list_prompts(prompts), memory.B)
+        if config.eos_token_ids is None and is_chat_memory(memory):
+            eos = find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids, is_reply=True)
+            config = replace(config, eos_token_ids=eos)
+        ids = [encode_prompt(self.tokenizer, memory, text) for text in texts]
+        state = build_row_caches(memory, range(len(ids)))
+        return generate(self.decoder, self.tokenizer, input_ids=ids, state=state, config=config)
+
+    def load_memory(self, path: str | Path) -> KVMemory:
+        """Read a memory that this model may read, with the decoder's dtype and device.
+
+        Args:
+            path: File of `laconic compress` or `KVMemory.save`, or the folder of a peft cartridge.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged or was written by another model.
+            InputError: If there is no such file.
+        """
+        return open_kv_memory(path, self.decoder, self.tokenizer)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model as a Hugging Face folder, which transformers and `laconic.load` read.
+
+        Args:
+            folder: Must not exist, or be empty.
+
+        Raises:
+            BusyError: If the folder is not empty.
+            DiskError: If the disk is full.
+        """
+        export_model(self.decoder, folder, self.tokenizer)
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({describe_decoder(self.decoder)})"

@@ -1,0 +1,389 @@
+"""Read texts into the fast weights of a nested model, trained or a plain checkpoint, and generate text on them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+import laconic
+from laconic.config.nested import CMSConfig
+from laconic.config.recipe import Recipe
+from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.experiment.from_recipe import build_nested
+from laconic.experiment.load_run import LoadedRun, read_run_method
+from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
+from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.text_models.text_model import (
+    current_time,
+    describe_decoder,
+    find_stop_token_ids,
+    list_prompts,
+    match_prompts,
+    name_texts,
+)
+from laconic.experiment.from_recipe.untrained_levels import (
+    UNTRAINED_CHUNK_SIZES,
+    UNTRAINED_INNER_LR,
+    UNTRAINED_UPDATE_RATIO,
+    UntrainedLevels,
+    check_checkpoint,
+    parse_level_options,
+    read_writer_metadata,
+)
+from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.generate import Generation, generate
+from laconic.models.attention import accumulation_dtype
+from laconic.models.decoder import Decoder
+from laconic.nested import state as values
+from laconic.nested import state_file
+from laconic.nested.hope.model import STATE_KIND, Hope, HopeAttention
+from laconic.nested.state import FastWeightState, LayerState
+
+NESTED_METHOD = "hope"
+READING_CHUNK = 512  # tokens read at once; the result does not depend on it
+HASH_DIGITS = 12  # of a fingerprint in a message
+OnReading = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class NestedTextModel:
+    """A nested model with its tokenizer, as `laconic.load` and `from_pretrained` return it.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        update_weights: Whether fast weights are updated while reading; False if they were frozen in training.
+        recipe: Recipe of the run; None for a saved model.
+        untrained: The levels that `from_pretrained` put on a plain checkpoint; None for a trained model.
+
+    Examples:
+        >>> import laconic
+        >>> model = laconic.load("runs/hope")
+        >>> state = model.compress(["A long text, which changes the fast weights."])
+        >>> generation = model.generate(["Q: Who arrived? A:"], state)[0]
+        >>> generation.stop_reason in ("eos", "length")
+        True
+    """
+
+    model: Hope
+    tokenizer: Tokenizer
+    update_weights: bool = True
+    recipe: Recipe | None = None
+    untrained: UntrainedLevels | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        inner_lr: float = UNTRAINED_INNER_LR,
+        chunk_sizes: Sequence[int] = UNTRAINED_CHUNK_SIZES,
+        max_update_ratio: float = UNTRAINED_UPDATE_RATIO,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+    ) -> "NestedTextModel":
+        """Load a plain checkpoint whose MLPs learn while it reads, without any training.
+
+        Each MLP becomes a level of a continuum memory system and is updated at the end of every chunk, by the gradient
+        of the next token's loss. Until it has read a chunk, the model gives the checkpoint's logits, bit for bit.
+
+        Args:
+            path_or_name: A checkpoint as `laconic.Decoder.from_pretrained` takes it.
+            inner_lr: Learning rate for the mean gradient of a chunk.
+            chunk_sizes: Tokens between two updates; several are spread over the layers, the smallest first.
+            max_update_ratio: Largest norm of an update, as a share of the norm of the weights; 0 does not limit it.
+            device: Device of the model.
+            dtype: Type of the weights.
+            revision: Commit, tag or branch on the hub.
+
+        Raises:
+            UsageError: If an option is out of range.
+            InputError: If there is no such checkpoint.
+
+        Examples:
+            >>> import laconic
+            >>> model = laconic.NestedTextModel.from_pretrained("stories260k")
+            >>> state = model.compress(["Once upon a time there was a dragon. " * 20])
+            >>> state.layers[0].cms.levels[0].num_updates.tolist()
+            [4]
+        """
+        levels = parse_level_options(
+            {"inner_lr": inner_lr, "chunk_sizes": list(chunk_sizes), "max_update_ratio": max_update_ratio}
+        )
+        decoder = Decoder.from_pretrained(path_or_name, dtype, device, revision=revision)
+        return cls.from_decoder(decoder, load_tokenizer(decoder.source_folder or path_or_name), levels)
+
+    @classmethod
+    def from_decoder(cls, decoder: Decoder, tokenizer: Tokenizer, levels: CMSConfig) -> "NestedTextModel":
+        """Put levels on the MLPs of a decoder, whose tensors are shared.
+
+        Args:
+            decoder: A plain decoder.
+            tokenizer: Its tokenizer.
+            levels: Chunk sizes and learning rate of the levels.
+        """
+        model = HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
+        return cls(model, tokenizer, untrained=UntrainedLevels(levels, decoder.fingerprint))
+
+    @property
+    def decoder(self) -> Hope:
+        """The model, under the name that other loaded models have for theirs."""
+        return self.model
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the model has attention, and so can condition on a text without updating fast weights."""
+        return self.model.hope_config.memory is None
+
+    @cached_property
+    def attention_window(self) -> int:
+        """Largest number of tokens that attention sees."""
+        return self.model.config.max_position_embeddings
+
+    def compress(
+        self, texts: Sequence[str], state: FastWeightState | None = None, *, names: Sequence[str] = ()
+    ) -> FastWeightState:
+        """Read texts into fast weights, one row per text, all in parallel.
+
+        Args:
+            texts: The texts.
+            state: State of one row that every text continues; by default the initial state.
+            names: Names stored in the state's file.
+
+        Raises:
+            UsageError: If the model's fast weights are frozen, or the state has several rows.
+            InputError: For an empty text.
+            NonFiniteError: If a fast weight is not finite.
+        """
+        job, is_new = self.start_reading(state), state is None
+        return job.finish([[self.token_stream(name, [text], is_new) for name, text in name_texts(texts, names)]])
+
+    def stream(self, chunks: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
+        """Read one text that arrives in chunks, of any total length, into a state of one row.
+
+        Args:
+            chunks: The text, in pieces of any size.
+            state: State of one row to continue from; None for the initial one.
+        """
+        return self.start_reading(state).finish([[self.token_stream("stream", chunks, state is None)]])
+
+    def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
+        """Return a job that reads texts; `initial_state` has one row, which every text continues."""
+        if not self.update_weights:
+            raise UsageError(
+                "inner_loop.enabled is false in this run, so it cannot learn from a text; give another run"
+            )
+        if initial_state is not None and len(initial_state.position) != 1:
+            raise UsageError(f"a text continues a state of one row, not of {len(initial_state.position)}; select one")
+        return StateReadingJob(self.model, self.attention_window, initial_state)
+
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens that are read at once."""
+        return min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK
+
+    def token_stream(self, name: str, chunks: Iterable[str], is_new: bool = True) -> TokenStream:
+        """Return a text as a stream of tokens; a new one begins with BOS for a plain checkpoint that adds it."""
+        special_ids = self.tokenizer.encode("") if is_new and self.untrained is not None else []
+        prefix = special_ids if special_ids == [self.tokenizer.bos_token_id] else []
+        return TokenStream(name, chunks, self.tokenizer, self.segment_tokens, prefix)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return find_stop_token_ids(self.tokenizer, self.model.config.eos_token_ids)
+
+    def generate(
+        self,
+        prompts: Sequence[str] | str,
+        state: FastWeightState | None = None,
+        *,
+        config: GenerationConfig = GREEDY,
+    ) -> list[Generation]:
+        """Continue prompts on a state: one prompt per row, one prompt for all rows, or one row for all prompts.
+
+        With `config.update_on_prompt` the prompt updates the fast weights; a model without attention always updates
+        them, because it could not condition on the prompt otherwise.
+
+        Args:
+            prompts: Texts, or one text; on a state they are encoded without special tokens such as BOS.
+            state: State to continue from; it is never changed.
+            config: As in `laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+
+        Returns:
+            One `Generation` per prompt or row; its `state` is the state after that row.
+
+        Raises:
+            UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
+        """
+        ids = [self.tokenizer.encode(text, add_special_tokens=state is None) for text in list_prompts(prompts)]
+        return self.generate_from_ids(ids, state, config)
+
+    def generate_from_ids(
+        self,
+        ids: Sequence[Sequence[int]],
+        state: FastWeightState | None = None,
+        config: GenerationConfig = GREEDY,
+        on_reading: OnReading | None = None,
+    ) -> list[Generation]:
+        """Continue prompts as `generate` does, given as ids.
+
+        While a prompt updates the fast weights, `on_reading` is called with the tokens read, their total, and the nats
+        per token.
+        """
+        ids, state = match_rows(ids, state)
+        if not self.update_weights:
+            config = replace(config, update_on_prompt=False, update_on_output=False)
+        if config.eos_token_ids is None:
+            config = replace(config, eos_token_ids=self.stop_token_ids)
+        lengths = list(map(len, ids))
+        if config.update_on_prompt and max(lengths) > 1:
+            room = max(self.attention_window - config.max_tokens - 1, self.segment_tokens)
+            state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
+            ids = [row[-1:] for row in ids]
+        elif state is not None:
+            state = fit_attention_window(self.model, state, max(lengths) + config.max_tokens, self.attention_window)
+        results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
+        return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
+
+    def read_ids(
+        self,
+        rows: Sequence[Sequence[int]],
+        state: FastWeightState | None = None,
+        window: int | None = None,
+        on_reading: OnReading | None = None,
+    ) -> FastWeightState:
+        """Read ids into fast weights, one row each, on a state of as many rows; see `generate_from_ids`."""
+        job, total = StateReadingJob(self.model, window or self.attention_window, state), max(map(len, rows))
+        if on_reading is not None:
+            on_reading(0, total, 0.0)
+        for done in job.read_ids(rows, self.segment_tokens):
+            if on_reading is not None:
+                on_reading(done, total, job.loss.mean)
+        assert job.current is not None
+        return job.current
+
+    def save(
+        self,
+        state: FastWeightState,
+        path: str | Path,
+        documents: Sequence[Sequence[ReadDocument]] = (),
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Write a state to a file that only these weights and this tokenizer can open.
+
+        Args:
+            state: The state.
+            path: The file.
+            documents: Texts that each row has read.
+            dtype: Type of the numbers in the file. By default a loaded state equals the saved one bit for bit.
+
+        Raises:
+            NonFiniteError: If the state is not finite.
+            DiskError: If the disk is full.
+        """
+        source = {
+            "tokenizer": self.tokenizer.fingerprint,
+            "created": current_time(),
+            "weights_dtype": get_weights_dtype(self.model),
+            "documents": [[document._asdict() for document in row] for row in documents],
+            "chunks": self.model.hope_config.chunk_sizes,
+        }
+        if self.untrained is not None:
+            levels = self.untrained.levels.model_dump(mode="json")
+            source |= {"checkpoint": self.untrained.checkpoint, "levels": levels}
+        state_file.save_state(
+            values.to(values.detach(state), dtype=dtype),
+            path,
+            memory_kind=STATE_KIND,
+            model_fingerprint=self.model.weights_fingerprint,
+            num_tokens=int(state.position.sum()),
+            version=laconic.__version__,
+            source=source,
+        )
+
+    def load(self, path: str | Path) -> FastWeightState:
+        """Read a state that `save` wrote.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged, or belongs to other weights or another tokenizer.
+        """
+        about = read_writer_metadata(path)
+        check_checkpoint(path, about, self.untrained)
+        check_weights_dtype(path, about, self.model)
+        state = self.model.load_state(path)
+        theirs, ours = str(about.get("tokenizer", "")), self.tokenizer.fingerprint
+        if theirs and theirs != ours:
+            raise CorruptArtifactError(
+                f"state: {path} was read with tokenizer {theirs[:HASH_DIGITS]}…, not {ours[:HASH_DIGITS]}…; "
+                "use that one"
+            )
+        embedding = cast(torch.Tensor, self.model.token_embedding.weight)
+        return values.to(restore_dtypes(state, embedding.dtype), embedding.device)
+
+    def __repr__(self) -> str:
+        levels = self.model.hope_config.chunk_sizes[0]
+        return f"NestedTextModel({describe_decoder(self.model)}, levels of {levels} tokens)"
+
+
+def get_weights_dtype(model: Hope) -> str:
+    """Return the name of the dtype of a model's weights, such as float32."""
+    return str(cast(torch.Tensor, model.token_embedding.weight).dtype).removeprefix("torch.")
+
+
+def check_weights_dtype(path: str | Path, about: Mapping[str, Any], model: Hope) -> None:
+    """Raise `CorruptArtifactError` for a state that was read with weights in another dtype, which are other numbers."""
+    theirs, ours = str(about.get("weights_dtype", get_weights_dtype(model))), get_weights_dtype(model)
+    if theirs != ours:
+        raise CorruptArtifactError(
+            f"state: {path} was read with weights in {theirs}, this model has {ours}; load the model in {theirs} "
+            f"(laconic generate --dtype {theirs})"
+        )
+
+
+def match_rows(
+    ids: Sequence[Sequence[int]], state: FastWeightState | None
+) -> tuple[list[Sequence[int]], FastWeightState | None]:
+    """Return as many prompts as rows of the state. Raises `UsageError` for other numbers than one and the same."""
+    if state is None:
+        return list(ids), None
+    rows = match_prompts(ids, len(state.position))
+    return rows, values.select_rows(state, [0] * len(rows)) if len(state.position) == 1 else state
+
+
+def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightState:
+    """Return a state with KV caches in the dtype of the weights, and everything else in that of sums."""
+
+    def restore(layers: tuple[LayerState, ...]) -> tuple[LayerState, ...]:
+        return tuple(x if x.cache is None else replace(x, cache=x.cache.to(dtype=dtype)) for x in layers)
+
+    state = values.to(state, dtype=accumulation_dtype(dtype))
+    chunk = state.open_chunk
+    chunk = None if chunk is None else replace(chunk, layers_at_start=restore(chunk.layers_at_start))
+    return replace(state, layers=restore(state.layers), open_chunk=chunk)
+
+
+def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:
+    """Return the texts that each row of a state's file has read."""
+    return [[ReadDocument(**document) for document in row] for row in read_writer_metadata(path).get("documents", ())]
+
+
+def is_nested(path: str | Path) -> bool:
+    """Return whether a folder holds a run of method hope, or a saved nested model."""
+    folder, method = Path(path), read_run_method(path)
+    if method is not None:
+        return method == NESTED_METHOD
+    return (folder / "config.json").is_file() and build_nested.read_saved_config(folder) is not None
+
+
+def as_nested(run: LoadedRun) -> NestedTextModel:
+    """Return a loaded run of method hope as a `NestedTextModel`."""
+    assert isinstance(run.parts.decoder, Hope)
+    inner_loop = run.recipe.inner_loop
+    updates = inner_loop is None or inner_loop.enabled
+    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)

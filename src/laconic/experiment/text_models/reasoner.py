@@ -1,0 +1,275 @@
+"""Answer questions with a trained run, and look at the latent thoughts that its answers follow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from laconic.batches import PassCounts
+from laconic.compression.kv.memory import KVMemory
+from laconic.compression.kv.memory_file import FILE_KIND
+from laconic.compression.memory import SummaryMemory
+from laconic.config.recipe import Recipe
+from laconic.console import to_html_table
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import UsageError
+from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
+from laconic.experiment.text_models.kv_compressor import open_kv_memory
+from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions, build_questions_batch
+from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
+from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.interfaces import ThinksInLatents
+from laconic.latent.adaptive_rollout import check_tolerance
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.rollout import LatentRollout
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.models.modes import eval_no_grad
+from laconic.storage.atomic import read_artifact_kind
+
+Memory = SummaryMemory | KVMemory
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one question: its text, its ids, and the decoder calls that it took."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    passes: PassCounts
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """The latent thoughts about one question.
+
+    Attributes:
+        question: The question.
+        latents: The M vectors that the decoder read in place of a written chain; the first N if a stop head keeps N.
+        hidden_states: Hidden states at them, after the final norm.
+        tokens: Logit lens: the most likely token at each latent. That a token can be read there does not show that
+            the answer uses it; `laconic inspect` tests that.
+        cache: KV cache of question and latents, which the answer continues.
+        passes: Decoder calls so far.
+    """
+
+    question: str
+    latents: Float[Tensor, "M D"]
+    hidden_states: Float[Tensor, "M D"]
+    tokens: tuple[str, ...]
+    cache: KVCache
+    passes: PassCounts
+
+    def __repr__(self) -> str:
+        M, D = self.latents.shape
+        return f"Thoughts({self.question!r}, {M} latents of width {D}, {self.passes.total} passes: {self.tokens})"
+
+    def _repr_html_(self) -> str:
+        norms = self.latents.float().norm(dim=1).tolist()
+        rows = [
+            (str(m), token, f"{norm:.2f}") for m, (token, norm) in enumerate(zip(self.tokens, norms, strict=True), 1)
+        ]
+        return to_html_table(("latent", "most likely token", "norm"), rows)
+
+
+@dataclass(frozen=True)
+class Reasoner:
+    """A run that answers questions: cot, nocot, icot, coconut, codi, pccot, kava, or a method of one's own.
+
+    `laconic.load` returns one for the directory of such a run.
+
+    Attributes:
+        run: The loaded run, with recipe, step, model and method.
+        jacobi_tolerance: For pccot and kava: end the Jacobi iterations of a question when their residual, the relative
+            change of its latents, falls below this; 0 runs all of them. `dataclasses.replace` sets another one.
+
+    Raises:
+        UsageError: For a tolerance that is negative, or with a method that has no Jacobi iterations.
+
+    Examples:
+        >>> import laconic
+        >>> reasoner = laconic.load("runs/kava")
+        >>> answers = reasoner.generate(["1+2*3=", "4*5-6="], laconic.GenerationConfig(max_tokens=4))
+        >>> len(answers), answers[0].passes.latent
+        (2, 1)
+        >>> thoughts = reasoner.think("1+2*3=")
+        >>> thoughts.latents.shape, len(thoughts.tokens)
+        (torch.Size([2, 16]), 2)
+    """
+
+    run: LoadedRun
+    jacobi_tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        latents = self.run.parts.latents
+        check_tolerance(self.jacobi_tolerance, None if latents is None else latents.num_iterations)
+
+    @property
+    def method(self) -> nn.Module:
+        """The training and answering method, such as `laconic.Kava`."""
+        return self.run.method
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder, with its adapter if it has one."""
+        return self.run.parts.decoder
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        return self.run.parts.tokenizer
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.run.recipe
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether the method thinks in latents, so that `think` works."""
+        return isinstance(self.method, ThinksInLatents)
+
+    def generate(
+        self,
+        questions: Sequence[str] | str,
+        config: GenerationConfig = GREEDY,
+        *,
+        with_cot: bool = False,
+        memory: Memory | str | Path | None = None,
+    ) -> list[Answer]:
+        """Answer questions as `laconic generate RUN` does: after latents, a written chain, or neither.
+
+        Args:
+            questions: Texts; a single text is one question.
+            config: Length and sampling. Where an answer ends belongs to the data's format.
+            with_cot: For codi, pccot and kava: write the chain of thought instead of latents.
+            memory: What the questions are about, as for `read_memory`: of one text, or of one text per question.
+
+        Returns:
+            One `Answer` per question.
+
+        Raises:
+            UsageError: For `stop_strings` or `eos_token_ids`, if the method writes no chain, or as `read_memory`.
+        """
+        if config.stop_list or config.eos_token_ids is not None:
+            raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; leave them out")
+        texts = [questions] if isinstance(questions, str) else list(questions)
+        if not texts:
+            return []
+        run = self.run
+        decoding = self.build_decoding(config)
+        batch = build_questions_batch(run.parts, run.recipe, texts).to(self.decoder.token_embedding.weight.device)
+        state = None if memory is None else self.read_memory(memory, len(texts))
+        answers = answer_questions(run.method, batch, decoding, with_cot=with_cot, state=state)
+        return [Answer(*row) for row in zip(answers.texts, answers.token_ids, answers.passes, strict=True)]
+
+    def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
+        """Return how answers are decoded with these options.
+
+        Raises:
+            UsageError: If there are several seeds.
+        """
+        if not isinstance(config.seed, int):
+            raise UsageError("seed: give one number; rows are seeded by it and by their index")
+        decoding = answer_decoding(self.run.parts, self.recipe, config.max_tokens, config, config.seed)
+        return replace(decoding, jacobi_tolerance=self.jacobi_tolerance)
+
+    def compress(self, texts: Sequence[str], *, names: Sequence[str] = ()) -> SummaryMemory:
+        """Compress documents into summary vectors, for `generate` and `think`; `memory.save(path)` stores them.
+
+        Args:
+            texts: The documents; one row of the memory is written for each.
+            names: Names stored in the memory's metadata.
+
+        Raises:
+            UsageError: If the run's recipe has no table [compression], or a document does not fit the model.
+            InputError: For an empty document.
+        """
+        return self.compressor.compress(texts, names=names)
+
+    @cached_property
+    def compressor(self) -> TextCompressor:
+        """The compressor of a run whose questions are about documents. Raises `UsageError` for another run."""
+        return as_compressor(self.run)
+
+    @torch.no_grad()
+    def read_memory(self, memory: Memory | str | Path, num_questions: int = 1) -> KVCache:
+        """Return the KV cache of what questions are about.
+
+        Args:
+            memory: Summary vectors from `compress`, or keys and values that the decoder itself selected
+                (`laconic.compress_kv`); or the file of one of them.
+            num_questions: Number of rows of the cache; a memory of one text is repeated.
+
+        Raises:
+            UsageError: If the memory has another number of texts, or the run does not read its kind.
+            CorruptArtifactError: If the memory is damaged or belongs to another model.
+            InputError: If there is no such file.
+        """
+        cache = self.read_kv_memory(memory) if is_kv_memory(memory) else self.read_summaries(memory)
+        if cache.B not in (1, num_questions):
+            raise UsageError(f"a memory of {cache.B} texts needs {cache.B} questions, one each, not {num_questions}")
+        return cache if num_questions == cache.B else cache.repeat_rows(num_questions)
+
+    def read_kv_memory(self, memory: Any) -> KVCache:
+        """Return the cache of keys and values that the decoder selected."""
+        return open_kv_memory(memory, self.decoder, self.tokenizer).to_cache()
+
+    def read_summaries(self, memory: Any) -> KVCache:
+        """Return the cache of summary vectors, which the decoder reads in one pass."""
+        compressor = self.compressor
+        if isinstance(memory, str | Path):
+            memory = compressor.load(memory)
+        check_memory_type(memory, SummaryMemory)
+        if memory.metadata is not None:
+            memory.metadata.check_reader("the one given", compressor.metadata)
+        with eval_no_grad(self.method):
+            cache = compressor.method.segment_model.prefill_memory(memory)
+        if cache is None:
+            raise UsageError("the memory is empty; compress a text")
+        return cache
+
+    @torch.no_grad()
+    def think(self, question: str, *, memory: Memory | str | Path | None = None) -> Thoughts:
+        """Compute the latents that the answer to a question follows.
+
+        Args:
+            question: The question.
+            memory: What the question is about, as for `read_memory`: of one text.
+
+        Raises:
+            UsageError: If the method has no latents, or this step of the run has none yet; or as `read_memory`.
+        """
+        method = self.method
+        if not isinstance(method, ThinksInLatents):
+            name = self.recipe.method
+            raise UsageError(f"method {name} has no latents; call generate, or load a run of coconut, codi or kava")
+        batch = build_questions_batch(self.run.parts, self.recipe, [question])
+        batch = batch.to(self.decoder.token_embedding.weight.device)
+        state = {} if memory is None else {"state": self.read_memory(memory)}
+        rollout = cast(LatentRollout, method.think(batch, **state))
+        if not rollout.latents.shape[1]:
+            raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
+        (n,) = rollout.count_latents()
+        latents, hidden_states = rollout.latents[0, :n], rollout.hidden_states[0, :n]
+        top = self.decoder.logits(hidden_states).argmax(-1).tolist()
+        tokens = tuple(self.tokenizer.decode([i], skip_special_tokens=False) for i in top)
+        return Thoughts(question, latents, hidden_states, tokens, rollout.cache, rollout.passes[0])
+
+    def __repr__(self) -> str:
+        recipe, folder = self.recipe, Path(self.run.folder).name
+        return f"Reasoner({recipe.method}, {folder} step {self.run.step}, {describe_decoder(self.decoder)})"
+
+
+def is_kv_memory(memory: object) -> bool:
+    """Return whether a memory, or the file or peft folder of one, holds keys and values rather than vectors."""
+    if isinstance(memory, str | Path):
+        path = Path(memory)
+        return path.is_dir() or (path.is_file() and read_artifact_kind(path) == FILE_KIND)
+    return isinstance(memory, KVMemory)
