@@ -40,8 +40,8 @@ from benchmarks.measure import (
 )
 from benchmarks.models import Pair, model_pair, random_ids
 from benchmarks.page import Page
-from laconic.models.ops.int8_linear import Int8Linear
 from laconic.models.checkpoints.named_models import NAMED_MODELS
+from laconic.models.ops.int8_linear import Int8Linear
 
 MODEL = NAMED_MODELS["smollm2"].folder()
 TEXTS = CORPUS / "data" / "text" / "standard-ebooks.jsonl"

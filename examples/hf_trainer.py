@@ -8,8 +8,8 @@ from transformers import Trainer, TrainingArguments
 
 import laconic
 from laconic.config.load import load_recipe
-from laconic.experiment.from_recipe.build import build_experiment
 from laconic.experiment.export import export_run
+from laconic.experiment.from_recipe.build import build_experiment
 from laconic.experiment.hf_trainer import RowCollator, TrainerModel
 from laconic.experiment.load_run import LoadedRun
 

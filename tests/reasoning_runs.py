@@ -6,8 +6,8 @@ import torch
 
 from laconic.config.load import load_recipe
 from laconic.experiment.from_recipe.build_model import ModelParts, build_latents
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.from_recipe.methods import build_method
+from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 
 RECIPE = """method = "{method}"
 [model]

@@ -16,9 +16,9 @@ from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
+from laconic.models.checkpoints.hf_fields import FAMILIES
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.checkpoints.hf_fields import FAMILIES
 from tests.conftest import needs
 from tests.tolerances import FLOAT32, error
 

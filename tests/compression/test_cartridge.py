@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from laconic.compression.distillation import distillation_loss
 from laconic.compression.kv.cartridge import CartridgeConfig, fit_cartridge
 from laconic.compression.kv.cartridge_file import load_cartridge, save_cartridge
-from laconic.compression.distillation import distillation_loss
 from laconic.compression.kv.compress import KVCompressionConfig, compress_kv
 from laconic.compression.self_study import QUOTED_TOKENS, Requests, build_study_batch, write_study_rows
 from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageError

@@ -14,8 +14,8 @@ from laconic.evaluation.inspection import question as inspection_run
 from laconic.evaluation.inspection.inspected_run import INSPECTED_POLICIES, InspectedRun
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.experiment.from_recipe import build_model
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.from_recipe.methods import build_method, build_questions_batch
+from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.latent.answering import AnswerDecoding
 from laconic.models.block import build_context
 from tests.latent.batches import select_in_all_layers

@@ -14,10 +14,9 @@ from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.streams.evaluate import CacheAsState, as_stateful
 from laconic.evaluation.streams.tasks import StreamRequest, build_requests
-from laconic.experiment.from_recipe import build_data
-from laconic.experiment.from_recipe import build_model
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
+from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.nested.hope.model import Hope
 from tests.evaluation.streamed import evaluate_stream, sums
 

@@ -12,10 +12,10 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.from_recipe import build_model
-from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.from_recipe.meta_model import with_num_layers
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.from_recipe.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
+from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import Ranks
 from laconic.training.row_order import UpdateIndex

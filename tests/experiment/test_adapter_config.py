@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from laconic.errors import InputError, UnsafeFileError
-from laconic.experiment.lora import adapter_config
-from laconic.experiment.lora import lora
+from laconic.experiment.lora import adapter_config, lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, match_modules, read_adapter_config
 from laconic.models.decoder import Decoder
 from tests.conftest import needs

@@ -16,14 +16,14 @@ from laconic.evaluation.validation import build_validation
 from laconic.experiment.from_recipe import build_model
 from laconic.experiment.from_recipe.build import Experiment, build_experiment
 from laconic.experiment.from_recipe.build_data import load_held_out_rows
-from laconic.experiment.load_run import load_run
 from laconic.experiment.from_recipe.methods import build_method
+from laconic.experiment.load_run import load_run
 from laconic.experiment.model_checkpoint import load_weights_into
 from laconic.experiment.run_init import init_run
 from laconic.latent.coconut import Coconut
 from laconic.latent.icot import Icot
-from laconic.models.decoder import Decoder
 from laconic.models.checkpoints.weights import find_checkpoint
+from laconic.models.decoder import Decoder
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded

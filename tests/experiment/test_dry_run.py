@@ -26,7 +26,6 @@ from laconic.experiment.from_recipe.dry_run import (
     plan_run,
     plan_with_step,
 )
-from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.from_recipe.meta_model import build_meta_method, count_checkpointed_parts, with_num_layers
 from laconic.experiment.from_recipe.row_lengths import (
     MAX_ROWS,
@@ -36,6 +35,7 @@ from laconic.experiment.from_recipe.row_lengths import (
     make_blank_batch,
     make_micro_batches,
 )
+from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import REPO, needs

@@ -17,8 +17,8 @@ from laconic.cli.main import main
 from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError
-from laconic.experiment.text_models.compressor import TextCompressor, load_compressor
 from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
+from laconic.experiment.text_models.compressor import TextCompressor, load_compressor
 from laconic.generation.config import GenerationConfig
 from tests import tolerances
 from tests.conftest import needs

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from laconic.cli.main import COMMANDS, parse_command
 from laconic.cli.commands.recipes import list_recipes
+from laconic.cli.main import COMMANDS, parse_command
 from laconic.config.recipe import Recipe
 from tests.conftest import REPO
 from tests.house.source import blocks, texts

@@ -14,10 +14,10 @@ from torch import nn
 
 from laconic.errors import InputError
 from laconic.models.checkpoints import hf_fields
-from laconic.models.ops.activation_functions import ACTIVATIONS
+from laconic.models.checkpoints.hf_config import to_hf_config
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates, RopeConfig
 from laconic.models.decoder import Decoder
-from laconic.models.checkpoints.hf_config import to_hf_config
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
 from tests.conftest import needs
 

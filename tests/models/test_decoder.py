@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.checkpoints.hf_config import DropoutRates
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.checkpoints.hf_config import DropoutRates
 from tests.models.fixtures import FAMILIES, VARIANTS, activation_axes, assert_close, decoder_of, fresh, noise
 from tests.tolerances import FLOAT32, error
 

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from laconic.models.attention import visibility_mask
+from laconic.models.block import Block
+from laconic.models.config import DecoderConfig
 from laconic.models.ops.attention_backends import (
     apply_bias_and_mask,
     attention_probabilities,
     attention_scores,
     weighted_values,
 )
-from laconic.models.block import Block
-from laconic.models.config import DecoderConfig
 from tests.oracles.compare import agree, distance
 from tests.oracles.llama_attention import MISREAD, ORACLE
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.attention import build_attention_mask
 from laconic.models.block import (
     Block,
@@ -19,6 +18,7 @@ from laconic.models.block import (
     rms_norm,
 )
 from laconic.models.config import DecoderConfig
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.rope import cos_sin_tables, frequencies, rotate_pairs
 from tests import tolerances
 from tests.oracles import llama_block

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from laconic.models.config import RopeConfig
-from laconic.models.rope import cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
 from laconic.models.ops.rope_scaling import (
     ROPE_SCALINGS,
     dynamic_frequencies,
@@ -16,6 +15,7 @@ from laconic.models.ops.rope_scaling import (
     longrope_frequencies,
     yarn_frequencies,
 )
+from laconic.models.rope import cos_sin_tables, default_frequencies, frequencies, half_split, rotate_pairs
 from tests import tolerances
 from tests.conftest import needs
 from tests.oracles import llama_rope, llama_rotation

@@ -16,8 +16,8 @@ from laconic.models.gguf.convert import convert_gguf, find_or_convert_gguf
 from laconic.models.gguf.header import GGUFHeader, read_header
 from laconic.models.gguf.tensors import read_tensor
 from laconic.models.gguf.tokenizer import build_sentencepiece
-from laconic.models.rope import frequencies
 from laconic.models.ops.rope_scaling import llama3_frequencies
+from laconic.models.rope import frequencies
 from laconic.storage.export_record import read_export_record
 from tests.conftest import RunCli, needs
 from tests.models.gguf_files import K_QUANTS, MIXED, Kind, random_decoder, write_gguf, write_sentencepiece

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from laconic.errors import InputError, NonFiniteError, UnsafeFileError
+from laconic.models.checkpoints.llama2c import read_llama2c
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.checkpoints.llama2c import read_llama2c
 from laconic.models.rope import half_split
 from laconic.storage import atomic, safetensors_header
 from tests.reference.weight_formats import gguf_to_hf, hf_to_gguf, hf_to_meta, interleave, meta_to_hf, write_llama2c

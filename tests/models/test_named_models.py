@@ -11,8 +11,8 @@ from laconic.config.load import load_recipe
 from laconic.errors import InputError
 from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.models.checkpoints import named_models
-from laconic.models.decoder import Decoder
 from laconic.models.checkpoints.weights import find_checkpoint
+from laconic.models.decoder import Decoder
 from tests.conftest import REPO, RunCli
 
 

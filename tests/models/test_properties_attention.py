@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laconic.models import attention
-from laconic.models.ops import attention_backends
 from laconic.models.block import build_context
 from laconic.models.decoder import Decoder
+from laconic.models.ops import attention_backends
 from laconic.models.ops.upcast_attention import MAX_UPCAST_SLOTS
 from tests.models.fixtures import (
     FAMILIES,

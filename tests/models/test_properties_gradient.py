@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.models.cache import KVCache
-from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.models.checkpoints.hf_config import DropoutRates
+from laconic.models.decoder import Decoder, DecoderOutput
 from tests.models.fixtures import (
     FAMILIES,
     EmbedBatch,

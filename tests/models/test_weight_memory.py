@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 import torch
 
+from laconic.models.checkpoints.weight_memory import HUGE_PAGE_BYTES, WeightMemory, allocate_huge_pages, stack_rows
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.checkpoints.weight_memory import HUGE_PAGE_BYTES, WeightMemory, allocate_huge_pages, stack_rows
 
 
 def test_weight_memory_places_tensors_one_behind_another() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks import learning
 from laconic.data.tokenizer import load_tokenizer
-from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.from_recipe.untrained_levels import parse_level_options
+from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.losses import masked_cross_entropy
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values

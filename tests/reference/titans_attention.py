@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.models.attention import split_heads, visibility_mask
-from laconic.models.ops.attention_backends import attention_probabilities, attention_scores, weighted_values
 from laconic.models.cache import KVCache
+from laconic.models.ops.attention_backends import attention_probabilities, attention_scores, weighted_values
 from laconic.nested.recurrence.memory_cells import NORM_EPS
 from laconic.nested.state import LayerState
 from laconic.nested.titans.layer import Titans

@@ -14,8 +14,14 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from laconic.errors import InputError
+from laconic.models.checkpoints.llama2c import (
+    HEADER_BYTES,
+    LLAMA2C_CONSTANTS,
+    LLAMA2C_SIZES,
+    llama2c_shapes,
+    num_heads_of,
+)
 from laconic.models.config import DecoderConfig
-from laconic.models.checkpoints.llama2c import HEADER_BYTES, LLAMA2C_CONSTANTS, LLAMA2C_SIZES, llama2c_shapes, num_heads_of
 from laconic.models.rope import frequencies, half_split
 from laconic.storage import atomic
 

@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.load_model import LoadedModel
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
 from tests.cli.conftest import TEMPLATE

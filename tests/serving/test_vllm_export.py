@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 import laconic
 from laconic.errors import InputError, UsageError
-from laconic.experiment.text_models.compressor import load_compressor
 from laconic.experiment.export import export_run
-from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.from_recipe.methods import set_stage
+from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.text_models.compressor import load_compressor
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.served_thoughts import ServedThoughts
 from laconic.serving.vllm_export import CONTROL_TOKENS, export_for_vllm

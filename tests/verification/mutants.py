@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from laconic.models import activations, attention, block, cache, decoder, rope
-from laconic.models.ops import attention_backends
-from laconic.models.ops import rope_scaling
-from laconic.models.checkpoints import weights
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints import weights
 from laconic.models.config import DecoderConfig, RopeConfig
 from laconic.models.decoder import Decoder
+from laconic.models.ops import attention_backends, rope_scaling
 from laconic.verification.parity import ParityCase
 from tests.reference.weight_formats import interleave
 from tests.verification import wrong

@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.models import attention, block, rope
-from laconic.models.ops import attention_backends
-from laconic.models.ops import rope_scaling
-from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.attention import AttentionMask, capture_nothing
 from laconic.models.cache import KVCache
 from laconic.models.config import RopeConfig
+from laconic.models.ops import attention_backends, rope_scaling
+from laconic.models.ops.activation_functions import ACTIVATIONS
 
 # Norms
 

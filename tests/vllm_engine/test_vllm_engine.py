@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import load_file
 
 import laconic
-from laconic.experiment.text_models.compressor import load_compressor
 from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.text_models.compressor import load_compressor
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.serving.vllm_export import SERVER_CONFIG_FILE, export_for_vllm
 from tests.conftest import call_cli

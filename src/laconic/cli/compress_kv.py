@@ -17,8 +17,8 @@ from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
 from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position, pluralize
-from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.experiment.load_model import check_is_model
+from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.models.config import DecoderConfig
 
 

@@ -10,8 +10,8 @@ from laconic.compression.kv.memory import KVMemory
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import abbreviate_hash
 from laconic.experiment.from_recipe.cost import pluralize
-from laconic.experiment.state_report import format_reports, state_file_to_json
 from laconic.experiment.from_recipe.untrained_levels import read_untrained_levels, read_writer_metadata
+from laconic.experiment.state_report import format_reports, state_file_to_json
 from laconic.nested.hope.model import STATE_KIND
 from laconic.nested.state_check import translate_structure_errors
 from laconic.nested.state_file import read_state_file

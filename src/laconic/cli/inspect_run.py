@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from laconic.cli.arguments import command_line, parse_ints, to_utf8
-from laconic.cli.files import print_json, write_file
 from laconic.cli.commands.inspect import InspectCommand
+from laconic.cli.files import print_json, write_file
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError

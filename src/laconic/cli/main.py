@@ -24,7 +24,6 @@ from laconic.cli.commands.audit import AuditCommand
 from laconic.cli.commands.chat import ChatCommand
 from laconic.cli.commands.compress import CompressCommand
 from laconic.cli.commands.data import DataCheckCommand, DataListCommand
-from laconic.cli.data_make import DataMakeCommand
 from laconic.cli.commands.demo import DemoCommand
 from laconic.cli.commands.demo_read import DemoReadCommand
 from laconic.cli.commands.evaluate import EvaluateCommand
@@ -36,10 +35,11 @@ from laconic.cli.commands.recipes import RecipesListCommand, RecipesShowCommand
 from laconic.cli.commands.report import ReportCommand
 from laconic.cli.commands.serve import ServeCommand
 from laconic.cli.commands.tasks import TasksListCommand
-from laconic.cli.threads import apply_cpu_quota
 from laconic.cli.commands.train import TrainCommand, normalise_args
 from laconic.cli.commands.verify import VerifyAllCommand, VerifyParityCommand
 from laconic.cli.commands.version import VersionCommand
+from laconic.cli.data_make import DataMakeCommand
+from laconic.cli.threads import apply_cpu_quota
 from laconic.console import log_message, open_missing_streams
 
 EXIT_USAGE = 2

@@ -12,16 +12,16 @@ from typing import Any, cast
 import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
-from laconic.cli.files import check_output_path
 from laconic.cli.commands.generate import GenerateCommand
+from laconic.cli.files import check_output_path
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
 from laconic.errors import UsageError
+from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
+from laconic.experiment.state_report import compute_state_cost, format_reports
 from laconic.experiment.text_models.nested_model import NestedTextModel, is_nested, load_read_documents, match_rows
 from laconic.experiment.text_models.read_into_state import ReadDocument
-from laconic.experiment.state_report import compute_state_cost, format_reports
-from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR, read_untrained_levels
 from laconic.nested.state import FastWeightState, concat_rows
 
 BATCH_FLAGS = ("input", "output", "sample", "allow_long_prompt", "quantize")

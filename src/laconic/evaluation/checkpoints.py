@@ -22,10 +22,10 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.from_recipe.build_model import build_parts
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.models.decoder import Decoder
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
 from laconic.models.checkpoints.weights import find_checkpoint
+from laconic.models.decoder import Decoder
 from laconic.storage.atomic import write_text_atomically
 from laconic.storage.cache_dir import cache_dir
 from laconic.storage.manifest import hash_json

@@ -15,8 +15,8 @@ from laconic.config.load import to_toml
 from laconic.config.recipe import PATH_KEYS
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment.lora import lora
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
+from laconic.experiment.lora import lora
 from laconic.experiment.model_checkpoint import write_then_move
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder

@@ -9,12 +9,12 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.load import SHIPPED_RECIPES
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.experiment.from_recipe.build_nested import model_class, read_saved_config
-from laconic.experiment.text_models.compressor import TextCompressor, as_compressor, load_compressor
-from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.load_autocompressor import is_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
+from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
+from laconic.experiment.text_models.compressor import TextCompressor, as_compressor, load_compressor
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel, as_nested
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.interfaces import AnswersQuestions

@@ -16,18 +16,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.block import Block, RMSNorm, mlp_hidden
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints.weight_memory import stack_rows
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.init import Namespace
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.int8_linear import Int8Linear
 from laconic.models.ops.linear import HOOK_ATTRIBUTES
 from laconic.models.ops.prefix_attention import attend_by_head
-from laconic.models.quantize import PLAIN_MODULES
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS
-from laconic.models.checkpoints.weight_memory import stack_rows
+from laconic.models.quantize import PLAIN_MODULES
 
 MIN_NEW_SLOTS = 1024  # slots allocated at once if as many steps remain; a full buffer is replaced by a doubled one
 MAX_COPY_BYTES = 256 * 2**20  # weights beyond this are used in place instead of copied, see `copy_budget`

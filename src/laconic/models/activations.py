@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from laconic.models import attention
-from laconic.models.ops import attention_backends as backends
 from laconic.models.block import Block, ForwardContext, PastKeyValues, concat_past
 from laconic.models.config import DecoderConfig
 from laconic.models.next_token import last_valid, next_token, next_token_probabilities
+from laconic.models.ops import attention_backends as backends
 
 
 class BlockContext(NamedTuple):

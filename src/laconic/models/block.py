@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.models import attention, rope
-from laconic.models.ops import attention_backends
-from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import Namespace, add_submodule
 from laconic.models.kv_prefix import KVPrefix
+from laconic.models.ops import attention_backends
+from laconic.models.ops.activation_functions import ACTIVATIONS
 from laconic.models.ops.linear import call_linear
 from laconic.models.ops.prefix_attention import attend_with_prefix
 from laconic.models.ops.rope_scaling import ROPE_SCALINGS

@@ -18,17 +18,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.models import parameters
-from laconic.models.checkpoints import llama2c
-from laconic.models.checkpoints import weights
 from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
-from laconic.models.ops.attention_backends import ATTENTION_BACKENDS
 from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_context
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints import llama2c, weights
 from laconic.models.checkpoints.checkpoint_files import resolve_tied_head
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.ops.attention_backends import ATTENTION_BACKENDS
 from laconic.models.ops.linear import call_linear, multiply_head
-from laconic.models.output import Activations, DecoderOutput
 from laconic.models.ops.unpadding import find_real_tokens
+from laconic.models.output import Activations, DecoderOutput
 from laconic.storage.export_record import check_weights_while_reading
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]

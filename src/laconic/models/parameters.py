@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.models.checkpoints import weights
 from laconic.models.block import Block, build_norm
+from laconic.models.checkpoints import weights
 from laconic.models.checkpoints.checkpoint_files import StoredTensor, warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.init import add_submodule, empty_embedding, init_parameters

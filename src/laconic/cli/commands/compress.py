@@ -27,9 +27,9 @@ from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
     from laconic.experiment.compress import CompressionJob
+    from laconic.experiment.resumable_stream import TokenStream
     from laconic.experiment.text_models.compressor import TextCompressor
     from laconic.experiment.text_models.read_into_state import StateReadingJob
-    from laconic.experiment.resumable_stream import TokenStream
 
 BLOCK_BYTES = 65_536  # bytes read at once
 KV_FLAGS = ("method", "keep", "slots", "max_loss", "equal_heads", "chat", "fit")  # of plain models
@@ -152,8 +152,8 @@ class CompressCommand:
             return compress_with_checkpoint(self)
         refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
         from laconic.experiment.compress import CompressionJob, SummaryLength
-        from laconic.experiment.text_models.compressor import load_compressor
         from laconic.experiment.from_recipe.cost import compute_cost
+        from laconic.experiment.text_models.compressor import load_compressor
 
         with status(f"loading {self.model}"):
             compressor = load_compressor(to_utf8(self.model), self.device)
@@ -295,7 +295,7 @@ class CompressCommand:
 
 def is_plain_model(name: str) -> bool:
     """Return whether a model is neither a run nor a published AutoCompressor."""
-    from laconic.experiment.text_models.compressor import is_compressor
     from laconic.experiment.load_run import find_run
+    from laconic.experiment.text_models.compressor import is_compressor
 
     return find_run(name) is None and not is_compressor(name)

@@ -51,11 +51,11 @@ class ExportCommand:
     """dtype of the weights (default: as stored)"""
 
     def run(self) -> int:
-        from laconic.experiment.from_recipe import build_nested
-        from laconic.experiment.lora import lora
         from laconic.experiment.export import export_model
+        from laconic.experiment.from_recipe import build_nested
         from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import find_run
+        from laconic.experiment.lora import lora
         from laconic.models.checkpoints import weights
         from laconic.storage.atomic import check_new_folder
 

@@ -109,10 +109,10 @@ class GenerateCommand(SamplingFlags):
     def run(self) -> int:
         """Generate; the text goes to standard output, the statistics to standard error."""
         self.validate()
-        from laconic.experiment.text_models.compressor import is_compressor
-        from laconic.experiment.load_run import read_run_method
-        from laconic.experiment.text_models.nested_model import is_nested
         from laconic.experiment.from_recipe.untrained_levels import is_state_file
+        from laconic.experiment.load_run import read_run_method
+        from laconic.experiment.text_models.compressor import is_compressor
+        from laconic.experiment.text_models.nested_model import is_nested
 
         if self.learn or any(map(is_state_file, self.memory)) or is_nested(self.model):
             from laconic.cli.nested import generate_text

@@ -141,8 +141,8 @@ class ServeCommand:
         """Load a plain checkpoint whose MLPs learn; raise `UsageError` (2) for other models."""
         import laconic
         from laconic.cli.commands.compress import is_plain_model
-        from laconic.experiment.text_models.nested_model import is_nested
         from laconic.experiment.from_recipe.untrained_levels import UNTRAINED_INNER_LR
+        from laconic.experiment.text_models.nested_model import is_nested
 
         if is_nested(model) or not is_plain_model(model):
             raise UsageError(f"--learn: {model} is no plain model; leave it out")

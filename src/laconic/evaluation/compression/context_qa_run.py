@@ -20,8 +20,8 @@ from laconic.evaluation.compression.context_qa_report import result_to_json
 from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
-from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 

@@ -31,10 +31,9 @@ from laconic.evaluation.compression.table import result_to_json
 from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, sample_tails
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
-from laconic.experiment.from_recipe import build_data
-from laconic.experiment.from_recipe import build_model
-from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
+from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.halting.estimators import best_length_label
 from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import TrainingData

@@ -16,9 +16,9 @@ from laconic.config.recipe import COT_TEACHER_METHODS, Recipe
 from laconic.errors import UsageError
 from laconic.evaluation.reasoning.run import with_iterations
 from laconic.evaluation.runs import flush_denormals
-from laconic.experiment.text_models.document_reasoning import LatentDocumentReasoning
-from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.from_recipe.methods import require
+from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.text_models.document_reasoning import LatentDocumentReasoning
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, decode_answers, prompt_after_latents
 from laconic.latent.coconut import Coconut

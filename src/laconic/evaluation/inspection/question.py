@@ -21,8 +21,8 @@ from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import decoding_for
 from laconic.evaluation.results_store import ProgressCallback
-from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.from_recipe.methods import answer_questions
+from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 from laconic.latent.answering import find_answer_offset
 from laconic.latent.rollout import LatentRollout

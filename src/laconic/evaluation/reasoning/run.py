@@ -19,8 +19,8 @@ from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJ
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.from_recipe.build_data import has_text_answers
 from laconic.experiment.from_recipe.cost import kv_bytes_per_position
-from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions
+from laconic.experiment.load_run import LoadedRun
 from laconic.latent.answering import AnswerDecoding
 from laconic.storage import manifest
 

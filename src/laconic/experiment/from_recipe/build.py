@@ -14,11 +14,11 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.config.training import TrainingConfig
 from laconic.errors import InputError, UsageError
-from laconic.experiment.from_recipe import build_model
-from laconic.experiment.from_recipe import build_nested
+from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_data import ProgressCallback, load_training_rows
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import check_code_allowed
+from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import (
     RECIPE_FILE,
     held_out_fingerprint,
@@ -26,7 +26,6 @@ from laconic.experiment.load_run import (
     load_initial_model,
     recipe_fingerprint,
 )
-from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.interfaces import TrainingData
 from laconic.nested.optim.dgd import DGD

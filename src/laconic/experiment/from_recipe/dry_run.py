@@ -23,12 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from laconic.config.recipe import Recipe
 from laconic.console import format_duration
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.from_recipe import build_model
-from laconic.experiment.from_recipe import build_nested
+from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build import build_experiment, build_optimizer
 from laconic.experiment.from_recipe.build_data import check_validation
 from laconic.experiment.from_recipe.cost import format_bytes, pluralize
-from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.experiment.from_recipe.meta_model import (
     build_meta_method,
     count_checkpointed_parts,
@@ -36,6 +34,7 @@ from laconic.experiment.from_recipe.meta_model import (
     without_checkpointing,
 )
 from laconic.experiment.from_recipe.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
+from laconic.experiment.load_run import load_config_and_tokenizer
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import Ranks

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from laconic.config.recipe import LoraConfig, Recipe
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.from_recipe import build_model
-from laconic.experiment.from_recipe import build_nested
+from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.models.config import DecoderConfig

@@ -18,7 +18,12 @@ from laconic.data.reasoning.catalog import find_dataset, split_name
 from laconic.data.reasoning.dataset import ReasoningDataset, collate, pad_rows
 from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.tokenizer import Tokenizer
-from laconic.experiment.from_recipe.build_data import SyntheticData, load_training_rows, max_segment_tokens, segment_config
+from laconic.experiment.from_recipe.build_data import (
+    SyntheticData,
+    load_training_rows,
+    max_segment_tokens,
+    segment_config,
+)
 from laconic.interfaces import Batch
 
 MAX_ROWS = 2000  # rows that are tokenized

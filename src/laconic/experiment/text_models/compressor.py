@@ -21,10 +21,10 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.compress import CompressionJob, SummaryLength
-from laconic.experiment.text_models.document_reasoning import DocumentReasoning
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import LoadedRun, find_run, load_run, read_run_method
 from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.text_models.document_reasoning import DocumentReasoning
 from laconic.experiment.text_models.text_model import (
     check_memory_type,
     current_time,
@@ -37,8 +37,8 @@ from laconic.experiment.text_models.text_model import (
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import pad_left
-from laconic.models.checkpoints import weights
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder
 
 

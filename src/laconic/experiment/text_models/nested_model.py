@@ -14,17 +14,6 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.experiment.from_recipe import build_nested
-from laconic.experiment.load_run import LoadedRun, read_run_method
-from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
-from laconic.experiment.resumable_stream import TokenStream
-from laconic.experiment.text_models.text_model import (
-    current_time,
-    describe_decoder,
-    find_stop_token_ids,
-    list_prompts,
-    match_prompts,
-    name_texts,
-)
 from laconic.experiment.from_recipe.untrained_levels import (
     UNTRAINED_CHUNK_SIZES,
     UNTRAINED_INNER_LR,
@@ -33,6 +22,17 @@ from laconic.experiment.from_recipe.untrained_levels import (
     check_checkpoint,
     parse_level_options,
     read_writer_metadata,
+)
+from laconic.experiment.load_run import LoadedRun, read_run_method
+from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
+from laconic.experiment.text_models.text_model import (
+    current_time,
+    describe_decoder,
+    find_stop_token_ids,
+    list_prompts,
+    match_prompts,
+    name_texts,
 )
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate

@@ -18,10 +18,10 @@ from laconic.config.recipe import Recipe
 from laconic.console import to_html_table
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions, build_questions_batch
+from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.kv_compressor import open_kv_memory
-from laconic.experiment.load_run import LoadedRun
-from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions, build_questions_batch
 from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.interfaces import ThinksInLatents

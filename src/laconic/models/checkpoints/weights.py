@@ -21,10 +21,10 @@ from laconic.models.checkpoints.checkpoint_files import (
     save_shards,
     transposed_weights,
 )
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.gguf.convert import find_or_convert_gguf
 from laconic.models.checkpoints.named_models import NAMED_MODELS, find_named_model, log_once, suggest_name
 from laconic.models.checkpoints.weight_memory import WeightMemory
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.gguf.convert import find_or_convert_gguf
 from laconic.storage import atomic, file_names, strict_json
 from laconic.storage.export_record import EXPORT_FOLDER, check_config
 

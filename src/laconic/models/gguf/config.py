@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from laconic.errors import InputError
+from laconic.models.checkpoints.hf_fields import FAMILIES
 from laconic.models.config import RopeConfig
 from laconic.models.gguf.header import GGUFHeader
-from laconic.models.checkpoints.hf_fields import FAMILIES
-from laconic.models.rope import frequencies
 from laconic.models.ops.rope_scaling import llama3_frequencies
+from laconic.models.rope import frequencies
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")  # named as the families of the decoder
 # Keys whose features are not implemented, with the values that leave the model unchanged.

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.init import add_submodule
 from laconic.models.checkpoints.weight_memory import WeightMemory, stack_rows
 from laconic.models.checkpoints.weights import has_fast_bfloat16, is_linear_weight
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.init import add_submodule
 
 # Private, but torch has no public weight-only kernel for CPUs, and torchao's is slower than float32 unless compiled.
 INT8_MATMUL: Any = torch.ops.aten._weight_int8pack_mm

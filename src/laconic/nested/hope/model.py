@@ -15,9 +15,9 @@ from torch import Tensor
 
 from laconic.config.nested import CMSOptions, DonorLayout, NewLevelInit, OuterGradient
 from laconic.errors import InputError, UsageError
-from laconic.models.checkpoints import weights
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
+from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder, DecoderOutput, check_forward_inputs
 from laconic.models.init import init_parameters
 from laconic.models.parameters import get_parameter_version

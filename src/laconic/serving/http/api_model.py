@@ -9,10 +9,10 @@ from laconic.compression.kv.memory_file import KVMemoryMetadata
 from laconic.compression.memory_file import MemoryMetadata
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
+from laconic.experiment.load_model import LoadedModel
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import build_metadata
 from laconic.experiment.text_models.language_model import LanguageModel
-from laconic.experiment.load_model import LoadedModel
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.published import read_published_sampling

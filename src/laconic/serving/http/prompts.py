@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from laconic.data.messages import Message
 from laconic.errors import InputError, UsageError
+from laconic.experiment.from_recipe.methods import Question
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.compressor import TextCompressor
-from laconic.experiment.from_recipe.methods import Question
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.read_into_state import fit_attention_window
 from laconic.experiment.text_models.reasoner import Reasoner
