@@ -2,7 +2,8 @@
 FROM python:3.11-slim
 ARG EXTRAS=serve,hf,gguf
 WORKDIR /app
-COPY constraints.txt ./
+COPY constraints.txt requirements-hashed.txt ./
+RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements-hashed.txt
 # The CPU build of torch; for CUDA remove the index, and use an image with drivers.
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu torch
 COPY dist/*.whl ./

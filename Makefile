@@ -15,7 +15,7 @@ LACONIC_MODELS ?= $(or $(LACONIC_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/l
 MODEL := $(LACONIC_MODELS)/smollm2-135m-instruct/model.safetensors
 export LACONIC_MODELS
 
-.PHONY: help demo test test-all model test-real test-vllm test-wheel check bench bench-real ledger docs clean
+.PHONY: help demo test test-all model test-real test-vllm test-wheel release-check check bench bench-real ledger docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; ten minutes on two cores"
 	@echo "make test-vllm exported runs and memories in vLLM, in an environment of its own; five minutes on two cores"
 	@echo "make test-wheel  build the wheel, install it into an empty environment, and run it there"
+	@echo "make release-check  before a release: two equal builds of the wheel, packages with their hashes, then test-wheel"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make bench-real  speed and memory on SmolLM2, beside transformers and llama.cpp"
@@ -94,6 +95,11 @@ test-vllm: $(VLLM_READY)
 
 test-wheel: $(READY)
 	@echo "[test] the wheel in an empty environment"
+	@$(BIN)/python tools/check_wheel.py
+
+release-check: $(READY)
+	@echo "[release] two builds of the wheel; packages with hashes"
+	@$(BIN)/python -m tools.check_release
 	@$(BIN)/python tools/check_wheel.py
 
 check: $(READY)

@@ -1,7 +1,9 @@
-"""Decoding speed of a random 1B Llama in bfloat16 on an accelerator: `python benchmarks/gpu.py [--device] [--size]`.
+"""Speed on an accelerator: decoding, a training step, the chunked delta rule and M3.
 
-Eager and compiled, compared with transformers and with the time the device needs to read the weights once, which is a
-lower bound of the time per token.
+    python benchmarks/gpu.py [--only decoding training delta-rule optimizers] [--device cuda] [--size 1b]
+
+Decoding and training are those of a random Llama in bfloat16, eager and compiled, beside transformers. The limit of
+decoding is the time to read the weights once, that of training and the delta rule the speed of large matrix products.
 """
 
 import argparse
@@ -16,25 +18,31 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks.decoding import generate_laconic, generate_transformers
-from benchmarks.measure import ABSENT, PEERS, Table, describe_machine, load_average
+from benchmarks.delta_rule import CHUNK, load_fla, num_operations, random_inputs, run_chunks
+from benchmarks.measure import ABSENT, PEERS, Scale, Table, describe_machine, load_average
 from benchmarks.models import Pair, llama, model_pair, random_ids
+from benchmarks.optimizers import PERIOD, build_optimizers, repeat_step
+from benchmarks.training import batch_of, logits_of
 from laconic import DecoderConfig
 from laconic.generation import static_cache
 
-# layers, width, V, H, G, F: 1b has the sizes of Llama 3.2 1B
+# layers, width, V, H, G, F: sizes of Llama 3.2 1B and SmolLM2-135M
 SIZES = {
     "1b": (16, 2048, 128_256, 32, 8, 8_192),
+    "135m": (30, 576, 49_152, 9, 3, 1_536),
     "small": (8, 512, 32_000, 8, 4, 1_376),
     "tiny": (2, 32, 64, 2, 1, 64),
 }
+TABLES = ("decoding", "training", "delta-rule", "optimizers")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def config_of(num_parameters: str) -> DecoderConfig:
+def config_of(size: str) -> DecoderConfig:
     """Return the configuration of a random Llama by the name of its size."""
-    layers, width, vocab, heads, groups, mlp_size = SIZES[num_parameters]
+    layers, width, vocab, heads, groups, mlp_size = SIZES[size]
     return llama(layers, width, vocab, heads=heads, groups=groups, mlp_size=mlp_size)
 
 
@@ -97,7 +105,7 @@ def row(name: str, seconds_: float, batch: int, new: int, min_seconds: float) ->
 
 
 def decoding(pair: Pair, device: torch.device, options: argparse.Namespace) -> Table:
-    """Return the table."""
+    """Return the table of decoding."""
     speed = bandwidth(device, options.copy)
     min_seconds = weights_read(pair) / speed
     rows: list[tuple[str, ...]] = []
@@ -109,13 +117,14 @@ def decoding(pair: Pair, device: torch.device, options: argparse.Namespace) -> T
             rows.append(row(name, seconds_, batch, options.new, min_seconds))
 
         measure("laconic, eager", generate_laconic)
-        with compiled_steps(options.backend):
-            measure("laconic, step compiled", generate_laconic)
+        if options.compile:
+            with compiled_steps(options.backend):
+                measure("laconic, step compiled", generate_laconic)
         if not PEERS:
             rows.append(("transformers", str(batch), *[ABSENT] * 3))
             continue
         measure("transformers, dynamic cache, eager", generate_transformers)
-        if device.type == "cuda":  # with a static cache, transformers compiles its own step on CUDA
+        if device.type == "cuda" and options.compile:  # with a static cache, transformers compiles its own step on CUDA
             measure("transformers, static cache, compiled", generate_transformers, cache="static")
     text = (
         f"Greedy, {options.dtype}, {options.new} new tokens on a prompt of {options.prompt}, prefill included, random "
@@ -133,6 +142,91 @@ def decoding(pair: Pair, device: torch.device, options: argparse.Namespace) -> T
     )
 
 
+def product_rate(device: torch.device, size: int, dtype: torch.dtype) -> float:
+    """Return the operations per second of a product of two square matrices."""
+    a, b = torch.randn(2, size, size, device=device, dtype=dtype).unbind()
+    return 20 * 2 * size**3 / seconds(lambda: [a @ b for _ in range(20)], device, 3)
+
+
+def training(pair: Pair, device: torch.device, options: argparse.Namespace) -> Table:
+    """Return the table of a training step: forward, backward and an AdamW update of all weights."""
+    rate = product_rate(device, options.product, DTYPES[options.dtype])
+    ids, targets = (t.to(device) for t in batch_of(pair.ours.config, Scale(batch=options.rows, length=options.tokens)))
+    num_weights = pair.num_parameters - pair.ours.token_embedding.weight.numel()
+    limit = 6 * num_weights * ids.numel() / rate
+    rows: list[tuple[str, ...]] = []
+    models = {"laconic": pair.ours.train()} | ({"transformers": pair.theirs.train()} if PEERS else {})
+    for name, model in models.items():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=device.type == "cuda")
+        for way in ("eager", "compiled") if options.compile else ("eager",):
+            logits = logits_of if way == "eager" else torch.compile(logits_of, backend=options.backend)
+
+            def update(model: Any = model, logits: Any = logits, optimizer: Any = optimizer) -> None:
+                optimizer.zero_grad(set_to_none=True)
+                F.cross_entropy(logits(model, ids).flatten(0, 1).float(), targets.flatten()).backward()
+                optimizer.step()
+
+            time_ = seconds(update, device, options.rounds)
+            rows.append((f"{name}, {way}", f"{ids.numel() / time_:,.0f}", f"{1e3 * time_:.1f}", f"{limit / time_:.0%}"))
+        optimizer.zero_grad(set_to_none=True)
+    text = (
+        f"Forward, backward and AdamW on {options.rows} rows of {options.tokens} tokens, all weights, {options.dtype}, "
+        f"random Llama of {pair.num_parameters / 1e6:,.4g} M parameters, wall time, best of {options.rounds}. "
+        f"Utilization: 6 operations per weight and token, without attention, at the {rate / 1e12:,.1f} TFLOP/s that a "
+        f"product of {options.product} × {options.product} reached."
+    )
+    return Table("Training step on an accelerator", text, ("implementation", "tokens/s", "ms", "utilization"), rows)
+
+
+def delta_rules(device: torch.device, options: argparse.Namespace) -> Table:
+    """Return the table of the chunked delta rule, forward and backward."""
+    heads, width, T = options.delta_rule
+    limit = 3 * num_operations(heads, width, T) / product_rate(device, 512, torch.float32)
+    ways: dict[str, tuple[Callable[..., Any], torch.dtype]] = {"laconic, float32": (run_chunks, torch.float32)}
+    if options.compile:
+        ways["laconic, float32, compiled"] = torch.compile(run_chunks, backend=options.backend), torch.float32
+    if (naive := load_fla()) is not None:
+        ways["flash-linear-attention in PyTorch, float32"] = partial(naive, chunk_size=CHUNK), torch.float32
+    if naive is not None and device.type == "cuda":
+        from fla.ops.delta_rule import chunk_delta_rule  # pyright: ignore[reportMissingImports]
+
+        ways["flash-linear-attention in Triton, bfloat16"] = (
+            lambda q, k, v, rate: chunk_delta_rule(*(t.transpose(1, 2) for t in (q, k, v, rate))),
+            torch.bfloat16,
+        )
+    rows: list[tuple[str, ...]] = []
+    for name, (function, dtype) in ways.items():
+        inputs = [t.to(device, dtype).requires_grad_() for t in random_inputs(heads, width, T)]
+
+        def both(function: Any = function, inputs: Any = inputs) -> None:
+            function(*inputs)[0].sum().backward()
+
+        time_ = seconds(both, device, options.rounds)
+        rows.append((name, f"{1e3 * time_:.2f}", f"{limit / time_:.0%}"))
+    text = (
+        f"Forward and backward of one text of {T:,} tokens, {heads} heads of width {width}, chunks of {CHUNK}, wall "
+        f"time, best of {options.rounds}. Products: three times the forward's products at the speed of a product of "
+        "512 × 512 in float32, as a share of the time."
+    )
+    return Table("Chunked delta rule on an accelerator", text, ("implementation", "ms", "products"), rows)
+
+
+def optimizers(device: torch.device, options: argparse.Namespace) -> Table:
+    """Return the table of optimizer steps."""
+    layers, width, *_ = SIZES[options.size]
+    rows: list[tuple[str, ...]] = []
+    first = 0.0
+    for name, optimizer in build_optimizers(layers, width, device).items():
+        time_ = seconds(repeat_step(optimizer), device, options.rounds) / PERIOD
+        first = first or time_
+        rows.append((name, f"{1e3 * time_:.2f}", f"{time_ / first:.2f}"))
+    text = (
+        f"{PERIOD} steps on the matrices of {layers} Llama blocks of width {width}, float32, wall time, best of "
+        f"{options.rounds}."
+    )
+    return Table("Optimizers on an accelerator", text, ("optimizer", "ms per step", "ratio to Muon"), rows)
+
+
 def main(arguments: list[str] | None = None) -> str:
     """Measure, print and return the table."""
     parser = argparse.ArgumentParser(description="Decoding on an accelerator.")
@@ -144,20 +238,40 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out the compiled rows")
+    parser.add_argument("--only", choices=TABLES, nargs="+", default=list(TABLES))
+    parser.add_argument("--rows", type=int, default=4, help="rows of a training step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of each row of a training step")
+    parser.add_argument("--product", type=int, default=8192, help="size of the matrices that measure the limit")
+    parser.add_argument(
+        "--delta-rule", type=int, nargs=3, default=[16, 128, 4096], metavar=("HEADS", "WIDTH", "TOKENS")
+    )
     parser.add_argument("--copy", type=int, default=1024, help="MiB to copy when measuring the bandwidth")
     command = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(command)
     device = torch.device(options.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    with model_pair(
-        options.num_parameters, config_of(options.num_parameters), dtype=DTYPES[options.dtype], device=device
-    ) as pair:
-        table = decoding(pair, device, options)
-    command_line = " ".join(["python benchmarks/gpu.py", *command])
-    caption = f"`{command_line}` · {name} · {describe_machine()} · load average {load_average()}"
-    page = f"{table.markdown()}\n\n<sub>{caption}</sub>"
-    print(page)
-    return page
+    pages: list[str] = []
+    caption = f"`{' '.join(['python benchmarks/gpu.py', *command])}` · {name} · {describe_machine()}"
+    for table in make_tables(device, options):
+        pages.append(f"{table.markdown()}\n\n<sub>{caption} · load average {load_average()}</sub>")
+        print(pages[-1], flush=True)
+    return "\n\n".join(pages)
+
+
+def make_tables(device: torch.device, options: argparse.Namespace) -> Iterator[Table]:
+    """Measure and yield the tables that `--only` names."""
+    if "decoding" in options.only or "training" in options.only:
+        config = config_of(options.size)
+        with model_pair(options.size, config, dtype=DTYPES[options.dtype], device=device) as pair:
+            if "decoding" in options.only:
+                yield decoding(pair, device, options)
+            if "training" in options.only:
+                yield training(pair, device, options)
+    if "delta-rule" in options.only:
+        yield delta_rules(device, options)
+    if "optimizers" in options.only:
+        yield optimizers(device, options)
 
 
 if __name__ == "__main__":

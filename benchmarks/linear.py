@@ -1,4 +1,4 @@
-"""Float32 linear layers as torch computes them, and by `laconic.models.ops.linear`, which uses oneDNN on AMD processors."""
+"""Float32 linear layers by torch, and by `laconic.models.ops.linear`, which uses oneDNN on AMD processors."""
 
 from functools import partial
 

@@ -32,17 +32,8 @@ def optimizers(scale: Scale) -> Table:
 
 def optimizer_rows(scale: Scale, layers: int, width: int) -> list[tuple[str, ...]]:
     """Return the rows of a number of layers of one width."""
-    wide = width * 8 // 3
-    shapes = [*[(width, width)] * 4, (wide, width), (wide, width), (width, wide)] * layers
-    steps: dict[str, Callable[[], None]] = {}
-    built: dict[str, torch.optim.Optimizer] = {}
-    for name, build in OPTIMIZERS.items():
-        generator = torch.Generator().manual_seed(0)
-        matrices: list[Tensor] = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        for p in matrices:
-            p.grad = torch.randn(p.shape, generator=generator)
-        built[name] = build(matrices)
-        steps[name] = repeat_step(built[name])
+    shapes, built = matrix_shapes(layers, width), build_optimizers(layers, width)
+    steps = {name: repeat_step(optimizer) for name, optimizer in built.items()}
     times = time_interleaved(steps, scale.rounds, scale.patience)
     size, muon = sum(o * i for o, i in shapes), clock(times["torch.optim.Muon"])
     rows: list[tuple[str, ...]] = []
@@ -56,6 +47,25 @@ def optimizer_rows(scale: Scale, layers: int, width: int) -> list[tuple[str, ...
             f"{state:.2f}", targets,
         ))  # fmt: skip
     return rows
+
+
+def matrix_shapes(layers: int, width: int) -> list[tuple[int, int]]:
+    """Return the shapes of the matrices of Llama blocks: attention and a gated MLP."""
+    wide = width * 8 // 3
+    return [*[(width, width)] * 4, (wide, width), (wide, width), (width, wide)] * layers
+
+
+def build_optimizers(layers: int, width: int, device: torch.device | str = "cpu") -> dict[str, torch.optim.Optimizer]:
+    """Return each optimizer on matrices of its own with random gradients."""
+    built: dict[str, torch.optim.Optimizer] = {}
+    for name, build in OPTIMIZERS.items():
+        generator = torch.Generator().manual_seed(0)
+        matrices: list[Tensor] = []
+        for shape in matrix_shapes(layers, width):
+            matrices.append(nn.Parameter(torch.randn(shape, generator=generator).to(device)))
+            matrices[-1].grad = torch.randn(shape, generator=generator).to(device)
+        built[name] = build(matrices)
+    return built
 
 
 def repeat_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

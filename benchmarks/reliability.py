@@ -25,7 +25,21 @@ import torch  # noqa: E402
 
 from benchmarks.measure import Table, describe_machine  # noqa: E402
 from benchmarks.page import merge_sections  # noqa: E402
-from benchmarks.probes import artifacts, damage, disks, kills, peers, servers, signals, surroundings, writers  # noqa: E402
+from benchmarks.probes import (  # noqa: E402
+    artifacts,
+    damage,
+    disks,
+    hostile,
+    inputs,
+    kills,
+    peers,
+    promises,
+    servers,
+    signals,
+    summary,
+    surroundings,
+    writers,
+)
 from benchmarks.probes.counts import ABSENT, HEADER, Counts, add_up  # noqa: E402
 from benchmarks.probes.processes import warm_up  # noqa: E402
 from benchmarks.probes.works import build_works, train_inputs, write_inputs  # noqa: E402
@@ -48,27 +62,28 @@ class Amounts:
     signals: int = SIGNALS
     races: int = RACES
     peer_kills: int = PEER_KILLS
-    recipes: int = 4  # that are trained in odd surroundings
+    surroundings: int = len(surroundings.SURROUNDINGS)  # of each command
+    checks: int = 1_000  # of each promise, at most
 
 
 INTRODUCTION = """# Reliability
 
 This page counts what happens to laconic's commands when they are killed, when their files are damaged, when disks are
-full, and when they are started in unusual environments. For comparison, it has the same counts for transformers'
-`Trainer` and for `torch.save`. Every number counts random draws, which are seeded.
+full, when they are started in unusual environments, and when they get wrong or hostile input. Beside them are the same
+counts for transformers' `Trainer`, `torch.save` and others. Every number counts draws, which are seeded.
 
     python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--draw N] [--quick]
 
 The commands are real command lines with tiny models: KaVa and a chain of thought (`train kava`, `train cot`), an
 AutoCompressor, Hope, and the shipped stories260k. They run in processes that are forked from one in which laconic is
-already imported, so that a start takes a tenth of a second; only the last table starts new interpreters. A failing draw
-prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
+already imported, so that a start takes a tenth of a second; only the table of environments starts new interpreters. A
+failing draw prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
 
 The peers for comparison are a `Trainer` on a tiny Llama with `save_steps=1` and `save_total_limit=2`, resumed by
 `get_last_checkpoint`, and a process that saves 1 MB to the same file with `torch.save` again and again. They do less
 than laconic's commands, and nothing here is configured against them.
 """
-QUICK = Amounts(kills=12, flips=14, disks=1, signals=1, races=1, peer_kills=2, recipes=1)
+QUICK = Amounts(kills=12, flips=14, disks=1, signals=1, races=1, peer_kills=2, surroundings=1, checks=2)
 TEXTS = {
     "kills": (
         "SIGKILL",
@@ -88,8 +103,9 @@ TEXTS = {
         "an exception), or skipped with a warning that names it. *Harmless*: not reported, and the result is the "
         "same, log probabilities included. *Silent*: not reported, and the result differs. *Survived*: found or "
         "harmless. Exports have checksums of every file that affects the numbers. Files in them that users edit "
-        "(tokenizer_config.json, generation_config.json, the chat template) and folders that laconic did not write "
-        "have no checksums, so damage there that can still be parsed is silent.",
+        "(tokenizer_config.json, generation_config.json, the chat template) and files in the formats of other programs "
+        "(adapters of peft, GGUF) have no checksums, so damage there that can still be parsed is silent; beside them, "
+        "what peft and transformers make of the same.",
     ),
     "disks": (
         "Full disks",
@@ -113,8 +129,17 @@ TEXTS = {
         "Unusual environments",
         "New interpreters are started in these environments: "
         f"{', '.join(case.name for case in surroundings.SURROUNDINGS)}. *Survived*: "
-        "the run writes the same bytes as always. A closed output pipe may end the command with 141, and a read-only "
+        "the command writes the same bytes as always. A closed output pipe may end it with 141, and a read-only "
         "folder ends it with 74.",
+    ),
+    "promises": (
+        "Wrong and hostile input",
+        "Each number counts command lines that are given something wrong, or for S3 also requests to a server. "
+        "*Survived*: the documented exit code and one line, no code run, and nothing written outside the folder; for "
+        "R6 also that no saved tensor is NaN or infinite and `--replay` repeats the update, for R7 also that the "
+        "command ends as always when it is repeated with enough memory. What did not survive died in native code of "
+        "torch or safetensors, where an allocation failed. A peer survives if it raises an exception, within the same "
+        "limits of time and memory.",
     ),
 }
 
@@ -139,10 +164,15 @@ def build_rows(probe: str, base: Path, amounts: Amounts) -> dict[str, Row]:
     works = build_works(base)
     all_works = {**works, **(peers.PEERS if has_peers else {})}
     if probe == "surroundings":
-        return {"train": Row(surroundings.tour_surroundings, base, amounts.recipes)}
+        tours = surroundings.build_tours(base)
+        return {tour.name: Row(surroundings.tour_surroundings, tour, amounts.surroundings) for tour in tours}
+    if probe == "promises":
+        rows = [*inputs.build_promises(base), *hostile.build_promises(base)]
+        rows = rows if has_peers else [replace(row, peer_checks={}) for row in rows]
+        return {row.name.split()[0]: Row(promises.keep_promises, row, amounts.checks) for row in rows}
     if probe == "damage":
         files = artifacts.build_artifacts(base)
-        others = peers.build_peer_artifacts(base) if has_peers else {}
+        others = {**artifacts.build_foreign(base), **peers.build_peer_artifacts(base)} if has_peers else {}
         number = max(1, round(amounts.flips / len(files)))
         return {name: Row(damage.spoil_repeatedly, file, number) for name, file in (files | others).items()}
     if probe == "kills":
@@ -168,10 +198,10 @@ def run_probe(probe: str, rows: Mapping[str, Row], only: str, draw: int | None, 
             command = f"python {SCRIPT} --only {shlex.quote(f'{probe}:{name}')}"
             results.append(row.run(base / probe, draw, command))
             print(f"{probe}: {' | '.join(results[-1].cells())}", file=sys.stderr, flush=True)
-    peer_names = {*peers.PEERS, *peers.ARTIFACT_NAMES}
+    peer_names = {*peers.PEERS, *peers.ARTIFACT_NAMES, *artifacts.FOREIGN}
     ours = [counts for counts in results if counts.name not in peer_names]
     lines = [counts.cells() for counts in results if counts.name not in peer_names]
-    lines += [add_up(ours, "**laconic, all**").cells()] if len(ours) > 1 else []
+    lines += [add_up(ours, summary.TOTAL).cells()] if len(ours) > 1 else []
     lines += [counts.cells() for counts in results if counts.name in peer_names]
     title, text = TEXTS[probe]
     filled = [i for i, _ in enumerate(HEADER) if i == 0 or any(line[i] != ABSENT for line in lines)]
@@ -197,6 +227,15 @@ def render_section(probe: str, table: Table, command: str, start: float) -> str:
         f"`{command}` · {datetime.now(UTC):%Y-%m-%d} · {describe_machine()} · {cpu_seconds() - start:.0f} s of CPU"
     )
     return f"<!-- {probe} -->\n{table.markdown()}\n\n<sub>{caption}</sub>\n<!-- end -->\n"
+
+
+def write_page(sections: Mapping[str, str]) -> None:
+    """Replace sections of the page, and the table that sums them up."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    names = ("summary", *TEXTS)
+    page = merge_sections(page, sections, names, INTRODUCTION)
+    table = f"<!-- summary -->\n{summary.sum_up(page).markdown()}\n<!-- end -->\n"
+    PAGE.write_text(merge_sections(page, {"summary": table}, names, INTRODUCTION), encoding="utf-8")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -241,8 +280,7 @@ def main() -> None:
             section = render_section(probe, table, shlex.join(["python", SCRIPT, *sys.argv[1:]]), start)
             print(section, flush=True)
             if not (only or options.quick):
-                old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-                PAGE.write_text(merge_sections(old, {probe: section}, TEXTS, INTRODUCTION), encoding="utf-8")
+                write_page({probe: section})
     sys.exit(has_failed)
 
 

@@ -38,10 +38,10 @@ def run(*command: object, **options: Any) -> str:
     return result.stdout
 
 
-def build_wheel(folder: Path, python: Path) -> Path:
+def build_wheel(folder: Path, python: Path, source: Path = ROOT) -> Path:
     """Build the wheel in an environment of its own."""
     run(python, "-m", "pip", "install", "--quiet", "build")
-    run(python, "-m", "build", "--wheel", "--outdir", folder, ROOT)
+    run(python, "-m", "build", "--wheel", "--outdir", folder, source)
     (wheel,) = folder.glob("*.whl")
     return wheel
 

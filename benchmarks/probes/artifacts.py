@@ -1,17 +1,33 @@
 """Every kind of file that laconic writes, with a command that reads it."""
 
 import json
+import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from benchmarks.probes.damage import Artifact
+from benchmarks.probes.peers import TRACEBACK, merge_with_peft, read_gguf_with_transformers
 from benchmarks.probes.processes import Ending, ForkedCommand, Moment, run_command_line, run_forked, run_until
-from benchmarks.probes.works import FINISHED, STEPS, Work, build_works, check, hash_files, newest_step, snapshot_run
+from benchmarks.probes.servers import ForkedServer, write_contents
+from benchmarks.probes.works import (
+    FINISHED,
+    LORA,
+    STEPS,
+    Work,
+    build_works,
+    check,
+    hash_files,
+    newest_step,
+    snapshot_run,
+)
 
 STOP_STEP = 4
+UNREADABLE = 66
+FOREIGN = ("adapter, by export", "adapter, by peft", "GGUF file, by generate", "GGUF file, by transformers")
 QUESTION = "3 + 4 ="
 
 
@@ -91,7 +107,63 @@ def build_memories(base: Path) -> list[Artifact]:
     run_line(folders / "fit", "compress", "stories260k", base / "book.txt", *fit)
     cartridge = run_line(folders / "cartridge", "export", folders / "fit/m.safetensors", "--out", "cartridge")
     read = generate("stories260k", "--memory", "cartridge", "--logprobs", prompt="A book")
-    return [*artifacts, Artifact("cartridge for peft", cartridge, ("cartridge/*",), read, read_generations)]
+    artifacts.append(Artifact("cartridge for peft", cartridge, ("cartridge/*",), read, read_generations))
+    content, _ = write_contents("stories260k", folders / "contents")
+    served = folders / "served"
+    (served / "memories").mkdir(parents=True)
+    (served / "memories/a.safetensors").write_bytes(content)
+    return [*artifacts, Artifact("memory folder of serve", served, ("memories/*",), ask_server)]
+
+
+def ask_server() -> int:
+    """Start a server on the folder of memories, ask it about one, and print the answer and its messages."""
+    request = json.dumps({"prompt": "A day", "memory": ["a"], "max_tokens": 12, "logprobs": 1}).encode()
+    with ForkedServer(Path.cwd()) as server:
+        status, body = server.request("POST", "/v1/completions", request) if server.port else (0, b"")
+        code = server.stop(signal.SIGTERM)
+        print(server.command.logs[1].read_text(), file=sys.stderr)
+    if status == 200:
+        print(json.loads(body)["choices"])
+    return code if status in (0, 200) else UNREADABLE
+
+
+def build_foreign(base: Path) -> dict[str, Artifact]:
+    """Files of other programs, which have no checksums: adapters of peft, and GGUF files."""
+    import torch
+
+    from tests.models.gguf_files import random_decoder, write_gguf
+
+    sources = [run_line(base / f"adapters/{seed}", "export", "stories260k", "--out", "model") for seed in range(2)]
+    for seed, source in enumerate(sources):
+        (source / "books.jsonl").write_bytes((base / "books.jsonl").read_bytes())
+        (source / "lora.toml").write_text(LORA)
+        run_line(source, "train", "lora.toml", "--out", "run", f"seed={seed}")
+        (source / "adapter").mkdir()
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copy(next((source / "run/steps").glob(f"*/{name}")), source / "adapter")
+        shutil.rmtree(source / "run")
+    merge = partial(run_command_line, "export", "model", "--adapter", "adapter", "--out", "out")
+    merged = lambda folder, _: hash_files(folder, "out/model.safetensors")  # noqa: E731
+    files = [base / f"files/gguf {number}" for number in range(2)]
+    for number, folder in enumerate(files):
+        folder.mkdir()
+        decoder = random_decoder("llama")
+        with torch.no_grad():
+            next(decoder.parameters()).add_(number)
+        write_gguf(folder / "file.gguf", decoder, {})
+
+    def read_gguf() -> int:
+        os.environ["LACONIC_CACHE"] = str(Path.cwd() / "cache")
+        return generate("file.gguf", "--logprobs", prompt="the")()
+
+    adapter, gguf = partial(Artifact, other=sources[1]), partial(Artifact, other=files[1])
+    artifacts = (
+        adapter(FOREIGN[0], sources[0], ("adapter/*",), merge, merged),
+        adapter(FOREIGN[1], sources[0], ("adapter/*",), merge_with_peft, merged, refusals=(TRACEBACK,)),
+        gguf(FOREIGN[2], files[0], ("*.gguf",), read_gguf, read_generations),
+        gguf(FOREIGN[3], files[0], ("*.gguf",), read_gguf_with_transformers, refusals=(TRACEBACK,)),
+    )
+    return {artifact.name: artifact for artifact in artifacts}
 
 
 def build_progress(base: Path, works: dict[str, Work]) -> list[Artifact]:

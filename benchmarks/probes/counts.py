@@ -4,7 +4,16 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 
-HEADER = ("command", "attempted", "survived", "committed work lost", "damage found", "damage harmless", "damage silent")
+HEADER = (
+    "command",
+    "attempted",
+    "survived",
+    "committed work lost",
+    "damage found",
+    "damage harmless",
+    "damage silent",
+    "peer",
+)
 ABSENT = "–"
 PROGRESS_SECONDS = 5.0
 
@@ -22,6 +31,7 @@ class Counts:
         detected: Damage that was reported.
         harmless: Damage that was not reported and changed nothing.
         silent: Damage that was not reported and changed the result.
+        peer: What a peer made of the same.
         failures: One line for each draw that did not survive.
     """
 
@@ -33,6 +43,7 @@ class Counts:
     detected: int | None = None
     harmless: int | None = None
     silent: int | None = None
+    peer: str | None = None
     failures: list[str] = field(default_factory=list[str])
     next_line: float = 0.0
 
@@ -50,7 +61,7 @@ class Counts:
     def cells(self) -> tuple[str, ...]:
         """Return the row."""
         numbers = (self.attempted, self.survived, self.lost, self.detected, self.harmless, self.silent)
-        return (self.name, *(ABSENT if n is None else f"{n:,}" for n in numbers))
+        return (self.name, *(ABSENT if n is None else f"{n:,}" for n in numbers), self.peer or ABSENT)
 
 
 def add_up(rows: list[Counts], name: str) -> Counts:

@@ -16,7 +16,7 @@ from benchmarks.probes.works import check
 Outcome = Literal["detected", "harmless", "silent", "broken"]
 REFUSALS = (2, 65, 66, 71, 73, 74, 76, 77)  # exit codes with which a reader may refuse a file
 HEADER_BYTES = 400  # half of the flips of a file hit its first bytes
-NUMBERS = re.compile(r"[\d.,]+")
+NUMBERS = re.compile(r"[0-9a-f]{16,}|[\d.,]+")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def warm_up_trainer() -> None:
     import transformers.trainer  # noqa: F401
 
 
-def train_with_trainer() -> int:
+def train_with_trainer(**options: Any) -> int:
     """Train a tiny Llama with a Trainer that saves every step, resuming from the last checkpoint if there is one."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
     from transformers.trainer_utils import get_last_checkpoint
@@ -38,10 +38,12 @@ def train_with_trainer() -> int:
     )
     tokens = torch.arange(64 * 16).remainder(61).reshape(64, 16)
     rows: Any = [{"input_ids": row, "labels": row} for row in tokens]
-    arguments = TrainingArguments(
-        output_dir="out", max_steps=STEPS, save_steps=1, save_total_limit=2, per_device_train_batch_size=8,
-        learning_rate=1e-3, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=STEPS,
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "output_dir": "out", "max_steps": STEPS, "save_steps": 1, "save_total_limit": 2,
+        "per_device_train_batch_size": 8, "learning_rate": 1e-3, "use_cpu": True, "report_to": [],
+        "disable_tqdm": True, "logging_steps": STEPS,
+    }  # fmt: skip
+    arguments = TrainingArguments(**settings | options)
     last = get_last_checkpoint("out") if Path("out").is_dir() else None
     Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows).train(resume_from_checkpoint=last)
     return 0
@@ -106,6 +108,64 @@ def stop_trainer(folder: Path) -> Path:
 def read_torch() -> int:
     """Load the file as torch recommends."""
     print(snapshot_torch(Path()))
+    return 0
+
+
+def read_pickle() -> int:
+    """Load a file with torch.load."""
+    torch.load("file.bin")
+    return 0
+
+
+def save_nan() -> int:
+    """Save a tensor that holds NaN."""
+    torch.save({"a": torch.tensor([torch.nan])}, "a.pt")
+    return 0
+
+
+def load_pretrained() -> int:
+    """Load the model as transformers' documentation does."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained("model")
+    return 0
+
+
+def load_rows() -> int:
+    """Load the rows as the documentation of datasets does."""
+    import datasets
+
+    datasets.load_dataset("json", data_files="rows.jsonl", cache_dir="cache", split="train")
+    return 0
+
+
+def render_template() -> int:
+    """Render a chat template, and wait for ever if the text is longer than a megabyte."""
+    from transformers import AutoTokenizer
+
+    message = [{"role": "user", "content": "Hi"}]
+    text = AutoTokenizer.from_pretrained("model").apply_chat_template(message, tokenize=False)
+    if len(text) > 1_000_000:
+        signal.pause()
+    return 0
+
+
+def merge_with_peft() -> int:
+    """Merge an adapter into a model as the documentation of peft does."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("model"), "adapter")
+    model.merge_and_unload().save_pretrained("out")
+    return 0
+
+
+def read_gguf_with_transformers() -> int:
+    """Load a GGUF file with transformers and print the hashes of the weights."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(".", gguf_file="file.gguf")
+    print({name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest() for name, p in model.named_parameters()})
     return 0
 
 

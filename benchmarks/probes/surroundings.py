@@ -1,25 +1,28 @@
 """Run commands in odd surroundings, each in a new interpreter: closed pipes, no home, no terminal, other locales, …"""
 
+import ctypes
 import os
 import pty
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.measure import REPO
 from benchmarks.probes.counts import Counts
-from benchmarks.probes.processes import ENVIRONMENT, MAX_SECONDS, run_command_line, run_forked
-from benchmarks.probes.works import RECIPES, check, snapshot_run
+from benchmarks.probes.kills import Reference
+from benchmarks.probes.processes import ENVIRONMENT, MAX_SECONDS, run_command_line
+from benchmarks.probes.works import EVALUATED, Work, build_works, hash_files
 
 PIPE_CLOSED = 141
 FULL = 74
-NOBODY = 65534  # user and group without rights
+DROP, DAC_OVERRIDE = 24, 1  # a call of prctl, and the capability by which root writes everywhere
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Surroundings:
         shell: Command line of the shell; `{}` stands for laconic's.
         codes: Exit codes that are right.
         setup: Prepares the folder and returns the one in which the command runs.
-        user: User to run it as; only root can choose one.
+        is_read_only: Whether nothing may be written to the folder, not even by root.
         is_terminal: Whether it runs in a terminal.
         umask: Mask of the files' modes, which the files must have; None leaves it.
     """
@@ -42,7 +45,7 @@ class Surroundings:
     shell: str = "{}"
     codes: tuple[int, ...] = (0,)
     setup: Callable[[Path], Path] = lambda folder: folder
-    user: int | None = None
+    is_read_only: bool = False
     is_terminal: bool = False
     umask: int | None = None
 
@@ -52,12 +55,6 @@ def make_unicode_folder(folder: Path) -> Path:
     inside = folder / "наука 🜚 שלום"
     inside.mkdir()
     return inside
-
-
-def make_read_only(folder: Path) -> Path:
-    """Take the right to write away from all but root."""
-    folder.chmod(0o555)
-    return folder
 
 
 SURROUNDINGS = (
@@ -85,7 +82,7 @@ SURROUNDINGS = (
     Surroundings("umask 002", umask=0o002),
     Surroundings("umask 027", umask=0o027),
     Surroundings("umask 077", umask=0o077),
-    Surroundings("folder is read-only", setup=make_read_only, codes=(FULL,), user=NOBODY),
+    Surroundings("folder is read-only", codes=(FULL,), is_read_only=True),
 )  # fmt: skip
 
 
@@ -96,8 +93,8 @@ def start_shell(case: Surroundings, line: str, folder: Path) -> tuple[int, str]:
         environment.pop(name, None)
         environment |= {} if value is None else {name: value}
     options: dict[str, Any] = {"cwd": folder, "env": environment, "umask": -1 if case.umask is None else case.umask}
-    if case.user is not None and os.geteuid() == 0:
-        options |= {"user": case.user, "group": case.user, "extra_groups": []}
+    if case.is_read_only:
+        options["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(DROP, DAC_OVERRIDE, 0, 0, 0)
     if not case.is_terminal:
         pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         done = subprocess.run(["bash", "-c", line], **options, **pipes, start_new_session=True, timeout=MAX_SECONDS)
@@ -113,62 +110,70 @@ def start_shell(case: Surroundings, line: str, folder: Path) -> tuple[int, str]:
     return process.wait(), output.decode(errors="replace")
 
 
-def can_start(case: Surroundings) -> bool:
-    """Return whether the user of these surroundings may run this interpreter."""
-    if case.user is None or os.geteuid():
-        return True
-    options: dict[str, Any] = {"user": case.user, "group": case.user, "extra_groups": []}
-    try:
-        return subprocess.run([sys.executable, "-c", ""], **options, capture_output=True).returncode == 0
-    except PermissionError:
-        return False
-
-
-def find_wrong_modes(folder: Path, umask: int) -> list[str]:
-    """Return the files and folders of a run that do not follow the umask."""
-    paths = [folder, *folder.rglob("*")]
+def find_wrong_modes(paths: Iterable[Path], umask: int) -> list[str]:
+    """Return the files and folders that do not follow the umask."""
     return [str(p) for p in paths if p.stat().st_mode & 0o777 != (0o777 if p.is_dir() else 0o666) & ~umask]
 
 
-def try_surroundings(case: Surroundings, home: Path, recipe: Path, expected: Mapping[str, Any]) -> str:
-    """Train in these surroundings, in a new folder, and return what went wrong, "" if nothing."""
+def try_surroundings(case: Surroundings, home: Path, work: Work, expected: Mapping[str, Any]) -> str:
+    """Run a command in these surroundings, in a new folder, and return what went wrong, "" if nothing."""
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     folder = case.setup(home)
-    line = f'"{sys.executable}" -m laconic train "{recipe}" --out run'
+    folder.chmod(0o755)
+    work.setup(folder)
+    before = set(folder.rglob("*"))
+    for path in [folder, *before] if case.is_read_only else []:
+        path.chmod(0o555)
+    action = work.begin or work.run
+    assert isinstance(action, partial), "a command line"
+    line = shlex.join([sys.executable, "-m", "laconic", *map(str, action.args)])
     code, text = start_shell(case, case.shell.format(line), folder)
     if code not in case.codes or "Traceback" in text:
         return f"exit code {code}: {text.strip()[-300:]}"
+    new = set(folder.rglob("*")) - before
     if code == FULL:
-        return "" if not list(folder.iterdir()) else f"left {list(folder.iterdir())}"
-    if snapshot_run(folder) != expected:
-        return "the run differs"
-    wrong = [] if case.umask is None else find_wrong_modes(folder / "run", case.umask)
+        return f"left {new}" if new else ""
+    if work.take_snapshot(folder) != expected:
+        return "the results differ"
+    wrong = [] if case.umask is None else find_wrong_modes(new, case.umask)
     return f"modes of {wrong[:3]}" if wrong else ""
 
 
-def tour_surroundings(inputs: Path, place: Path, num_recipes: int, draw: int | None, command: str) -> Counts:
-    """Train runs in all surroundings, `num_recipes` methods in turn, or in those of one draw.
-
-    `inputs` is the folder of the recipes.
-    """
-    counts = Counts("train, new interpreters", command)
-    recipes = list(RECIPES)[: max(1, num_recipes)]
-    expected = dict[str, Mapping[str, Any]]()
-    for number in range(len(SURROUNDINGS)) if draw is None else [draw]:
-        recipe = recipes[number % len(recipes)]
-        if recipe not in expected:
-            folder = place / f"expected-{recipe}"
-            folder.mkdir(exist_ok=True)
-            action = partial(run_command_line, "train", inputs / f"{recipe}.toml", "--out", "run")
-            check(run_forked(action, folder))
-            expected[recipe] = snapshot_run(folder)
-        if not can_start(SURROUNDINGS[number]):
-            continue
-        problem = try_surroundings(SURROUNDINGS[number], place / "run", inputs / f"{recipe}.toml", expected[recipe])
+def tour_surroundings(tour: "Tour", place: Path, num_cases: int, draw: int | None, command: str) -> Counts:
+    """Run the works of a tour in turn, in the first `num_cases` surroundings or in those of one draw."""
+    counts, expected = Counts(f"{tour.name}, new interpreters", command), dict[str, Mapping[str, Any]]()
+    for number in range(len(SURROUNDINGS))[:num_cases] if draw is None else [draw]:
+        case, work = SURROUNDINGS[number], tour.works[number % len(tour.works)]
+        if work.name not in expected:
+            expected[work.name] = Reference(work, place / f"expected-{work.name.replace(' ', '-')}").snapshot
+        problem = try_surroundings(case, place / "run", work, expected[work.name])
         counts.attempted += 1
         counts.survived += not problem
         if problem:
-            counts.fail(number, f"{SURROUNDINGS[number].name}: {problem}")
+            counts.fail(number, f"{case.name}: {problem}")
         counts.show_progress(len(SURROUNDINGS))
     return counts
+
+
+class Tour(NamedTuple):
+    """Commands that take turns in the surroundings."""
+
+    name: str
+    works: list[Work]
+
+
+def build_tours(base: Path) -> list[Tour]:
+    """Return a row for each command."""
+    names: dict[str, list[Work]] = {}
+    for work in build_works(base).values():
+        names.setdefault(work.name.split()[0], []).append(work)
+    report = partial(run_command_line, "report", base / EVALUATED, "--out", "report.html")
+    make = partial(run_command_line, "data", "make", "digits", "--out", "rows.jsonl", "--rows", 20)
+    names["report"] = [Work("report", report, lambda folder: hash_files(folder, "report.html"), lambda folder: 0)]
+    names["data"] = [
+        Work(
+            "data make", make, lambda folder: hash_files(folder, "rows.jsonl", "rows.held_out.jsonl"), lambda folder: 0
+        )
+    ]
+    return [Tour(name, works) for name, works in names.items()]

@@ -30,6 +30,13 @@ RECIPES = {
     + "[cms]"
     + DOCUMENTS.partition("[cms]")[2],
 }
+LORA = (
+    RECIPES["autocompressor"].replace('"autocompressor"', '"lm"').partition("[model]")[0] + '[model]\nname = "model"\n'
+)
+LORA += "[data]" + RECIPES["autocompressor"].partition("[data]")[2].replace(
+    "steps = 8", 'trainable = "lora"\nsteps = 2'
+)
+EVALUATED = "runs/evaluated"
 FINISHED = 1 << 30  # progress of a command whose output is complete
 
 
@@ -80,6 +87,8 @@ def train_inputs(base: Path) -> None:
     """Train the runs that other commands read."""
     for name in RECIPES:
         check(run_forked(partial(run_command_line, "train", base / f"{name}.toml", "--out", f"runs/{name}"), base))
+    shutil.copytree(base / "runs/kava", base / EVALUATED)
+    check(run_forked(partial(run_command_line, "evaluate", EVALUATED, "--tasks", "valid"), base))
 
 
 def check(ending: Ending) -> Ending:

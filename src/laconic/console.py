@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 ProgressFn = Callable[[str, int, int], None]
 FIRST_LINE_AFTER = 2.0  # seconds without a terminal
@@ -61,6 +62,16 @@ def log_note(text: str) -> None:
     should_dim = is_interactive() and "NO_COLOR" not in os.environ
     line = escape_controls(text)
     print_to_stderr(f"\x1b[2m{line}\x1b[0m" if should_dim else line)
+
+
+def print_rich(content: Any, width: int | None = None) -> None:
+    """Print a table of rich; a closed pipe raises `BrokenPipeError`, where rich itself would exit with code 1."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=width)
+    with console.capture() as captured:
+        console.print(content)
+    print(captured.get(), end="", flush=True)
 
 
 @contextlib.contextmanager

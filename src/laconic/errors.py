@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # What a RuntimeError of torch says if memory runs out: on a CPU, on a GPU, and in oneDNN.
-ALLOCATION_ERRORS = ("allocate memory", "Tried to allocate", "could not create a primitive")
+ALLOCATION_ERRORS = ("allocate memory", "Tried to allocate", "could not create a primitive", "can't start new thread")
 
 
 class LaconicError(Exception):

@@ -211,7 +211,13 @@ def test_signal_removes_what_is_half_written(
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("laconic version >&-", 0), ("laconic recipes show nope 2>&-", 66), ("laconic version <&- >&- 2>&-", 0)],
+    [
+        ("laconic version >&-", 0),
+        ("laconic recipes show nope 2>&-", 66),
+        ("laconic version <&- >&- 2>&-", 0),
+        ("set -o pipefail; laconic recipes | true", 141),  # a table
+        ("laconic generate stories260k Once --max-tokens 1 2>/dev/full", 0),
+    ],
 )
 def test_closed_streams_change_no_exit_code(tmp_path: Path, command: str, code: int) -> None:
     assert run_in_shell(command, tmp_path)[0] == code

@@ -202,9 +202,9 @@ def test_apply_chat_template_without_template(stories: Path) -> None:
         load_tokenizer(stories).apply_chat_template(TALK)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "message"),
-    [
+HOSTILE_TEMPLATES: dict[str, tuple[type[Exception], str]] = {
+    text: (kind, message)
+    for text, kind, message in [
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             UnsafeFileError,
@@ -232,11 +232,13 @@ def test_apply_chat_template_without_template(stories: Path) -> None:
             "TemplateError: the template rejects the messages: roles must alternate",
         ),
         ("{% for", InputError, "TemplateSyntaxError"),
-    ],
-)
-def test_render_chat_template_limits(
-    text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path
-) -> None:
+    ]
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEMPLATES)
+def test_render_chat_template_limits(text: str, stories: Path, tmp_path: Path) -> None:
+    kind, message = HOSTILE_TEMPLATES[text]
     tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
     with pytest.raises(kind, match=r"^chat template: ") as caught:
         tokenizer.apply_chat_template(TALK)

@@ -111,3 +111,20 @@ def test_evaluate_checkpoint_refusals(rows: Path, run_cli: RunCli) -> None:
     assert (shots.code, "--shots-from" in shots.err) == (2, True)
     many = run_cli("evaluate", "stories260k", "--tasks", rows, "--shots", 9, "--shots-from", rows)
     assert (many.code, "has 3 examples" in many.err) == (66, True)
+
+
+def test_evaluate_checkpoint_on_classes(rows: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = [chr(ord("a") + i) for i in range(22)]
+    texts = [
+        {"text": f"{part} {label}", "label": label, "split": part} for part in ("train", "test") for label in labels
+    ]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    monkeypatch.setattr("laconic.evaluation.class_incremental.run.METHODS", ("learner",))
+    flags = ("--tasks", "banking77", "--data-dir", rows, "--shots", 1)
+    result = run_cli("evaluate", "stories260k", *flags, "--format", "json")
+    assert result.code == 0, result.err
+    (figures,) = json.loads(result.out)["classes"]
+    assert list(figures["methods"]) == ["learner"]
+    assert figures["finetuning"]["learning_rate"] == 1e-3  # for a width of 64
+    refused = run_cli("evaluate", "stories260k", *flags, "--quantize", "int8")
+    assert (refused.code, "rounded weights are not fine-tuned" in refused.err) == (2, True)

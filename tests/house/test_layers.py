@@ -13,10 +13,7 @@ from tests.house.source import imported_modules, syntax_trees, texts
 NUMERIC_PACKAGES = ("models", "generation", "latent", "compression", "nested", "training", "storage")
 NUMERIC_LIBRARIES = {"laconic", "torch", "numpy", "safetensors", "jaxtyping", "pydantic"} | set(sys.stdlib_module_names)
 OPTIONAL_IMPORTS = {
-    (
-        "src/laconic/models/checkpoints/weights.py",
-        "huggingface_hub",
-    ),  # only when a hub name is given instead of a folder
+    ("src/laconic/models/checkpoints/weights.py", "huggingface_hub"),  # only when the name of a hub model is given
     ("src/laconic/models/gguf/header.py", "gguf"),  # only when a GGUF file is converted
     ("src/laconic/models/gguf/tensors.py", "gguf"),
     ("src/laconic/models/gguf/tokenizer.py", "tokenizers"),

@@ -1,11 +1,13 @@
-"""Size limits: 400 lines a file; 60 lines a function, without signature and docstring, and eight parameters."""
+"""Size limits: 20 modules a package; 400 lines a file; 60 lines a function, without signature; eight parameters."""
 
 import ast
+from collections import Counter
 
 from tests.house.source import syntax_trees, texts
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_PACKAGE_MODULES = 20  # beside __init__.py and subpackages
 MAX_PARAMETERS = 8  # beside self, cls, and parameters named config or *_config
 LONG_SIGNATURES: dict[str, str] = {  # reasons for more parameters, by file and function
     "evaluation/lm_eval_model.py __init__": "the arguments that lm-eval passes to a model",
@@ -30,6 +32,11 @@ def test_limits_file_length() -> None:
         str(path): lines for path, text in texts("src", "tools") if (lines := len(text.splitlines())) > MAX_FILE_LINES
     }
     assert not long
+
+
+def test_limits_package_size() -> None:
+    modules = Counter(path.parent for path, _ in texts("src") if path.name != "__init__.py")
+    assert not {str(package): number for package, number in modules.items() if number > MAX_PACKAGE_MODULES}
 
 
 def test_limits_function_length() -> None:

@@ -17,6 +17,7 @@ from laconic.nested import state as states
 from laconic.nested.cms.cms_reference import cms_reference
 from laconic.nested.cms.layer import CMS, accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
 from laconic.nested.cms.level import (
+    GradientMode,
     LinearRecords,
     add,
     clip_error,
@@ -313,7 +314,7 @@ def test_cms_learns_from_the_errors_of_an_outer_loss() -> None:
     for cms, record, read, old in zip(layers, records, (inputs, deep_inputs), levels, strict=True):
         pairs = linear_errors(loss, record, retain_graph=True)
         errors = {name.rpartition(".")[2]: clip_error(pair, 0.0) for name, pair in pairs.items()}
-        new = accumulate_tokens(cms.params, old, [errors], read)
+        new = accumulate_tokens(cms.params, old, [errors], read, GradientMode())
         for name, change in new[0].change.items():
             p = cms.get_parameter(f"levels.0.{name}.weight")
             step = nn.functional.softplus(cms.get_parameter("levels.0.step.bias"))
@@ -322,7 +323,7 @@ def test_cms_learns_from_the_errors_of_an_outer_loss() -> None:
                 assert_close([to_dense(change)[row]], [-step * grad])
     assert tokens_to_boundary(cms.params, new) == 3
     with pytest.raises(UsageError, match="4 tokens exceed the 3"):
-        accumulate_tokens(cms.params, new, [errors], [noise(14, 2, 4, D)])
+        accumulate_tokens(cms.params, new, [errors], [noise(14, 2, 4, D)], GradientMode())
 
 
 def test_low_rank_and_dense_changes_give_the_same_results() -> None:

@@ -190,6 +190,18 @@ def test_hope_pieces_equal_the_whole(objective: str, which: int, cuts: tuple[int
 
 @pytest.mark.parametrize("objective", ["task", "associative"])
 @pytest.mark.parametrize("which", [0, 1, 2])
+def test_hope_in_bfloat16_keeps_changes_in_float32(objective: str, which: int) -> None:
+    model = build_models(objective)[which].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = read(model, random_ids(2, 11))
+    y.float().sum().backward()
+    changes = [to_dense(change) for level in all_levels(state) for change in level.change.values()]
+    assert {change.dtype for change in changes} == {torch.float32}
+    assert all(bool(change.any()) for change in changes)
+
+
+@pytest.mark.parametrize("objective", ["task", "associative"])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_hope_padding_and_other_rows_change_nothing(objective: str, which: int) -> None:
     """Rows of different lengths, then continued from different offsets, equal each row alone."""
     model, ids, more = build_models(objective)[which], random_ids(3, 7), random_ids(3, 6, 1)

@@ -24,6 +24,7 @@ ERRORS = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
     RuntimeError("could not create a primitive"),
     MemoryError(),
+    RuntimeError("can't start new thread"),
 ]
 
 

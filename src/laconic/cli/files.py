@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.console import log_message
+from laconic.console import log_message, print_rich
 from laconic.errors import BusyError, InputError, LaconicError, UsageError
 
 
@@ -54,13 +54,12 @@ def print_json(data: Mapping[str, Any]) -> None:
 def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table that fits the width of the terminal."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*header, box=SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    print_rich(table)
 
 
 def write_file(path: Path, text: str) -> None:

@@ -130,15 +130,15 @@ class AutoCompressor(nn.Module):
         Raises:
             UsageError: If no segment of the window reads a summary, or if a segment does not fit the model.
         """
-        self.check_window(batch)
+        self._check_window(batch)
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
         phase, head = self.training_phase(batch.step), self.stop_head_config
         streams: tuple[RandomStream, ...] = ("length",)
-        if head is not None and phase != "decoder" and self.needs_two_samples(head):
+        if head is not None and phase != "decoder" and self._needs_two_samples(head):
             streams = ("length", "second")
         windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
         denominators = batch.loss_denominators or self.loss_denominators(batch)
-        weight = self.row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
+        weight = self._row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
         loss = torch.stack([(self.row_nats(window) * weight).sum() for window in windows]).mean()
         if head is not None and phase != "decoder":
             omega = 1.0
@@ -148,14 +148,14 @@ class AutoCompressor(nn.Module):
             loss = loss + length_loss(windows, head, beta, omega, weight, denominators) + self.summaries.zero_loss
         if torch.is_grad_enabled() and not loss.requires_grad:  # no segment reads a summary, and reading trains nothing
             loss = loss + sum(0 * parameter.sum() for parameter in self.parameters() if parameter.requires_grad)
-        metrics = self.compute_metrics(windows[0], denominators)
-        return StepOutput(loss, metrics, self.carry_memory(windows[0], memory))
+        metrics = self._compute_metrics(windows[0], denominators)
+        return StepOutput(loss, metrics, self._carry_memory(windows[0], memory))
 
-    def needs_two_samples(self, head: StopHeadConfig) -> bool:
+    def _needs_two_samples(self, head: StopHeadConfig) -> bool:
         """Test whether a second sample of lengths is the baseline of the first."""
         return self.config.length_policy == "stop_head" and head.estimator == "reinforce"
 
-    def check_window(self, batch: DocumentBatch) -> None:
+    def _check_window(self, batch: DocumentBatch) -> None:
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
         w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
@@ -175,7 +175,7 @@ class AutoCompressor(nn.Module):
         if is_gated and self.decoder.attn_implementation == "flex":
             raise UsageError('attention "flex" has no gradient for a bias, which the gate needs; use "sdpa"')
 
-    def row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
+    def _row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
         """Return the weight of a nat of each row: 1 / scored tokens of the step, or a mean over windows."""
         n = (window.targets != IGNORE_INDEX).sum(1)
         if self.config.loss_reduction == "token":
@@ -186,7 +186,7 @@ class AutoCompressor(nn.Module):
         """Eq. VL30: sum of the cross-entropies of the segments, and of the weighted KL divergences."""
         return window.losses.sum(1) + self.config.distillation_weight * window.kls.sum(1)
 
-    def compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
+    def _compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
         """Compute nats and accuracy per scored token, nats by segment of the window, and statistics of lengths."""
         num_tokens, num_compressions = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
         nats, is_priced = window.losses.detach(), mark_priced_segments(window)
@@ -210,7 +210,7 @@ class AutoCompressor(nn.Module):
         metrics["price"] = self.summaries.price_state[0].float() * is_priced.sum() / num_compressions
         return metrics
 
-    def carry_memory(self, window: WindowRun, before: SummaryMemory) -> SummaryMemory | None:
+    def _carry_memory(self, window: WindowRun, before: SummaryMemory) -> SummaryMemory | None:
         """Return the memory for the next window: soft if lengths are, unless configured to be hard."""
         carried = window.carried_memory
         if carried is None or carried.log_s is None:

@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tokenizers
@@ -93,7 +93,8 @@ def list_parts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 @contextmanager
 def hide_panic_message() -> Generator[None]:
     """Hold back what is written to standard error; drop it if the block panics, because the error says the same."""
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     try:
         terminal = os.dup(2)
     except OSError:  # standard error is closed
@@ -113,4 +114,5 @@ def hide_panic_message() -> Generator[None]:
             os.close(terminal)
             file.seek(0)
             if not has_panicked:
-                os.write(2, file.read())
+                with suppress(OSError):  # nobody reads messages, or a file of them is on a full disk
+                    os.write(2, file.read())

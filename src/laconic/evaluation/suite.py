@@ -7,8 +7,9 @@ A suite is a group of tasks for one kind of run. To add a task, write one module
 2. a list of `Column` over `RunResult`, or over rows computed from it, for its table on the terminal and on the page,
 
 and call both from a suite's `build_jobs`, `report` and `build_sections`. Results with metrics of their own have a kind
-of their own in `results_store.EvalKind` and in the suite's `kinds`; `laconic.cli.commands.tasks` lists the task's name. A new
-kind of run has a suite of its own, which `laconic.evaluation.suites` lists; tests/evaluation/test_suite.py has one.
+of their own in `results_store.EvalKind` and in the suite's `kinds`; `laconic.cli.commands.tasks` lists the task's name.
+A new kind of run has a suite of its own, which `laconic.evaluation.suites` lists; tests/evaluation/test_suite.py has
+one.
 Seeds, locks, resuming, storage, progress, signals and ranks are handled here; `laconic report` loads the results.
 """
 

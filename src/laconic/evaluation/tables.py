@@ -1,9 +1,11 @@
 """Tables of results: columns declared once, printed on a terminal or rendered on a page; figures as text."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from laconic.console import print_rich
 from laconic.evaluation.statistics import Estimate
 
 MIN_SEEDS = 3  # fewer seeds give no standard deviation beside an accuracy
@@ -38,11 +40,7 @@ def build_table(columns: Sequence[Column], rows: Sequence[Any], caption: str = "
 
 def print_table(table: Table) -> None:
     """Print a table; where the output is no terminal, no line is cut to its width."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
-    console.print(to_rich(table))
+    print_rich(to_rich(table), None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
 
 
 def to_rich(table: Table) -> Any:

@@ -307,7 +307,7 @@ class StaticCacheDecoder:
                 c = F.scaled_dot_product_attention(q, kv[2 * i], kv[2 * i + 1], mask, scale=layer.scale)
             else:
                 c = attend_by_head(q, kv[2 * i], kv[2 * i + 1], mask, layer.scale, self.prefix.heads(i))
-            x = layer.add_o(x, c.view(B, H * E))
+            x = layer.add_o(x, c.reshape(B, H * E))  # on a GPU, attention may return another memory layout
             x = layer.add_down(x, layer.mlp_hidden(layer.norm2(x)))
         self.num_filled, self.remaining_steps = self.num_filled + 1, self.remaining_steps - 1
         hidden = self.weights.final_norm(x)

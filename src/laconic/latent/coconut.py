@@ -108,19 +108,19 @@ class Coconut(PromptedAnswers):
         is_over = stage > config.max_stage
         return torch.where(is_over, steps, stage), torch.where(is_over, most, stage) * config.latents_per_step
 
-    def drop_steps(self, batch: ReasoningBatch, k: Int[Tensor, " B"]) -> ReasoningBatch:
+    def _drop_steps(self, batch: ReasoningBatch, k: Int[Tensor, " B"]) -> ReasoningBatch:
         """Return the batch without the first k steps of each chain."""
         return drop_chain_prefix(batch, batch.chain_step_index >= k[:, None])
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Count the targets of each term of the loss."""
-        remaining = self.drop_steps(batch, self.sample_stages(batch)[0])
+        remaining = self._drop_steps(batch, self.sample_stages(batch)[0])
         return {"student": count_scored(build_teacher_targets(remaining))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
         k, n = self.sample_stages(batch)
-        remaining, most = self.drop_steps(batch, k), int(n.max())
+        remaining, most = self._drop_steps(batch, k), int(n.max())
         cache = self.run_latents(batch, most, state).cache
         # rows with fewer latents than the others do not attend to their last ones
         latents_valid = torch.arange(most, device=n.device) < n[:, None]
@@ -188,14 +188,14 @@ class Coconut(PromptedAnswers):
         M, latents = self.num_answer_latents, self.latent_thoughts
         with eval_no_grad(self):
             last = run_until_last_pass(self.decoder, latents, self.build_prefix(questions, state), M)
-            return self.expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
+            return self._expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
 
     def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
         """Return what the remaining steps follow after the latents."""
         prompt = prompt_after_latents(self.decoder, rollout, self.latent_thoughts.end, ())
-        return self.expect_chain(prompt, decoding)
+        return self._expect_chain(prompt, decoding)
 
-    def expect_chain(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
+    def _expect_chain(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
         """Return the prompt of latents that the remaining steps and the answer prompt follow."""
         offset = partial(find_answer_offset, decoding.answer_prompt)
         return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)

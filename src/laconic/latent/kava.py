@@ -195,11 +195,11 @@ class Kava(codi.Codi):
         )
         terms = self.compute_loss_terms(batch, outputs)
         if weight and outputs.teacher:
-            terms |= self.compute_kv_terms(batch, outputs.teacher, outputs.latents)
+            terms |= self._compute_kv_terms(batch, outputs.teacher, outputs.latents)
         student, teacher, kd, kv = codi.ordered_terms(terms, "student", "teacher", "codi", "kv")
         return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, weight), terms)
 
-    def compute_kv_terms(
+    def _compute_kv_terms(
         self, batch: ReasoningBatch, teacher: DecoderOutput, latent_passes: list[DecoderOutput]
     ) -> codi.LossTerms:
         """Return L_KV and the mean share of slots that have a selected token."""
@@ -215,7 +215,7 @@ class Kava(codi.Codi):
         loss = kv_loss(
             k_target,
             v_target,
-            *self.gather_latent_kv(latent_passes),
+            *self._gather_latent_kv(latent_passes),
             targets[0][1],
             config,
             denominator=denominators["kv" if config.reduction == "mean" else "rows"],
@@ -223,7 +223,7 @@ class Kava(codi.Codi):
         valid = selections[0].columns.valid
         return {"kv": loss, "kept_positions": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
 
-    def gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
+    def _gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the student's keys and values at the latents, the last M columns."""
         M, cache = self.latent_thoughts.num_latents, passes[-1].cache
         keys = [cache.keys[l] for l in self.layers]

@@ -154,7 +154,7 @@ class KVCache:
         """
         if not 0 <= num_slots <= self.S:
             raise ValueError(f"crop({num_slots}): the cache has {self.S} slots")
-        return self.map_slots(lambda x: x[:, :, :num_slots], lambda x: x[:, :num_slots])
+        return self._map_slots(lambda x: x[:, :, :num_slots], lambda x: x[:, :num_slots])
 
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
         """Select K slots per row, in the given order. Gradients flow to the selected slots.
@@ -172,7 +172,7 @@ class KVCache:
             row, column = map(int, out_of_range.nonzero()[0])
             raise ValueError(f"gather_slots: slot {int(slots[row, column])} of {self.S} in row {row}")
         index = slots[:, None, :, None]
-        return self.map_slots(
+        return self._map_slots(
             lambda x: x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3])), lambda x: x.gather(1, slots)
         )
 
@@ -222,7 +222,7 @@ class KVCache:
 
     def pad_left(self, num_slots: int) -> "KVCache":
         """Add invalid slots on the left."""
-        return self.map_slots(lambda x: F.pad(x, (0, 0, num_slots, 0)), lambda x: F.pad(x, (num_slots, 0)))
+        return self._map_slots(lambda x: F.pad(x, (0, 0, num_slots, 0)), lambda x: F.pad(x, (num_slots, 0)))
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
         """Replace the validity mask; positions stay.
@@ -245,9 +245,9 @@ class KVCache:
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply `function` to every tensor."""
         prefix = None if self.prefix is None else self.prefix.map_tensors(function)
-        return replace(self.map_slots(function, function), prefix=prefix)
+        return replace(self._map_slots(function, function), prefix=prefix)
 
-    def map_slots(self, of_heads: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]) -> "KVCache":
+    def _map_slots(self, of_heads: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]) -> "KVCache":
         """Apply one function to keys and values [B, G, S, E] and another to positions and validity [B, S]."""
         keys, values = (tuple(map(of_heads, tensors)) for tensors in (self.keys, self.values))
         return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)

@@ -147,7 +147,7 @@ class DecoderConfig:
         """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
         source, path = read_foreign_json(folder / "config.json"), folder / "generation_config.json"
         file = validate_hf_config(source)
-        config = cls.from_keys(source, file, read_foreign_json(path) if path.is_file() else {})
+        config = cls._from_keys(source, file, read_foreign_json(path) if path.is_file() else {})
         for note in describe_ignored_keys(source, file):
             warnings.warn(f"{folder}/config.json: {note}", stacklevel=2)
         return config
@@ -159,10 +159,10 @@ class DecoderConfig:
         Raises:
             InputError: The family or a value is not supported, or a key is missing or invalid.
         """
-        return cls.from_keys(source, validate_hf_config(source), generation or {})
+        return cls._from_keys(source, validate_hf_config(source), generation or {})
 
     @classmethod
-    def from_keys(cls, source: Mapping[str, Any], file: FamilyKeys, generation: Mapping[str, Any]) -> "DecoderConfig":
+    def _from_keys(cls, source: Mapping[str, Any], file: FamilyKeys, generation: Mapping[str, Any]) -> "DecoderConfig":
         """Read the parsed content of config.json, with its validated form, and of generation_config.json."""
         fields = parse_hf_config(source["model_type"], file, generation)
         return cls(**fields, source=json.dumps(dict(source), ensure_ascii=False))

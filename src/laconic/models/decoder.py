@@ -270,7 +270,7 @@ class Decoder(nn.Module):
             if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE
                 self.config.check_positions(position_ids)
             all_valid = all_valid or bool(valid.all())
-        request = self.parse_capture(capture)
+        request = self._parse_capture(capture)
         context = build_context(
             self.config,
             positions[:1] if shared_positions else positions,
@@ -286,7 +286,7 @@ class Decoder(nn.Module):
             context = context._replace(real_tokens=find_real_tokens(mask, frozenset[str]().union(*request[:-1])))
         x = self.add_positions(inputs_embeds, position_ids)
         activations = {"embed": x} if "embed" in request[-1] else {}
-        x, keys, values = self.run_layers(x, past, context, request, activations)
+        x, keys, values = self._run_layers(x, past, context, request, activations)
         hidden_states = self.final_norm(x)
         if "hidden" in request[-1]:
             activations[f"hidden.{len(self.layers)}"] = hidden_states
@@ -294,7 +294,7 @@ class Decoder(nn.Module):
         activations |= capture_model(self, names, hidden_states, mask) if names else {}
         return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
 
-    def parse_capture(self, names: tuple[str, ...]) -> tuple[frozenset[str], ...]:
+    def _parse_capture(self, names: tuple[str, ...]) -> tuple[frozenset[str], ...]:
         """Return the names of the activations to capture in each layer, and after the last one.
 
         Raises:
@@ -308,7 +308,7 @@ class Decoder(nn.Module):
                 layers[layer].add(activation)
         return tuple(map(frozenset, layers))
 
-    def run_layers(
+    def _run_layers(
         self,
         x: Float[Tensor, "B T D"],
         past: KVCache,

@@ -52,10 +52,13 @@ def find_nonfinite(tree: object) -> NonFiniteLocation | None:
     floating = {name: x for name, x in tensors.items() if x.is_floating_point() and x.numel()}
     if not floating:
         return None
-    broken = torch.stack([~x.isfinite().all() for x in floating.values()]).cpu()
-    if not bool(broken.any()):
+    # A sum is one pass over a tensor and is finite only if all of it is; a sum of finite numbers can overflow.
+    if bool(torch.stack([x.sum().isfinite() for x in floating.values()]).all()):
         return None
-    name, x = [*floating.items()][int(broken.int().argmax())]
+    broken = [name for name, x in floating.items() if not x.isfinite().all()]
+    if not broken:
+        return None
+    name, x = broken[0], floating[broken[0]]
     row = int((~x.reshape(len(x), -1).isfinite()).any(1).nonzero()[0])
     counts = tensors.get("position", tensors.get(f"{name.rpartition('.')[0]}.num_tokens"))
     return NonFiniteLocation(describe_tensor(name), row, None if counts is None else int(counts[row]))

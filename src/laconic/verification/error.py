@@ -99,7 +99,7 @@ def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_m
         S: Number of cached positions.
         include_masked_keys: Whether masked keys are defined too.
     """
-    mask = torch.ones((), dtype=torch.bool)
+    mask = torch.ones((), dtype=torch.bool, device=valid.device)
     for i, axis in enumerate(axes.split()):
         if axis == "T" or (axis == "P" and not include_masked_keys):
             slots = valid[:, S:] if axis == "T" else valid

@@ -67,7 +67,8 @@ class GoldenBundle:
         stages: dict[str, Tensor] = {}
         for key, entry in self.case_entry(case.name)["stages"].items():
             t = self.tensors[entry["at"]].reshape(entry["shape"])
-            stages[key] = t.masked_fill(t == STORED_MINUS_INFINITY, -math.inf) if t.is_floating_point() else t
+            t = t.masked_fill(t == STORED_MINUS_INFINITY, -math.inf) if t.is_floating_point() else t
+            stages[key] = t.to(case.device)
         return replay_stages(stages, case, decoder)
 
 
@@ -163,7 +164,7 @@ def compare_sample(
         note = f"shape {list(x.shape)}, reference {entry['shape']}"
         return StageResult(case.name, stage, layer, "propagated", math.inf, MIN_FLOOR, verdict="fail", note=note)
     index, theirs = tensors[entry["index"]].long(), tensors[entry["at"]].double()
-    ours = x.flatten()[index].double()
+    ours = x.flatten().cpu()[index].double()
     difference = (ours - theirs).abs().nan_to_num(math.inf, math.inf)
     error = float(difference.norm() / theirs.norm().clamp(min=1e-12))
     floor = max(entry["floor"], MIN_FLOOR)

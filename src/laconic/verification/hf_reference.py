@@ -30,16 +30,15 @@ def silence_warnings() -> Iterator[None]:
 class TransformersReference:
     """A checkpoint loaded by transformers."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         import transformers
 
         transformers.utils.logging.disable_progress_bar()  # it would interfere with our own
         transformers.AttentionInterface.register(ATTENTION_NAME, hooked_attention)
         transformers.AttentionMaskInterface.register(ATTENTION_NAME, transformers.masking_utils.eager_mask)
         load = transformers.AutoModelForCausalLM.from_pretrained
-        self.model: Any = load(
-            str(folder), dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
-        ).eval()
+        self.model: Any = load(str(folder), dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True)
+        self.model = self.model.to(device).eval()
         self.cache_class: Any = transformers.DynamicCache
         self.name = f"transformers {transformers.__version__}"
         self.paths = MODULE_PATHS[self.model.config.model_type]
@@ -74,7 +73,7 @@ class TransformersReference:
 
     def reset_rope(self) -> None:
         """Run one token at position 0: dynamic and longrope keep the table of the longest pass until a short one."""
-        zero = torch.zeros(1, 1, dtype=torch.long)
+        zero = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
         self.model(input_ids=zero, position_ids=zero, use_cache=False)
 
     @contextmanager

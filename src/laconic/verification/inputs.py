@@ -73,7 +73,7 @@ class InputBuilder:
     def feed_back_hidden(self, ids: Tensor, num_passes: int) -> Tensor:
         """Return token embeddings followed by `num_passes` hidden states, each fed back as the next input."""
         with torch.no_grad():
-            vectors = [self.decoder.embed(ids)]
+            vectors = [self.decoder.embed(ids.to(self.decoder.token_embedding.weight.device))]
             output = self.decoder(vectors[0])
             for _ in range(num_passes):
                 vectors.append(output.hidden_states[:, -1:])
@@ -140,7 +140,9 @@ def build_inputs(decoder: Decoder) -> ParityInputs:
     covered = {name for case in cases for name in case.covered_inputs}
     missing = [name for name in REQUIRED_INPUTS if name not in inapplicable and name not in covered]
     unavailable = {name: unavailable.get(name, "could not be built") for name in missing} | unavailable
-    return ParityInputs([case for case in cases if case.name not in unavailable], inapplicable, unavailable)
+    device = decoder.token_embedding.weight.device
+    usable = [case.to(device) for case in cases if case.name not in unavailable]
+    return ParityInputs(usable, inapplicable, unavailable)
 
 
 def single_pass_cases(builder: InputBuilder) -> list[ParityCase]:

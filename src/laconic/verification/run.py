@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import UsageError
+from laconic.models.checkpoints.weights import resolve_device
 from laconic.models.decoder import Decoder
 from laconic.verification import golden
 from laconic.verification.float64_copy import Float64Decoder
@@ -42,6 +43,7 @@ def run_parity(
     reference: str | None = None,
     dtype: str = "float32",
     inputs: str = "all",
+    device: str = "cpu",
     command: str = "",
     on_case: CaseCallback = lambda name, done, total: None,
 ) -> ParityReport:
@@ -56,6 +58,7 @@ def run_parity(
             transformers if it is installed, else the shipped bundle.
         dtype: "float32", "bfloat16" or "float16".
         inputs: "all", or comma-separated names of required inputs.
+        device: Where both models run, such as "cuda".
         command: The command line, for the report.
         on_case: Called with (name, done, total) when a case starts.
 
@@ -67,7 +70,7 @@ def run_parity(
     input_names = parse_inputs(inputs)
     start = time.monotonic()
     with torch.no_grad():
-        decoder, folder = load_parity_decoder(model, DTYPES[dtype])
+        decoder, folder = load_parity_decoder(model, DTYPES[dtype], resolve_device(device))
         run = ParityRun(decoder, folder, dtype, input_names, inputs == "all", on_case)
         report = ParityReport.for_decoder(decoder, model=model, dtype=dtype, command=command)
         try:
@@ -87,24 +90,27 @@ def parse_inputs(text: str) -> tuple[str, ...]:
     return names
 
 
-def load_parity_decoder(model: str, dtype: torch.dtype) -> tuple[Decoder, Path | None]:
+def load_parity_decoder(
+    model: str, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> tuple[Decoder, Path | None]:
     """Return the decoder in evaluation mode and its folder; a tiny model has none."""
     if model.startswith(TINY_PREFIX):
-        return build_tiny_decoder(model.removeprefix(TINY_PREFIX)).to(dtype), None
-    decoder = Decoder.from_pretrained(model, dtype=dtype)
+        return build_tiny_decoder(model.removeprefix(TINY_PREFIX)).to(device, dtype), None
+    decoder = Decoder.from_pretrained(model, dtype=dtype, device=device)
     return decoder, decoder.source_folder
 
 
 @contextmanager
 def open_reference(decoder: Decoder, folder: Path | None, dtype: torch.dtype) -> Iterator[TransformersReference]:
     """Load the same checkpoint with transformers; a tiny model is saved for it first."""
+    device = decoder.token_embedding.weight.device
     if folder is not None:
-        yield TransformersReference(folder, dtype)
+        yield TransformersReference(folder, dtype, device)
         return
     with tempfile.TemporaryDirectory(prefix="laconic-") as name:
         decoder.save_pretrained(Path(name) / "model")
         with silence_warnings():  # about RoPE settings that are far apart so that a mistake in them shows
-            reference = TransformersReference(Path(name) / "model", dtype)
+            reference = TransformersReference(Path(name) / "model", dtype, device)
         yield reference
 
 
@@ -169,7 +175,8 @@ class ParityRun:
 
     def run_tiny_model(self, report: ParityReport, variant: str, names: tuple[str, ...], is_tiny: bool) -> None:
         """Compare a variant of the family's tiny model on some inputs."""
-        decoder = build_tiny_decoder(self.decoder.config.family, variant).to(DTYPES[self.dtype])
+        device = self.decoder.token_embedding.weight.device
+        decoder = build_tiny_decoder(self.decoder.config.family, variant).to(device, DTYPES[self.dtype])
         label = f"{variant}/" if is_tiny else f"{decoder.name_or_path}{' ' + variant if variant else ''}/"
         names = tuple(name for name in names if name in self.input_names)
         cases = build_inputs(decoder).cases
@@ -230,7 +237,8 @@ class ParityRun:
             else:
                 status = InputStatus(name, "not in bundle" if self.is_all_inputs else "not run", "not in the bundle")
             report.inputs.append(status)
-        for case in bundle.cases:
+        device = self.decoder.token_embedding.weight.device
+        for case in (case.to(device) for case in bundle.cases):
             if not set(case.covered_inputs) & set(self.input_names):
                 continue
             if bundle.is_complete(case):

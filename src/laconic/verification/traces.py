@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -72,20 +72,32 @@ class ParityCase:
     @property
     def valid_mask(self) -> Tensor:
         """`valid` as a tensor [B, T] even if it is None."""
-        return torch.ones(self.shape, dtype=torch.bool) if self.valid is None else self.valid
+        return torch.ones(self.shape, dtype=torch.bool, device=self.device) if self.valid is None else self.valid
 
     @property
     def position_ids(self) -> Tensor:
         """`positions`, or the number of valid tokens before each slot, counted in a loop."""
         if self.positions is not None:
             return self.positions
-        position_ids = torch.zeros(self.shape, dtype=torch.long)
+        position_ids = torch.zeros(self.shape, dtype=torch.long, device=self.device)
         for b, row in enumerate(self.valid_mask.tolist()):
             count = 0
             for t, is_valid in enumerate(row):
                 position_ids[b, t] = count if is_valid else 0
                 count += is_valid
         return position_ids
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        x = self.ids if self.ids is not None else self.vectors
+        assert x is not None
+        return x.device
+
+    def to(self, device: torch.device) -> "ParityCase":
+        """Return the case with its tensors on a device."""
+        tensors = {name: getattr(self, name) for name in ("ids", "vectors", "valid", "positions", "bias")}
+        return replace(self, **{name: None if t is None else t.to(device) for name, t in tensors.items()})
 
     def pieces(self) -> list[tuple[int, int]]:
         """Return (S, T) of every piece."""
@@ -248,7 +260,7 @@ def build_block_context(decoder: Decoder, case: ParityCase, S: int, T: int, dtyp
 
 def expected_position_ids(case: ParityCase, S: int) -> Tensor:
     """Return the position ids up to the end of the piece that starts at `S`, as the decoder finds them (Eq. C22)."""
-    position_ids = torch.zeros(case.shape[0], 0, dtype=torch.long)
+    position_ids = torch.zeros(case.shape[0], 0, dtype=torch.long, device=case.device)
     for start, size in case.pieces():
         if start <= S:
             valid = case.valid_mask[:, start : start + size]

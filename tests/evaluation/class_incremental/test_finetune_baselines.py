@@ -53,6 +53,25 @@ def test_finetuned_learner_learns_on_a_copy() -> None:
     assert learner.module is not model.decoder
 
 
+@pytest.mark.parametrize("has_levels", [False, True])
+def test_lora_trains_the_adapter_alone(has_levels: bool) -> None:
+    model = streamed.attending() if has_levels else CacheAsState(streamed.decoder())
+    config = FinetuneConfig(learning_rate=3e-3, batch_size=4, lora_rank=2)
+    learner = FinetunedLearner(model, TASKS, config, use_lora=True)
+    adapter = {name for name, p in learner.module.named_parameters() if p.requires_grad}
+    assert len(adapter) == len(learner.parameters) == 2 * 2 * (4 if has_levels else 7)
+    assert all(".lora_" in name for name in adapter)
+    assert learner.optimizer.param_groups[0]["lr"] == 10 * config.learning_rate
+    before = {name: p.clone() for name, p in learner.module.named_parameters()}
+    at_first = compute_label_loss(learner.model, TASKS, TASKS.train[0]).item()
+    assert at_first == pytest.approx(compute_label_loss(model, TASKS, TASKS.train[0]).item())
+    for _ in range(6):
+        learner.learn(TASKS.train[0])
+    assert compute_label_loss(learner.model, TASKS, TASKS.train[0]).item() < 0.7 * at_first
+    changed = {name for name, p in learner.module.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == adapter
+
+
 def test_finetuned_learner_forgets() -> None:
     """Check of the pipeline: plain fine-tuning forgets, as is well known."""
     stream = streamed.tasks(train_per_class=24, test_per_class=6)

@@ -14,9 +14,13 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.metrics import METHODS
 from laconic.evaluation.class_incremental.report import build_method_table
-from laconic.evaluation.class_incremental.run import available_methods, plan_class_incremental
+from laconic.evaluation.class_incremental.run import (
+    RATE_TIMES_WIDTH,
+    add_levels,
+    available_methods,
+    plan_class_incremental,
+)
 from laconic.evaluation.results_store import EvalJob, EvalMetadata, run_resumable
-from laconic.evaluation.streams.evaluate import CacheAsState
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.config import HopeConfig
@@ -79,5 +83,13 @@ def test_plan_runs_every_method_on_two_orders(rows: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_available_methods_leaves_out_what_a_model_does_not_have() -> None:
     attention_free = Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(8,), num_heads=2, head_dim=8)).eval()
-    assert set(METHODS) - set(available_methods(CacheAsState(decoder()))) == {"learner"}
-    assert set(METHODS) - set(available_methods(attention_free)) == {"icl"}
+    assert available_methods(add_levels(decoder())) == list(METHODS)
+    assert set(METHODS) - set(available_methods(attention_free)) == {"icl", "lora"}
+
+
+def test_plan_of_a_plain_decoder_puts_levels_on_it_for_the_learner_alone(rows: Path) -> None:
+    plain = decoder()
+    plan = plan_class_incremental(plain, build_byte_tokenizer(), "banking77", rows, orders=(0,))
+    assert isinstance(plan.learner, HopeAttention)
+    assert cast(Any, plan.model).decoder is plain
+    assert plan.config.learning_rate == RATE_TIMES_WIDTH / 16

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from laconic import __version__
 from laconic.cli.arguments import (
     OptionalInt,
     OptionalPath,
@@ -247,7 +248,7 @@ def describe_environment(device: str, ranks: int) -> dict[str, Any]:
     from importlib.metadata import version
 
     return {
-        "versions": {"laconic": version("laconic"), **{name: version(name) for name in VERSIONED_PACKAGES}},
+        "versions": {"laconic": __version__, **{name: version(name) for name in VERSIONED_PACKAGES}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device,

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import OptionalPath, OptionalStr, command_line
 from laconic.cli.files import check_output_path, write_file
-from laconic.console import progress
+from laconic.console import print_rich, progress
 from laconic.errors import UsageError
 
 
@@ -28,6 +28,8 @@ class VerifyParityCommand:
     """dtype to run in; for bfloat16 and float16, errors are compared with those of the reference in that dtype"""
     inputs: str = "all"
     """test inputs: all, or a comma-separated list of I1 to I17"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …: where both models run"""
     json: OptionalPath = None
     """file for a summary of each stage as JSON"""
     all_results: bool = False
@@ -35,7 +37,6 @@ class VerifyParityCommand:
 
     def run(self) -> int:
         """Return 0 if every requested comparison ran and passed, else 1."""
-        from rich.console import Console
 
         from laconic.verification.run import run_parity
 
@@ -49,10 +50,11 @@ class VerifyParityCommand:
                 reference=self.reference,
                 dtype=self.dtype,
                 inputs=self.inputs,
+                device=self.device,
                 command=command_line(),
                 on_case=show,
             )
-        Console().print(report.to_table())
+        print_rich(report.to_table())
         print(report.summary())
         if self.json:
             write_file(

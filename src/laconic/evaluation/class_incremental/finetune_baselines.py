@@ -1,7 +1,8 @@
-"""Fine-tuning baselines of class-incremental learning: plain, with replay of old examples, and with EWC.
+"""Fine-tuning baselines of class-incremental learning: plain, of LoRA alone, with replay of old examples, with EWC.
 
-EWC: Kirkpatrick et al. 2017 (arXiv:1612.00796), with one running Fisher information as in Schwarz et al. 2018
-(arXiv:1805.06370). Replay: a reservoir per class (Vitter 1985, doi:10.1145/3147.3165).
+LoRA: Hu et al. 2021 (arXiv:2106.09685). EWC: Kirkpatrick et al. 2017 (arXiv:1612.00796), with one running Fisher
+information as in Schwarz et al. 2018 (arXiv:1805.06370). Replay: a reservoir per class (Vitter 1985,
+doi:10.1145/3147.3165).
 
 Symbols: F the diagonal of the Fisher information, theta the weights, theta* those after the last task.
 """
@@ -12,15 +13,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import rng
 from laconic.batches import IGNORE_INDEX
+from laconic.config.recipe import LoraConfig
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, get_module, pad_right, read_ids
 from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
+from laconic.experiment.from_recipe.build_model import add_lora
 from laconic.interfaces import StatefulLM
+from laconic.losses import masked_cross_entropy
 
 REPLAY_KEY, LABEL_KEY, BATCH_KEY = 1, 2, 100  # purposes of random numbers; BATCH_KEY + step for batches
 
@@ -29,11 +32,14 @@ REPLAY_KEY, LABEL_KEY, BATCH_KEY = 1, 2, 100  # purposes of random numbers; BATC
 class FinetuneConfig:
     """How the baselines are fine-tuned, with AdamW; a batch has this many lines.
 
-    EWC estimates its Fisher information from `fisher_per_class` examples of a class. The reservoir of replay has
-    `replay_per_class`, and half of each batch comes from it.
+    `lora_rate_ratio` is the learning rate of LoRA relative to the others'. EWC estimates its Fisher information from
+    `fisher_per_class` examples of a class. The reservoir of replay has `replay_per_class`, and half of each batch comes
+    from it.
     """
 
     learning_rate: float = 1e-3
+    lora_rate_ratio: float = 10.0
+    lora_rank: int = 16
     batch_size: int = 8
     ewc_weight: float = 100.0
     fisher_per_class: int = 5
@@ -81,7 +87,10 @@ class ReplayReservoir:
 
 
 class FinetunedLearner:
-    """Fine-tunes a copy of a model on every task in turn, with EWC's penalty or with replay if one is given."""
+    """Fine-tunes a copy of a model on every task in turn, with EWC's penalty or with replay if one is given.
+
+    With `use_lora`, only an adapter on its linear layers is trained; levels of an MLP are no linear layers.
+    """
 
     def __init__(
         self,
@@ -90,14 +99,18 @@ class FinetunedLearner:
         config: FinetuneConfig,
         ewc: EWCPenalty | None = None,
         replay: ReplayReservoir | None = None,
+        use_lora: bool = False,
     ) -> None:
         self.model = copy.deepcopy(model)
-        self.module = get_module(self.model).train()
+        self.module = get_module(self.model).train().requires_grad_()
         self.stream, self.config, self.ewc, self.replay = stream, config, ewc, replay
-        self.parameters = [p.requires_grad_() for p in self.module.parameters()]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        learning_rate = config.learning_rate
+        if use_lora:
+            lora = LoraConfig(rank=config.lora_rank, alpha=2 * config.lora_rank, dropout=0.0)
+            add_lora(self.module, lora, stream.seed)
+            learning_rate *= config.lora_rate_ratio
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         self.num_updates, self.seen_classes = 0, set[int]()
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
@@ -174,5 +187,5 @@ def compute_label_loss(model: StatefulLM, stream: ClassIncrementalStream, batch:
     targets[:, -1] = IGNORE_INDEX
     for row, item in zip(targets, batch, strict=True):
         row[: len(stream.start_ids) + len(item.input_ids) - 1] = IGNORE_INDEX
-    logits = model.logits(read_ids(model, ids, model.initial_state(len(ids)), mask).hidden_states)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX)
+    hidden_states = read_ids(model, ids, model.initial_state(len(ids)), mask).hidden_states
+    return masked_cross_entropy(model.logits, hidden_states, targets).loss

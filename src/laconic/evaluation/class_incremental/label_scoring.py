@@ -14,11 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.evaluation.class_incremental.tasks import TokenIds
 from laconic.interfaces import StatefulLM
+from laconic.models.decoder import Decoder
 from laconic.nested.nan_check import ReadOutput, read_tokens_checked
 from laconic.nested.state import FastWeightState, map_tensors
 
@@ -27,6 +28,7 @@ ScoreArray = NDArray[np.float64]
 PROMPT_BATCH = 16  # prompts read at once
 LABEL_BATCH = 96  # pairs of prompt and label read at once
 CANDIDATE_BATCH = 48  # pairs read at once when only the best label is needed
+MAX_CACHED_TOKENS = 16_384  # of all rows read at once; each has its own copy of the context's keys and values
 
 
 def score_labels(
@@ -59,7 +61,7 @@ def read_prompts(
         The numbers of some prompts, their last hidden states [b, D], and the states after them.
     """
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    for batch in split_into_batches(by_length, PROMPT_BATCH):
+    for batch in split_into_batches(by_length, limit_batch(PROMPT_BATCH, state)):
         ids, mask = pad_right([prompts[i] for i in batch], get_device(model))
         output = read_ids(model, ids, fork_rows(state, torch.zeros(len(batch), dtype=torch.long)), mask)
         yield batch, output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1], output.state
@@ -74,7 +76,7 @@ def score_all(
     scores = next_log_probs[:, ids[:, 0]] / size
     labels = [k for k in size.argsort().tolist() if len(label_ids[k]) > 1]
     pairs = [(b, k) for k in labels for b in range(len(scores))]
-    for some in split_into_batches(pairs, LABEL_BATCH):
+    for some in split_into_batches(pairs, limit_batch(LABEL_BATCH, state)):
         row, label = torch.tensor(some, device=ids.device).T
         bounds = bound_scores(model, state, next_log_probs, ids, size, row, label)
         scores[row, label] = bounds.gather(1, label[:, None])[:, 0]
@@ -100,13 +102,13 @@ def score_candidates(
     size = mask.sum(1)
     is_candidate = torch.tensor([k in candidates for k in range(K)], device=next_log_probs.device)
     bound = next_log_probs[:, ids[:, 0]] / size
-    is_scored = (size == 1).repeat(len(next_log_probs), 1)
+    is_scored, pairs_at_once = (size == 1).repeat(len(next_log_probs), 1), limit_batch(CANDIDATE_BATCH, state)
     while True:
         best = bound.masked_fill(~(is_scored & is_candidate), -torch.inf).amax(1, keepdim=True)
         is_open = ~is_scored & is_candidate & (bound >= best)
         if not is_open.any():
             return bound
-        labels_per_prompt = min(K, max(1, CANDIDATE_BATCH // int(is_open.any(1).sum())))
+        labels_per_prompt = min(K, max(1, pairs_at_once // int(is_open.any(1).sum())))
         most_likely = bound.masked_fill(~is_open, -torch.inf).topk(labels_per_prompt, 1).indices
         row, column = is_open.gather(1, most_likely).nonzero(as_tuple=True)
         label = most_likely[row, column]
@@ -181,14 +183,20 @@ def pad_right(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, T
     return ids.to(device), mask.to(device)
 
 
+def limit_batch(size: int, state: FastWeightState) -> int:
+    """Return how many rows to read at once after a state: fewer than `size` after a long context."""
+    cache = state.attention_cache
+    return size if cache is None else min(size, max(1, MAX_CACHED_TOKENS // max(1, cache.S)))
+
+
 def split_into_batches(order: Sequence[T], size: int) -> list[Sequence[T]]:
     """Split a sequence into parts of at most `size`."""
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def get_module(model: Any) -> nn.Module:
+def get_module(model: Any) -> Decoder:
     """Return the module with the weights: the model, or the decoder that it wraps."""
-    return model if isinstance(model, nn.Module) else model.decoder
+    return model if isinstance(model, Decoder) else model.decoder
 
 
 def get_device(model: StatefulLM) -> torch.device:

@@ -13,7 +13,7 @@ from laconic.evaluation import statistics
 from laconic.evaluation.statistics import Estimate
 
 AccuracyRows = Sequence[Sequence[float | None]]
-METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
+METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "lora", "ewc", "replay", "joint")
 
 
 class ForgettingMetrics(NamedTuple):

@@ -30,23 +30,30 @@ from laconic.evaluation.class_incremental.protocol import (
 )
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.results_store import EvalItem, EvalJob
-from laconic.evaluation.streams.evaluate import CacheAsState, as_stateful
+from laconic.evaluation.streams.evaluate import as_stateful
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
+from laconic.experiment.from_recipe.untrained_levels import parse_level_options
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
+from laconic.nested.hope.model import Hope, HopeAttention
 
 NUM_ORDERS = 5
+RATE_TIMES_WIDTH = 0.064  # learning rate of fine-tuning × hidden_size; 1e-3 and 1e-4 are good for widths of 64 and 576
+MAX_CONTEXT_TOKENS = 2048  # of in-context learning
+LEVELS = {"inner_lr": 0.1, "chunk_sizes": [128], "max_update_ratio": 0}  # of a plain checkpoint
 
 
 @dataclass(frozen=True)
 class ClassIncrementalPlan:
     """Methods to run on class orders; each pair is a unit of work, numbered order by order.
 
-    There is a stream for each class order; `description` is what the summary says about the data.
+    The levels of `learner` learn; the other methods begin with `model`. There is a stream for each class order;
+    `description` is what the summary says about the data.
     """
 
     learner: StatefulLM
+    model: StatefulLM
     methods: Sequence[str]
     streams: Sequence[ClassIncrementalStream]
     config: FinetuneConfig
@@ -59,7 +66,8 @@ class ClassIncrementalPlan:
         """Run one method on one order; the metrics are its accuracy matrices and notes."""
         order, method = divmod(unit, len(self.methods))
         name = self.methods[method]
-        result = run_method(name, self.learner, self.streams[order], self.config, log)
+        model = self.learner if name == "learner" else self.model
+        result = run_method(name, model, self.streams[order], self.config, log)
         return EvalItem(f"order-{result.order}", {name: result.to_metrics()})
 
     def summarise(self, items: Sequence[EvalItem]) -> dict[str, Any]:
@@ -94,8 +102,9 @@ def plan_class_incremental(
     orders: Sequence[int] = range(NUM_ORDERS),
 ) -> ClassIncrementalPlan:
     """Prepare the evaluation of a model on a data set; raises `InputError` as `load_intents` and `build_stream` do."""
-    learner = as_stateful(model)
-    intents, config = load_intents(name, path), FinetuneConfig()
+    learner = model if isinstance(model, Hope) else add_levels(model)
+    intents = load_intents(name, path)
+    config = FinetuneConfig(learning_rate=RATE_TIMES_WIDTH / model.config.hidden_size)
     streams = [
         build_stream(
             intents,
@@ -118,16 +127,20 @@ def plan_class_incremental(
         "dropped": intents.num_dropped,
         "finetuning": {**asdict(config), "loss_on": "label"},
     }
-    return ClassIncrementalPlan(learner, available_methods(learner), streams, config, description)
+    methods = available_methods(learner)
+    return ClassIncrementalPlan(learner, as_stateful(model), methods, streams, config, description)
 
 
-def available_methods(model: StatefulLM) -> list[str]:
-    """Return the methods that a model has: all but "learner" without fast weights, or "icl" without attention."""
-    if isinstance(model, CacheAsState):
-        missing = "learner"
-    else:
-        missing = "icl" if model.initial_state(1).attention_cache is None else ""
-    return [method for method in METHODS if method != missing]
+def add_levels(decoder: Decoder) -> Hope:
+    """Return a plain decoder whose MLPs learn, without any training, each as a level of its own."""
+    levels = parse_level_options(LEVELS)
+    return HopeAttention.from_decoder(decoder, levels.chunk_sizes, options=levels.options)
+
+
+def available_methods(learner: Hope) -> list[str]:
+    """Return the methods that a model has: without attention, all but those that read a context or adapt attention."""
+    missing = ("icl", "lora") if learner.initial_state(1).attention_cache is None else ()
+    return [method for method in METHODS if method not in missing]
 
 
 def run_method(
@@ -147,11 +160,13 @@ def build_learner(
         case "learner":
             return StatefulLearner(model, stream)
         case "icl":
-            return InContextLearner(model, stream, model.config.max_position_embeddings)
+            return InContextLearner(model, stream, min(model.config.max_position_embeddings, MAX_CONTEXT_TOKENS))
         case "ncm" | "ncm-shared":
             return NearestClassMean(model, stream, shared_covariance=method == "ncm-shared")
         case "finetune":
             return FinetunedLearner(model, stream, config)
+        case "lora":
+            return FinetunedLearner(model, stream, config, use_lora=True)
         case "ewc":
             return FinetunedLearner(model, stream, config, ewc=EWCPenalty())
         case "replay":

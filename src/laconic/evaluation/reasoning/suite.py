@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from laconic import __version__
 from laconic.config.recipe import COT_TEACHER_METHODS, DOCUMENT_METHODS, Recipe
 from laconic.data.reasoning import answer_matching
 from laconic.errors import PreemptedError, UsageError
@@ -217,5 +218,6 @@ def describe_seeds(results: Sequence[RunResult]) -> tuple[str, str]:
 def environment_facts(device: torch.device) -> list[tuple[str, str]]:
     threads = pluralize(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))
+    others = [f"{package} {version(package)}" for package in ("torch", "tokenizers")]
+    versions = ", ".join([f"laconic {__version__}", *others])  # a checkout on PYTHONPATH has no metadata
     return [("device", f"{device}, {name}; {platform()}"), ("versions", versions)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from laconic.config.recipe import Recipe
 from laconic.errors import UsageError
+from laconic.evaluation.checkpoints import read_prompt
 from laconic.evaluation.class_incremental import report as class_report
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.run import build_class_job
@@ -23,17 +24,23 @@ TASK_NAMES = (*RECIPE_SPLITS, *STREAM_NAMES, *INTENT_DATASETS)
 
 
 class StreamSuite:
-    """Runs of method hope on any task, and language models on the tasks that have a name of their own."""
+    """Runs of method hope on any task, language models on tasks that have a name, checkpoints on sets with classes."""
 
     kinds: Sequence[EvalKind] = ("streams", "class_incremental")
     options: Collection[str] = ("data_dir", "shots")
 
     def accepts(self, recipes: Collection[Recipe], tasks: Collection[str]) -> bool:
-        """Return whether a run has method hope, or all are language models and their data or a task is a stream."""
+        """Return whether a run has method hope, all are language models and their data or a task is a stream, or all
+        tasks have classes.
+        """
         methods = {recipe.method for recipe in recipes}
         are_streams = all(recipe.data.source in SYNTHETIC_STREAMS for recipe in recipes)
         has_stream_name = not {*STREAM_NAMES, *INTENT_DATASETS}.isdisjoint(tasks)
-        return NESTED_METHOD in methods or (methods == {LM_METHOD} and (are_streams or has_stream_name))
+        return (
+            NESTED_METHOD in methods
+            or (methods == {LM_METHOD} and (are_streams or has_stream_name))
+            or set(tasks) <= set(INTENT_DATASETS)
+        )
 
     def check(self, request: EvalRequest, recipes: Mapping[Path, Recipe]) -> None:
         """Raise `UsageError` for an unknown task, a run that does not read streams, or an option without effect."""
@@ -43,7 +50,11 @@ class StreamSuite:
         if request.data_dir is not None and not set(request.tasks) & set(INTENT_DATASETS):
             raise UsageError(f"--data-dir: only for {', '.join(INTENT_DATASETS)}; leave it out")
         for folder, recipe in recipes.items():
-            if recipe.method not in (NESTED_METHOD, LM_METHOD):
+            prompt = read_prompt(folder)
+            if prompt is not None and set(request.tasks) <= set(INTENT_DATASETS):
+                if prompt.quantize:
+                    raise UsageError(f"--quantize {prompt.quantize}: rounded weights are not fine-tuned; leave it out")
+            elif recipe.method not in (NESTED_METHOD, LM_METHOD):
                 raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:

@@ -212,12 +212,12 @@ class Reasoner:
             CorruptArtifactError: If the memory is damaged or belongs to another model.
             InputError: If there is no such file.
         """
-        cache = self.read_kv_memory(memory) if is_kv_memory(memory) else self.read_summaries(memory)
+        cache = self._read_kv_memory(memory) if is_kv_memory(memory) else self.read_summaries(memory)
         if cache.B not in (1, num_questions):
             raise UsageError(f"a memory of {cache.B} texts needs {cache.B} questions, one each, not {num_questions}")
         return cache if num_questions == cache.B else cache.repeat_rows(num_questions)
 
-    def read_kv_memory(self, memory: Any) -> KVCache:
+    def _read_kv_memory(self, memory: Any) -> KVCache:
         """Return the cache of keys and values that the decoder selected."""
         return open_kv_memory(memory, self.decoder, self.tokenizer).to_cache()
 

@@ -11,7 +11,7 @@ from laconic.console import log_note
 from laconic.models.gguf.convert import describe_conversion
 from laconic.storage.cache_dir import cache_dir
 
-PACKAGED = Path(__file__).resolve().parent.parent / "checkpoints"
+PACKAGED = Path(__file__).resolve().parents[2] / "checkpoints"
 
 
 class NamedModel(NamedTuple):

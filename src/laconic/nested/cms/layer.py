@@ -125,7 +125,7 @@ def _scan_aligned(
         outputs.append(y)
         errors = [associative_errors(params, l, level, inputs[l], gradient_mode) for l, level in enumerate(levels)]
         part_valid = None if valid is None else valid[:, a:b]
-        levels = accumulate_tokens(params, levels, errors, inputs, valid=part_valid, gradient_mode=gradient_mode)
+        levels = accumulate_tokens(params, levels, errors, inputs, gradient_mode, part_valid)
         a = b
     if T_valid < T:
         outputs.append(x.new_zeros(len(x), T - T_valid, x.shape[2]))
@@ -137,15 +137,13 @@ def accumulate_tokens(
     levels: LevelStates,
     errors: Sequence[ErrorPairs],
     inputs: Sequence[Vectors],
-    *,
+    gradient_mode: GradientMode,
     valid: Bool[Tensor, "B T"] | None = None,
-    gradient_mode: GradientMode | None = None,
 ) -> LevelStates:
     """Add the `valid` ones of T tokens to the open chunks, and update the levels whose chunk is complete.
 
     `errors` and `inputs` are by level. Raises `UsageError` if the open chunk has no room for the tokens.
     """
-    gradient_mode = gradient_mode or GradientMode()
     step_sizes = [compute_step_sizes(params, l, z) for l, z in enumerate(inputs)]
     if valid is not None:
         step_sizes = [step_size * valid for step_size in step_sizes]
@@ -155,11 +153,12 @@ def accumulate_tokens(
     if any(int((level.num_tokens + added).max()) > C for level, C in zip(levels, sizes, strict=True)):
         raise UsageError(f"cms: {T} tokens exceed the {tokens_to_boundary(params, levels)} left in the chunk")
     new: list[CMSLevelState] = []
-    for l, level in enumerate(levels):
-        level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
-        level = store_inputs(level, l, inputs[l], step_sizes, valid, gradient_mode)
-        new.append(replace(level, num_tokens=level.num_tokens + added))
-    return update_full_levels(params, tuple(new), gradient_mode)
+    with torch.autocast(inputs[0].device.type, enabled=False):  # changes are kept in float32
+        for l, level in enumerate(levels):
+            level = accumulate_errors(params, l, level, errors[l], step_sizes, gradient_mode)
+            level = store_inputs(level, l, inputs[l], step_sizes, valid, gradient_mode)
+            new.append(replace(level, num_tokens=level.num_tokens + added))
+        return update_full_levels(params, tuple(new), gradient_mode)
 
 
 class CMS(nn.Module):
@@ -237,7 +236,7 @@ class CMS(nn.Module):
             up.shape[1], up.shape[0], chunk_sizes, options,
             activation=activation, projections=projections, has_bias=has_bias,
         ).to(up)  # fmt: skip
-        cms.share_start(0, maps)
+        cms._share_start(0, maps)
         with torch.no_grad():
             if "a" in dict(cms.named_parameters(recurse=False)):
                 cms.get_parameter("a").fill_(1.0)
@@ -248,7 +247,7 @@ class CMS(nn.Module):
                         level_p.copy_(p if new_level_init == "copy" else level_p * (name != projections[-1]))
         return cms
 
-    def share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
+    def _share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
         """Use the tensors of these linear maps as the start of level `l`."""
         for name, module in projections.items():
             target = self.get_submodule(f"levels.{l}.{name}")

@@ -205,7 +205,7 @@ class Hope(Decoder):
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
         state = self.initial_state(len(inputs_embeds)) if state is None else state
-        self.check_state(state, len(inputs_embeds))
+        self._check_state(state, len(inputs_embeds))
         gradient_mode = GradientMode(outer_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
             raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
@@ -236,7 +236,7 @@ class Hope(Decoder):
         activations = collect_activations(capture, inputs_embeds, outputs, hidden)
         return DecoderOutput(hidden, cast(Any, new_state), activations)
 
-    def check_state(self, state: FastWeightState, B: int) -> None:
+    def _check_state(self, state: FastWeightState, B: int) -> None:
         """Raise `UsageError` for a state of another model or of another batch size."""
         if len(state.layers) != len(self.blocks):
             raise UsageError(f"hope: the state has {len(state.layers)} layers, the model {len(self.blocks)}")

@@ -197,10 +197,9 @@ def read_with_errors(
         options = replace(options, records=records)
         hidden_states, outputs = forward_pass(model, model.embed(restore_ids(ids)), start, options)
         targets = torch.cat([ids[:, 1:], next_ids[:, None]], 1)
-        targets = targets.masked_fill(targets < 0, IGNORE_INDEX)  # the next id is not a target
-        logits = model.logits(hidden_states).flatten(0, 1)
-        logits = logits.to(accumulation_dtype(logits.dtype))
-        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        is_target = targets >= 0  # neither complements nor IGNORE_INDEX
+        logits = model.logits(hidden_states[is_target])
+        loss = F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), targets[is_target], reduction="sum")
         named_records = {f"{n} {name}": record for n, layer in enumerate(records) for name, record in layer.items()}
         errors = linear_errors(loss, named_records, create_graph=options.double_backward, retain_graph=retain_graph)
     return hidden_states, outputs, errors
@@ -221,7 +220,7 @@ def apply_errors(
             }
             for l in range(len(inputs))
         ]
-        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode=gradient_mode)
+        levels = accumulate_tokens(params, require_levels(layer), level_errors, inputs, gradient_mode)
         new_layers.append(replace(layer, cms=CMSState(levels)))
     return tuple(new_layers)
 
@@ -251,7 +250,7 @@ def flush_open_chunk(
     groups = group_aligned_rows(state, [0] * B)
     states: list[FastWeightState] = []
     for group in groups:
-        group_state = select_rows(state, group)
+        group_state = select_rows(state, group) if len(groups) > 1 else state
         rows = to_aligned_rows(group_state)
         if rows.chunk_ids.shape[1]:
             rows = finish_chunk(model, rows, next_ids.to(rows.chunk_ids.device)[group], gradient_mode)

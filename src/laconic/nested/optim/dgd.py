@@ -99,9 +99,9 @@ class DGD(torch.optim.Optimizer):
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group, or two if its parameters have two rules and it names none."""
         for group in split_groups_by_rule([param_group], dgd_rule, {"lr": self.adam_lr}):
-            self.add_group_of_one_rule(group)
+            self._add_group_of_one_rule(group)
 
-    def add_group_of_one_rule(self, param_group: ParamGroup) -> None:
+    def _add_group_of_one_rule(self, param_group: ParamGroup) -> None:
         """Add a group whose parameters all follow the same rule."""
         check_options("DGD", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
@@ -151,20 +151,20 @@ class DGD(torch.optim.Optimizer):
                 if p.grad is None or (p is statistics.bias and statistics.bias_in_input):
                     continue
                 if p is statistics.bias:
-                    local_shard(p).sub_(group["lr"] * self.mean_gradient(local_shard(p.grad), statistics))
+                    local_shard(p).sub_(group["lr"] * self._mean_gradient(local_shard(p.grad), statistics))
                 else:
-                    self.update_parameter(statistics, group["lr"], group["momentum"])
+                    self._update_parameter(statistics, group["lr"], group["momentum"])
         for statistics in self.input_statistics():
             statistics.clear()
         return loss
 
-    def mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
+    def _mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
         """Return the gradient of the mean loss: a sum over positions is divided by their number."""
         if self.loss == "mean" or statistics.num_positions is None:
             return G
         return G / statistics.num_positions.clamp(min=1)
 
-    def update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
+    def _update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
         """Update a weight, and the bias that is part of its input."""
         all_reduce_statistics(statistics)
         if statistics.num_positions is None:
@@ -173,7 +173,7 @@ class DGD(torch.optim.Optimizer):
         W = concat_bias(statistics.weight, bias)
         G = concat_bias(cast(Tensor, statistics.weight.grad), None if bias is None else bias.grad)
         offset = W if self.value == "target" else torch.zeros_like(W)  # the erasure acts on W - offset
-        change = self.dgd_update(W - offset, self.mean_gradient(G, statistics), statistics, eta) - (W - offset)
+        change = self._dgd_update(W - offset, self._mean_gradient(G, statistics), statistics, eta) - (W - offset)
         if momentum:
             state = self.state[statistics.weight]
             state["m"] = change = change + momentum * state["m"].to(W.dtype) if "m" in state else change
@@ -181,7 +181,7 @@ class DGD(torch.optim.Optimizer):
         if bias is not None:
             local_shard(bias).copy_((W + change)[:, -1])
 
-    def dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
+    def _dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
         """Return V' by 57b, 57c or 57d, and rows of an embedding by 57v."""
         N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
         if statistics.kind == "embedding":

@@ -123,9 +123,9 @@ class M3(torch.optim.Optimizer):
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group, or two if its parameters have two rules and it names none."""
         for group in split_groups_by_rule([param_group], m3_rule, {}):
-            self.add_group_of_one_rule(group)
+            self._add_group_of_one_rule(group)
 
-    def add_group_of_one_rule(self, param_group: ParamGroup) -> None:
+    def _add_group_of_one_rule(self, param_group: ParamGroup) -> None:
         """Add a group whose parameters all follow the same rule."""
         check_options("M3", param_group, self.defaults)
         if param_group.get("rule") == "adamw":
@@ -157,12 +157,12 @@ class M3(torch.optim.Optimizer):
             by_count: dict[int, list[Tensor]] = {}
             for p in cast("list[Tensor]", group["params"]):
                 if p.grad is not None:
-                    by_count.setdefault(int(self.prepare_state(p, group)["step"]), []).append(p)
+                    by_count.setdefault(int(self._prepare_state(p, group)["step"]), []).append(p)
             for n, matrices in by_count.items():
-                self.update_matrices(matrices, n + 1, group)
+                self._update_matrices(matrices, n + 1, group)
         return loss
 
-    def prepare_state(self, p: Tensor, group: ParamGroup) -> dict[str, Tensor]:
+    def _prepare_state(self, p: Tensor, group: ParamGroup) -> dict[str, Tensor]:
         """Return the state of a matrix, zeros before its first gradient."""
         state = cast("dict[str, Tensor]", self.state[p])
         if not state:
@@ -172,7 +172,7 @@ class M3(torch.optim.Optimizer):
                 state["V"] = torch.zeros_like(p)
         return state
 
-    def update_matrices(self, matrices: list[Tensor], n: int, group: ParamGroup) -> None:
+    def _update_matrices(self, matrices: list[Tensor], n: int, group: ParamGroup) -> None:
         """Update matrices by their n-th gradients, and their states."""
         states = [self.state[p] for p in matrices]
         gradients = [cast(Tensor, p.grad) for p in matrices]

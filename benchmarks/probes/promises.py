@@ -1,0 +1,138 @@
+"""Promises of the command line, one row each: what is tried, and what Trainer, datasets or transformers make of it."""
+
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.probes.counts import Counts
+from benchmarks.probes.kills import describe
+from benchmarks.probes.peers import TRACEBACK
+from benchmarks.probes.processes import Action, Ending, run_command_line, run_forked
+
+MAX_BYTES, MAX_CPU = 512 * 2**20, 60  # what a hostile file may cost
+CANARY = "CANARY"
+Check = Callable[[Path], str]  # tries something in a new folder; returns what went wrong, "" if nothing
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A row of the table.
+
+    Attributes:
+        name: Id and what is promised.
+        checks: What is tried, by name.
+        peer: Name of the peer.
+        peer_checks: The same for the peer.
+    """
+
+    name: str
+    checks: Mapping[str, Check]
+    peer: str = ""
+    peer_checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
+
+
+def limit_costs() -> None:
+    """Let this process take 512 MB more than now, and a minute of CPU time."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MAX_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    signal.setitimer(signal.ITIMER_REAL, MAX_CPU)
+
+
+def expect(
+    action: Action,
+    *codes: int,
+    setup: Callable[[Path], object] = lambda folder: None,
+    words: str = "",
+    check: Callable[[Path, Ending], str] = lambda folder, ending: "",
+    prepare: Callable[[], object] | None = None,
+) -> Check:
+    """Return a check that runs a command: exit code, a part of its message, no traceback but for a peer's."""
+
+    def run(folder: Path) -> str:
+        setup(folder)
+        before = {path for path in folder.parent.iterdir() if not path.name.startswith(folder.name)}
+        ending = run_forked(action, folder, prepare)
+        if ending.code not in codes or ("Traceback" in ending.err and TRACEBACK not in codes):
+            return describe(ending)
+        if words not in ending.err + ending.out:
+            return f"the message lacks {words!r}: {ending.err.strip()[-300:]}"
+        after = {path for path in folder.parent.iterdir() if not path.name.startswith(folder.name)}
+        if after != before or list(folder.rglob(CANARY)):
+            return f"wrote outside, or ran code: {after - before}"
+        return check(folder, ending)
+
+    return run
+
+
+def command(*arguments: object) -> Action:
+    """Return a command line of laconic."""
+    return partial(run_command_line, *arguments)
+
+
+def keep_promises(promise: Promise, place: Path, limit: int, draw: int | None, repeat: str) -> Counts:
+    """Try the first `limit` checks of a promise, or one of them, and those of its peer."""
+    counts, home = Counts(promise.name, repeat), place / "promise"
+    for number, (name, check) in enumerate(list(promise.checks.items())[:limit]):
+        if draw in (None, number):
+            problem = try_check(check, home)
+            counts.attempted += 1
+            counts.survived += not problem
+            if problem:
+                counts.fail(number, f"{name}: {problem}")
+            counts.show_progress(len(promise.checks))
+    peers = [] if draw is not None else list(promise.peer_checks.values())[:limit]
+    if peers:
+        survived = sum(not try_check(check, home) for check in peers)
+        counts.peer = f"{promise.peer}: {survived:,} of {len(peers):,}"
+    return counts
+
+
+def try_check(check: Check, home: Path) -> str:
+    """Run a check in a folder of its own."""
+    shutil.rmtree(home, ignore_errors=True)
+    (home / "inside").mkdir(parents=True)
+    return check(home / "inside")
+
+
+def copy(source: Path, *changes: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a setup that copies a folder of the same name and changes the copy."""
+
+    def setup(folder: Path) -> None:
+        shutil.copytree(source, folder / source.name)
+        for change in changes:
+            change(folder / source.name)
+
+    return setup
+
+
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    """Return a setup that writes a file."""
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def together(*setups: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return several setups as one."""
+
+    def setup(folder: Path) -> None:
+        for one in setups:
+            one(folder)
+
+    return setup
+
+
+def close_network() -> None:
+    """Report every attempt to reach the network on standard error."""
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+            os.write(2, f"NETWORK {event} {args}\n".encode())
+
+    os.environ.pop("HF_HUB_OFFLINE", None)
+    sys.addaudithook(hook)
