@@ -203,6 +203,15 @@ def test_adapter_scope_write_reads_with_the_base_model() -> None:
     assert not torch.equal(other(batch).loss, plain(batch).loss)
 
 
+def test_forward_of_a_frozen_decoder_has_zero_gradients_where_no_segment_reads_a_summary() -> None:
+    method = compressor()
+    method.decoder.requires_grad_(False)
+    method(documents(((4,),), windows=(2, 0))).loss.backward()
+    gradients = [p.grad for p in method.parameters() if p.requires_grad]
+    assert gradients
+    assert all(g is not None and not g.any() for g in gradients)
+
+
 def test_bos_first_precedes_only_the_first_segment() -> None:
     text = torch.tensor([[4, 5, 6, 7]])
     method, plain = (compressor(bos=bos, bos_token_id=1) for bos in ("first", "none"))

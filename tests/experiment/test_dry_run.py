@@ -181,6 +181,15 @@ def test_meta_lora_has_the_parameters_of_peft(tiny: Any, family: str, modules: s
     assert shapes[0] == shapes[1]
 
 
+def test_plan_run_of_an_adapter_that_only_writes(tmp_path: Path) -> None:
+    """The plan reads with the adapter disabled, as a run does."""
+    keys = ["model.name=stories260k", "model.dtype=float32", "train.precision=float32", "data.path=none.jsonl"]
+    plan = plan_run(load_recipe("read-smollm2", keys)[0], CPU)
+    both = plan_run(load_recipe("read-smollm2", [*keys, "compression.adapter_scope=both"])[0], CPU)
+    assert plan["trainable"] == both["trainable"]
+    assert 0 < plan["flops_per_step"] < both["flops_per_step"]
+
+
 def test_find_row_lengths_assumes_rows_of_known_sets(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
     recipe, _ = load_recipe("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])

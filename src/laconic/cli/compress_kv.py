@@ -26,7 +26,9 @@ from laconic.storage.atomic import check_free_space
 def compress_with_checkpoint(command: CompressCommand) -> int:
     """Compress one text, or each line of a .jsonl, into a KV memory; print what it took and what it saves."""
     reason = f"{command.model} is a plain model, which is not trained to compress"
-    refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "save_every", "resume")}, reason)
+    refuse_flags({name: getattr(command, name) for name in SUMMARY_FLAGS}, reason)
+    progress_flags = {name: getattr(command, name) for name in ("save_every", "resume")}
+    refuse_flags(progress_flags, f"{command.model} is a plain model, for which no progress is saved")
     config = KVCompressionConfig(
         command.method or DEFAULT_CONFIG.method,
         command.keep,
@@ -112,26 +114,29 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     texts = f" of {num_texts:,} texts" if num_texts > 1 else ""
     reading = f" in {num_windows:,} windows, each read without the others" if num_windows > num_texts else ""
     smallest, largest = cost["smallest_head"], cost["largest_head"]
+    padded = f"; {format_bytes(cost['used_cache_bytes'])} as a batch, padded" if num_texts > 1 else ""
     heads = "" if smallest == largest else f"; a head keeps {smallest:,} to {largest:,}"
     return [
         f"read       {pluralize(num_tokens, 'token')}{texts}{reading}",
         f"slots      {num_slots:,.1f} per KV head, {num_slots * num_texts / num_tokens:.1%} by {cost['method']}{heads}",
         f"bytes      {format_bytes(cost['kept_bytes'])} of keys and values in place of "
-        f"{format_bytes(cost['text_cache_bytes'])}; {format_bytes(cost['used_cache_bytes'])} in use",
-        f"positions  {cost['positions_spent']:,} spent; {num_tokens:,} saved each time the memory is used",
+        f"{format_bytes(cost['text_cache_bytes'])}{padded}",
+        f"positions  {cost['positions_spent']:,} read to compress; a prompt reads {num_tokens:,} fewer",
     ]
 
 
 def loss_lines(measured: Mapping[str, Any]) -> list[str]:
     """Return what was measured to choose the size, a line per window, and what fitting gained."""
     lines: list[str] = []
-    for window in measured.get("windows", ()):
+    windows = measured.get("windows", ())
+    for index, window in enumerate(windows, 1):
+        of_window = f" in window {index}" if len(windows) > 1 else ""
         full, memory, trials = window["full"], window["memory"], window["trials"]
         sizes = ", ".join(f"{trial['slots']:,}: {trial['loss'] - full['mean']:+.3f}" for trial in trials)
         excess = memory["mean"] - full["mean"]
         lines.append(
-            f"loss       {memory['mean']:.3f} nats per token on repeated passages and a continuation, {excess:+.3f} "
-            f"from the whole cache's {full['mean']:.3f}; at most {window['max_loss']:+g} allowed"
+            f"loss       {memory['mean']:.3f} nats per token on repeated passages and a continuation{of_window}, "
+            f"{excess:+.3f} from the whole cache's {full['mean']:.3f}; at most {window['max_loss']:+g} allowed"
         )
         lines.append(f"measured   slots and loss against the whole cache: {sizes}")
         if excess > window["max_loss"]:

@@ -69,6 +69,14 @@ class NumberedRow(NamedTuple):
 # --- reading files
 
 
+def check_data_file(file: Path) -> None:
+    """Raise `InputError` unless a file of data exists."""
+    if file.is_dir():
+        raise InputError(f"{file} is a folder; give a file")
+    if not file.is_file():
+        raise InputError(f"no file {file}; paths are relative to a recipe's file, else to the current folder")
+
+
 def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None = None) -> tuple[list[T], list[str]]:
     """Read the rows of a JSONL or Parquet file.
 
@@ -84,8 +92,7 @@ def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None =
         InputError: If the file does not exist, has no rows, or has invalid ones; the first 20 problems are listed.
     """
     file = Path(path)
-    if not file.is_file():
-        raise InputError(f"no file {file}; paths in a recipe are relative to the recipe")
+    check_data_file(file)
     if file.suffix == ".parquet":
         return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
     notes: Counter[str] = Counter()

@@ -267,7 +267,7 @@ def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -
     if version != FORMAT_VERSION or actual != kind:
         label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
         expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
-        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the command that wrote it")
+        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the model that it was written for")
 
 
 def read_artifact_kind(path: Path) -> str:

@@ -64,7 +64,7 @@ def test_excerpt_batch_copies_from_the_context() -> None:
 
 
 def test_tails_reject_lengths_that_are_too_long() -> None:
-    with pytest.raises(InputError, match=r"1,200 tokens, .* 1,000"):
+    with pytest.raises(InputError, match=r"1,200 tokens of a document, .* has 1,000"):
         sample_tails(("a",), (book(1000),), 1000, 200)
     with pytest.raises(InputError, match="201 tokens exceeds the 200"):
         make_tails().continuation_batch([0], 201, 50)

@@ -86,7 +86,10 @@ def test_evaluate_memories_compares_all_methods_with_the_baselines(
 ) -> None:
     flags = (*FLAGS, "--limit", 2, "--keep", "0.25,0.1")
     data = evaluate_json(run_cli, "tiny", *flags)
-    assert data["notes"] == ["left out 1 question whose answer is not in the first 300 tokens"]
+    assert data["notes"] == [
+        "left out 1 question whose answer is not in the document as it is cut, to 300 tokens; the last 64 of a text "
+        "are only continued"
+    ]
     (comparison,) = data["comparisons"]
     points = {point["name"]: point for point in comparison["contexts"]}
     sized = {f"{name} {keep}" for name in ("last tokens", *KV_METHODS) for keep in (0.1, 0.25)}

@@ -109,21 +109,21 @@ class CompressCommand:
         Literal["quantile", "threshold", "sample"] | None,
         arg(metavar="{quantile,threshold,sample}", help_behavior_hint=""),
     ] = None
-    """how the stop head chooses the number of vectors of a segment (default: as in the recipe)"""
+    """AutoCompressor: how the stop head chooses the number of vectors of a segment (default: as in the recipe)"""
     quantile: OptionalFloat = None
     """with --stop-rule quantile: stop at this cumulative probability"""
     threshold: OptionalFloat = None
     """with --stop-rule threshold: stop at the first stop probability this large"""
     vectors: OptionalInt = None
-    """fixed number of vectors per segment"""
+    """AutoCompressor: fixed number of vectors per segment"""
     total_vectors: OptionalInt = None
-    """number of vectors per text, distributed over its segments by the stop head"""
+    """AutoCompressor: number of vectors per text, distributed over its segments by the stop head"""
     segment_tokens: OptionalInt = None
-    """tokens per segment (default: as in training)"""
+    """AutoCompressor: tokens per segment (default: as in training)"""
     batch_size: int = 8
     """rows of a .jsonl to process at once"""
     save_every: OptionalInt = None
-    """number of segments after which progress is saved to OUT.part, for --resume"""
+    """AutoCompressor, Hope, --learn: number of segments after which progress is saved to OUT.part, for --resume"""
     resume: bool = False
     """continue from OUT.part; the result equals that of an uninterrupted command"""
     dtype: Annotated[
@@ -151,7 +151,7 @@ class CompressCommand:
             from laconic.cli.compress_kv import compress_with_checkpoint
 
             return compress_with_checkpoint(self)
-        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} is not a plain model")
+        refuse_flags({name: getattr(self, name) for name in KV_FLAGS}, f"{self.model} writes summary vectors")
         from laconic.experiment.compress import CompressionJob, SummaryLength
         from laconic.experiment.from_recipe.cost import compute_cost
         from laconic.experiment.text_models.compressor import load_compressor

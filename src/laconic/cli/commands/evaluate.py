@@ -118,7 +118,8 @@ class EvaluateCommand:
         suite = choose_suite(runs, tasks)
         for name, users in OPTION_USERS.items():
             if name not in suite.options:
-                refuse_flags({name: getattr(self, name)}, f"only for {users}")
+                tasks_given = "" if users == QUESTIONS else f", not {self.tasks}"
+                refuse_flags({name: getattr(self, name)}, f"only for {users}{tasks_given}")
         with handle_signals() as stop, init_ranks(None, device) as ranks:
             request = EvalRequest(
                 runs,

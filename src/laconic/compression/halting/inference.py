@@ -64,13 +64,14 @@ def check_rule(model: SegmentModel, rule: StopRule) -> None:
     length_policy, K = model.config.length_policy, model.config.fixed_length
     needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
+        flag = "--total-vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
         raise UsageError(
-            f'stop rule "{rule.name}" needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
-            "give a number of vectors"
+            f'{flag} needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
+            "give a number of vectors per segment, --vectors"
         )
     if rule.name == "fixed" and length_policy == "fixed" and rule.num_vectors is not None and rule.num_vectors < K:
         raise UsageError(
-            f"{rule.num_vectors} vectors: this model always writes {K} per segment; truncate the memory afterwards, or "
+            f"{rule.num_vectors} vectors: this model always writes {K} per segment; give --vectors {K} or more, or "
             'train with length_policy = "nested_dropout"'
         )
     if rule.name == "sample" and rule.uniforms is None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -156,13 +157,15 @@ def compress_document(
     device = decoder.token_embedding.weight.device
     ids = torch.tensor([list(input_ids)], dtype=torch.long, device=device)
     windows = split_windows(decoder, ids, config.method, repeat_prompt)
-    slots = [max(1, config.num_slots(ids.shape[1]) * window.shape[1] // ids.shape[1]) for window in windows]
+    total, ends = config.num_slots(ids.shape[1]), list(accumulate(window.shape[1] for window in windows))
+    shares = [total * end // ids.shape[1] for end in (0, *ends)]
+    slots = [max(1, end - start) for start, end in pairwise(shares)]
     if len(windows) > 1:  # checked before reading, which may take hours
         get_movable_rope(decoder.config.rope, decoder.config.family)
         if config.max_loss is None:
             check_slots_fit(decoder, slots, ids.shape[1])
     expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
-    reader = DocumentReader(decoder, lambda done: on_progress("reading", done, max(done, expected)))
+    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, expected)))
     memories, measured, probes_of_windows = list[KVMemory](), list[dict[str, Any]](), list[LossProbes]()
     for index, window in enumerate(windows):
         prefix = 0 if index else min(prefix_tokens, window.shape[1] - 1)

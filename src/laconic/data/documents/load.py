@@ -18,6 +18,7 @@ from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
     RowProblem,
+    check_data_file,
     convert_each,
     convert_rows,
     format_problems,
@@ -105,8 +106,7 @@ def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -
     if file.suffix in ROW_FILES:
         rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows)
         return group_by_book(rows), notes
-    if not file.is_file():
-        raise InputError(f"no file {file}; paths in a recipe are relative to the recipe")
+    check_data_file(file)
     with translate_os_errors(file), file.open("rb") as stream:
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
     return [Document(file.stem, (text,))], []
@@ -168,6 +168,8 @@ def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document],
     """
     name, notes = (config.name or ("",))[0], list[str]()
     if config.path is not None:
+        if not Path(config.path).exists():
+            raise InputError(f"data.path: no file {config.path}; name a file of texts, data.path=FILE")
         documents, notes = read_documents(config.path, config.text, config.max_train_rows)
     else:
         documents = load_hub_documents(name, config.text, config.revision, config.max_train_rows)

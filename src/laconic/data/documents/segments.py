@@ -60,6 +60,12 @@ class SegmentBoundaries:
         if config.segment_lengths == "random":
             self._check()
 
+    @property
+    def shortest_segment(self) -> int:
+        """Tokens of the shortest first segment."""
+        is_fixed = self.config.segment_lengths == "fixed" or self.groups[0] == 1
+        return self.fixed_ends()[0] if is_fixed else self.min_length(self.groups[0])
+
     def fixed_ends(self) -> tuple[int, ...]:
         """Return the ends of fixed segments, up to `row_tokens`."""
         tokens, segment = self.config.row_tokens, self.config.segment_tokens

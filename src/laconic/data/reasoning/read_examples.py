@@ -25,6 +25,7 @@ from laconic.data.strict_jsonl import (
     NumberedRow,
     RowError,
     RowProblem,
+    check_data_file,
     convert_each,
     format_notes,
     format_problems,
@@ -84,8 +85,7 @@ def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = N
             `on_invalid_row = "skip"`, if more than one row in a thousand is.
     """
     file = Path(path)
-    if not file.is_file():
-        raise InputError(f"no file {file}; a path in a recipe is relative to the recipe, others to the current folder")
+    check_data_file(file)
     return scan_examples(file, config, max_rows).result()
 
 

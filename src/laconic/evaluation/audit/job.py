@@ -89,7 +89,7 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
     fewest = min_questions(len(conditions))
     if len(questions.examples) < fewest:
         raise InputError(
-            f"{questions.name} has {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
+            f"{questions.name}: {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
             f"be significant on fewer than {fewest}; raise --limit or give a larger --task, best 200 or more"
         )
     donors = interventions.choose_donors(len(questions.examples), AUDIT_SEED).tolist()

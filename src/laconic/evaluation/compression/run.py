@@ -316,7 +316,9 @@ def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[Compr
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
     S = recipe.data.text.mean_segment_tokens
-    tails = sample_tails(source.names, source.ids, max(CONTEXT_QUARTERS) * S // 4, S, limit or DEFAULT_DOCUMENTS)
+    longest = max(map(len, source.ids)) - S
+    contexts = [n * S // 4 for n in CONTEXT_QUARTERS if n * S // 4 <= longest] or [S // 4]
+    tails = sample_tails(source.names, source.ids, max(contexts), S, limit or DEFAULT_DOCUMENTS)
     sets = list(build_text_sets(run, part, tails, EXCERPT_TOKENS if split == EXCERPT else None, untrained))
     if not sets:
         needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
@@ -334,7 +336,7 @@ def build_text_sets(
     limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
     for quarters in CONTEXT_QUARTERS:
         n = quarters * S // 4
-        if n < (excerpt_tokens or 1) or (limit is not None and -(-n // S) >= limit):
+        if not (excerpt_tokens or 1) <= n <= tails.context_tokens or (limit is not None and -(-n // S) >= limit):
             continue
         data = TailDataset(tails, n, excerpt_tokens)
         conditions = build_conditions(run, data, n, excerpt_tokens or S, all_lengths=n == S, untrained=untrained)

@@ -97,7 +97,10 @@ def sample_tails(
     starts = [(d, start) for d, doc in enumerate(ids) for start in range(0, len(doc) - length + 1, length)]
     if not starts:
         longest = max(map(len, ids), default=0)
-        raise InputError(f"a stretch has {length:,} tokens, but the longest document has {longest:,}; shorten it")
+        raise InputError(
+            f"the task takes {length:,} tokens of a document, {context_tokens:,} to compress and {tail_tokens:,} to "
+            f"score, but the longest held-out document has {longest:,}; train with longer ones"
+        )
     sampled = [starts[i] for i in rng.permutation(len(starts), 0, limit=limit)]
     token_ids = np.stack([ids[d][start : start + length] for d, start in sampled])
     return DocumentTails(token_ids, tuple(f"{names[d]}@{start}" for d, start in sampled), tail_tokens)

@@ -93,7 +93,8 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
     )
     skipped = f"skipped {pluralize(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens"
     questions = pluralize(num_unanswerable, "question")
-    unanswerable = f"left out {questions} whose answer is not in the first {options.tokens:,} tokens"
+    unanswerable = f"left out {questions} whose answer is not in the document as it is cut, to {options.tokens:,} "
+    unanswerable += f"tokens; the last {CONTINUATION_TOKENS} of a text are only continued"
     notes = (*([skipped] if num_skipped else []), *([unanswerable] if num_unanswerable else []))
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)

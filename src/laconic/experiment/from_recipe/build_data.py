@@ -204,6 +204,11 @@ def load_documents_split(
             max_rows=max_rows,
             min_rows=recipe.train.batch_size if is_train else 1,
         )
+        if is_train and recipe.method == "autocompressor" and rows.max_length <= rows.boundaries.shortest_segment:
+            raise InputError(
+                f"the longest document has {rows.max_length:,} tokens, one segment, so no text would be read after a "
+                "summary; give longer documents, or lower data.text.segment_tokens"
+            )
     note = f"{len(documents):,} documents of {sum(map(len, ids)):,} tokens, {len(rows):,} rows"
     return RowSet(rows, (), None, (*notes, note))
 

@@ -54,8 +54,8 @@ class CompressionCost:
             f"{self.min_vectors} to {self.max_vectors}{ratio}",
             f"bytes      {format_bytes(self.file_bytes)} of vectors; cache {format_bytes(self.vector_cache_bytes)} "
             f"in place of {format_bytes(self.text_cache_bytes)}",
-            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; "
-            f"{break_even}",
+            f"positions  {self.positions_spent:,} read to compress; a prompt reads {self.positions_saved_per_use:,} "
+            f"fewer; {break_even}",
         ]
 
 

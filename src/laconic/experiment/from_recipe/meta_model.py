@@ -1,7 +1,9 @@
 """A recipe's model on the meta device for `laconic train --plan`: sizes without weights."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +26,37 @@ class MetaLora(nn.Module):
         self.base, self.dropout = base, config.dropout
         self.A = nn.Parameter(torch.empty(config.rank, base.in_features, device="meta"))
         self.B = nn.Parameter(torch.empty(base.out_features, config.rank, device="meta"))
+        self.is_enabled = True
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.is_enabled:
+            return self.base(x)
         update = F.linear(F.linear(F.dropout(x.to(self.A.dtype), self.dropout, self.training), self.A), self.B)
         return self.base(x) + update.to(x.dtype)
+
+
+class MetaAdapter:
+    """The `MetaLora` layers of a decoder, with the one method of peft's model that methods call."""
+
+    def __init__(self, decoder: Decoder, config: LoraConfig) -> None:
+        names = build_model.attention_projection_names(decoder) if config.target_modules == "attention" else None
+        self.layers = list[MetaLora]()
+        for name, module in list(decoder.layers.named_modules()):
+            parent, _, end = name.rpartition(".")
+            if isinstance(module, nn.Linear) and (names is None or any(name.endswith(f".{n}") for n in names)):
+                self.layers.append(MetaLora(module, config))
+                decoder.layers.get_submodule(parent).add_module(end, self.layers[-1])
+
+    @contextmanager
+    def disable_adapter(self) -> Generator[None]:
+        """Compute without the adapter."""
+        for layer in self.layers:
+            layer.is_enabled = False
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.is_enabled = True
 
 
 def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> nn.Module:
@@ -42,9 +71,8 @@ def build_meta_method(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenize
     latents = build_model.build_latents(decoder, tokenizer, recipe)
     summary_parameters = build_model.build_summary_parameters(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.trainable == "full")
-    if recipe.train.trainable == "lora" and recipe.lora:
-        _add_lora(decoder, recipe.lora)
-    parts = ModelParts(decoder, tokenizer, latents, None, "", summary_parameters)
+    adapter = MetaAdapter(decoder, recipe.lora) if recipe.train.trainable == "lora" and recipe.lora else None
+    parts = ModelParts(decoder, tokenizer, latents, cast(Any, adapter), "", summary_parameters)
     return build_method(parts, recipe, 1).to("meta").train()
 
 
@@ -102,12 +130,3 @@ def _without_data_dependence(recipe: Recipe) -> Recipe:
             fixed["summary_init"] = "normal"
         changes["compression"] = config.model_copy(update=fixed)
     return recipe.model_copy(update=changes)
-
-
-def _add_lora(decoder: Decoder, config: LoraConfig) -> None:
-    """Replace the linear layers of the blocks that the recipe names."""
-    names = build_model.attention_projection_names(decoder) if config.target_modules == "attention" else None
-    for name, module in list(decoder.layers.named_modules()):
-        parent, _, _ = name.rpartition(".")
-        if isinstance(module, nn.Linear) and (names is None or any(name.endswith(f".{end}") for end in names)):
-            decoder.layers.get_submodule(parent).add_module(name.rpartition(".")[2], MetaLora(module, config))

@@ -76,7 +76,7 @@ class ApiModel:
             return self.model.metadata
         if isinstance(self.model, LanguageModel):
             return build_metadata(self.decoder, self.tokenizer)
-        hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else ""
+        hint = "; use /v1/sessions" if isinstance(self.model, NestedTextModel) else " over HTTP; use laconic generate"
         raise UsageError(f"{self.name} is {self.kind_name}, which reads no memories{hint}")
 
     def check_reads_memories(self) -> None:
