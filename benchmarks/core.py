@@ -60,15 +60,7 @@ Compare the ratios: both sides run alternately in one process. Absolute figures 
 table. With one thread, times are CPU time, which other processes affect little; with more threads, wall time. "missed"
 marks a target that was not reached, "not measured" what could not run.
 """
-GPU = """## GPU
-
-Not measured: no GPU was available. `python benchmarks/gpu.py` prints the decoding speed of a random Llama with 1B
-parameters in bfloat16, eager and with `torch.compile`, and compares the time per token with the time the device needs
-to read the weights once. `--size` and `--device` select another model and device.
-"""
-
-
-PAGE = Page(REPO / "docs" / "benchmarks.md", "benchmarks/core.py", INTRODUCTION, SECTIONS, GPU)
+PAGE = Page(REPO / "docs" / "benchmarks.md", "benchmarks/core.py", INTRODUCTION, SECTIONS)
 
 
 if __name__ == "__main__":

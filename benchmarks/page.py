@@ -22,7 +22,6 @@ class Page:
     script: str
     introduction: str
     sections: Mapping[str, Callable[[Scale], Table]]
-    end: str = ""
 
     def render_section(self, name: str, scale: Scale, command: str) -> str:
         """Measure one table and render it with the conditions of the measurement."""
@@ -38,7 +37,7 @@ class Page:
 
     def merge(self, page: str, rendered: Mapping[str, str]) -> str:
         """Return the page with these tables replaced; the other tables stay as they are."""
-        return merge_sections(page, rendered, self.sections, self.introduction, self.end)
+        return merge_sections(page, rendered, self.sections, self.introduction)
 
     def run(self, arguments: Sequence[str] | None = None, scale: Scale | None = None) -> None:
         """Measure and print the tables; write the page unless the run is quick."""
@@ -61,10 +60,8 @@ class Page:
             self.path.write_text(self.merge(page, rendered), encoding="utf-8")
 
 
-def merge_sections(
-    page: str, rendered: Mapping[str, str], names: Iterable[str], introduction: str, end: str = ""
-) -> str:
+def merge_sections(page: str, rendered: Mapping[str, str], names: Iterable[str], introduction: str) -> str:
     """Return a page with some sections replaced; the others stay as they are, in the order of `names`."""
     old = {m[1]: m[0] for m in re.finditer(r"<!-- (\w+) -->\n.*?<!-- end -->\n", page, re.DOTALL)}
     parts = [rendered.get(name) or old.get(name) or "" for name in names]
-    return "\n".join(filter(None, [introduction, *parts, end]))
+    return "\n".join(filter(None, [introduction, *parts]))
