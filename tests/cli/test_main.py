@@ -89,7 +89,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
     needs("peft")
     from peft import LoraConfig
 
-    from laconic.experiment.lora.lora import lora
+    from laconic.experiment.lora import lora
 
     Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "base")
     config = LoraConfig(target_modules="all-linear", r=2)

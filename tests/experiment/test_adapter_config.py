@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from laconic.errors import InputError, UnsafeFileError
+from laconic.experiment.lora import adapter_config, lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, match_modules, read_adapter_config
-from laconic.experiment.lora.lora import adapter_config, lora
 from laconic.models.decoder import Decoder
 from tests.conftest import needs
 from tests.models.fixtures import fresh

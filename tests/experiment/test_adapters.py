@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileError
+from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
-from laconic.experiment.lora.lora import lora
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic, safetensors_header
 from laconic.storage.atomic import save_tensors

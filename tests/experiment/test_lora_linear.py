@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.experiment.lora.lora import lora
+from laconic.experiment.lora import lora
 from tests.conftest import needs
 from tests.models.fixtures import fresh
 from tests.tolerances import LOW_RATIO_MEDIAN, ORACLE, error

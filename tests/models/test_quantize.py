@@ -10,7 +10,7 @@ from torch import nn
 
 import laconic
 from laconic.errors import InputError, UsageError
-from laconic.experiment.lora.lora import lora
+from laconic.experiment.lora import lora
 from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate

@@ -30,7 +30,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import LaconicError
 from laconic.evaluation.report.build import build_report
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
-from laconic.experiment.lora.lora import lora
+from laconic.experiment.lora import lora
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder

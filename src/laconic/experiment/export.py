@@ -16,7 +16,7 @@ from laconic.config.recipe import PATH_KEYS
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
-from laconic.experiment.lora.lora import lora
+from laconic.experiment.lora import lora
 from laconic.experiment.model_checkpoint import write_then_move
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder

@@ -18,8 +18,8 @@ from laconic.experiment.from_recipe import build_model, build_nested
 from laconic.experiment.from_recipe.build_model import ModelParts
 from laconic.experiment.from_recipe.custom_method import check_code_allowed
 from laconic.experiment.from_recipe.methods import build_method, set_stage
+from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
-from laconic.experiment.lora.lora import lora
 from laconic.experiment.model_checkpoint import ModelCheckpoint
 from laconic.models.checkpoints import weights
 from laconic.models.checkpoints.checkpoint_files import resolve_tied_head

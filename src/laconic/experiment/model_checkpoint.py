@@ -9,7 +9,7 @@ import torch
 
 from laconic.errors import CorruptArtifactError
 from laconic.experiment.from_recipe.build_model import ModelParts
-from laconic.experiment.lora.lora import lora
+from laconic.experiment.lora import lora
 from laconic.models.decoder import Decoder
 from laconic.nested.hope.model import Hope
 from laconic.storage.manifest import ManifestWriter

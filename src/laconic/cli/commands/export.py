@@ -55,7 +55,7 @@ class ExportCommand:
         from laconic.experiment.from_recipe import build_nested
         from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import find_run
-        from laconic.experiment.lora.lora import lora
+        from laconic.experiment.lora import lora
         from laconic.models.checkpoints import weights
         from laconic.storage.atomic import check_new_folder
 

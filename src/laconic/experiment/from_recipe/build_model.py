@@ -22,7 +22,7 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.from_recipe import build_nested
 from laconic.experiment.from_recipe.build_data import max_memory_slots
 from laconic.experiment.from_recipe.custom_method import MethodParameters
-from laconic.experiment.lora.lora import lora as experiment_lora
+from laconic.experiment.lora import lora as experiment_lora
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.checkpoints import weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
