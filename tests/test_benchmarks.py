@@ -1,5 +1,6 @@
 """Every benchmark runs at a tiny size, which tests its code but not its figures."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import core, demo_figure, learning, measure, real
+from benchmarks import core, demo_figure, gpu_session, learning, measure, real
 from benchmarks.measure import TINY, Elapsed
 from tests.conftest import REPO, needs
 
@@ -158,3 +159,27 @@ def test_demo_figure_draws_a_table_and_names_a_missing_row(tmp_path: Path) -> No
     needs("matplotlib")
     demo_figure.draw(rows, 20.0, tmp_path / "demo.png")
     assert demo_figure.describe(rows, 20.0).encode() in (tmp_path / "demo.png").read_bytes()
+
+
+def test_gpu_session_runs_jobs_in_order_and_stops_at_the_deadline(tmp_path: Path) -> None:
+    say = "print(open('first').read())"
+    jobs = [
+        gpu_session.Job("first", [sys.executable, "-c", "open('first', 'w').write('done')"]),
+        gpu_session.Job("second", [sys.executable, "-c", say], after=("first",)),
+        gpu_session.Job("fails", [sys.executable, "-c", "raise SystemExit(3)"]),
+        gpu_session.Job("hangs", [sys.executable, "-c", "import time; time.sleep(600)"], after=("second", "fails")),
+        gpu_session.Job("never", [sys.executable, "-c", say], after=("hangs",)),
+    ]
+    (tmp_path / "logs").mkdir()
+    deadline = gpu_session.time.monotonic() + 8
+    gpu_session.Queue(jobs, tmp_path, tmp_path / "logs", 2, deadline, dict(os.environ)).run()
+    assert [job.state for job in jobs] == ["done", "done", "failed", "stopped", "waiting"]
+    assert (tmp_path / "logs" / "second.log").read_text().endswith("done\n")
+
+
+def test_gpu_session_trains_before_it_evaluates() -> None:
+    jobs = gpu_session.training_jobs("full", "cuda", "smollm2", seeds=2)
+    names = [job.name for job in jobs]
+    assert len(set(names)) == len(names)
+    assert all(set(job.after) <= set(names[:i]) for i, job in enumerate(jobs))
+    assert {job.evaluates for job in jobs if job.evaluates} == {job.name for job in jobs if job.is_training}
