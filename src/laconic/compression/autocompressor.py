@@ -85,7 +85,11 @@ class AutoCompressor(nn.Module):
         self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
 
     def training_phase(self, step: int) -> TrainingPhase:
-        """Return what an update trains: the decoder with predetermined lengths, decoder and head, or the head only."""
+        """Return what an update trains: the decoder with predetermined lengths, decoder and head, or the head only.
+
+        Args:
+            step: Optimizer step from 0.
+        """
         if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "decoder"
         if self.stop_head_config.joint_training or self.stop_head_config.estimator in BIASED_ESTIMATORS:
@@ -183,7 +187,11 @@ class AutoCompressor(nn.Module):
         return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
     def row_nats(self, window: WindowRun) -> Float[Tensor, " B"]:
-        """Eq. VL30: sum of the cross-entropies of the segments, and of the weighted KL divergences."""
+        """Eq. VL30: sum of the cross-entropies of the segments, and of the weighted KL divergences.
+
+        Args:
+            window: Segments of a window, as they were read.
+        """
         return window.losses.sum(1) + self.config.distillation_weight * window.kls.sum(1)
 
     def _compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
@@ -276,7 +284,13 @@ class AutoCompressor(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         memory: SummaryMemory | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Compute the last hidden states of a text that follows a memory; `decoder.logits` maps them to logits."""
+        """Compute the last hidden states of a text that follows a memory; `decoder.logits` maps them to logits.
+
+        Args:
+            input_ids: Token ids [B, T].
+            attention_mask: True at real tokens [B, T].
+            memory: Vectors that the text follows.
+        """
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
         memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
         self.segment_model.check_fits(memory, input_ids.shape[1], compresses=False)
@@ -289,13 +303,24 @@ class AutoCompressor(nn.Module):
         loss_mask: Bool[Tensor, "B T"],
         memory: SummaryMemory | None = None,
     ) -> Float[Tensor, " B"]:
-        """Compute the summed loss in nats of the tokens in `loss_mask`, each predicted by the real token before it."""
+        """Compute the summed loss in nats of the tokens in `loss_mask`, each predicted by the real token before it.
+
+        Args:
+            input_ids: Token ids [B, T].
+            attention_mask: True at real tokens [B, T].
+            loss_mask: True at the tokens to score [B, T].
+            memory: Vectors that the text follows.
+        """
         with eval_no_grad(self):
             targets = next_token_targets(input_ids, attention_mask, loss_mask)
             return self.segment_model.segment_loss(self.read_text(input_ids, attention_mask, memory), targets).nll
 
     def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
-        """Build [bos; memory], the prefix of a prompt; run it once and repeat its cache."""
+        """Build [bos; memory], the prefix of a prompt; run it once and repeat its cache.
+
+        Args:
+            memory: Vectors of one text per row.
+        """
         return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
 
     def max_segments(self, segment_tokens: int) -> int | None:

@@ -56,7 +56,7 @@ class SummaryMemory:
     def empty(
         cls, B: int, D: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> "SummaryMemory":
-        """Create a memory with B rows of width D, without slots or segments."""
+        """Create a memory of `B` rows of width `D` on a `device`, in a `dtype`, without slots or segments."""
         none = torch.empty(B, 0, dtype=torch.long, device=device)
         return cls(torch.empty(B, 0, D, dtype=dtype, device=device), none.bool(), none, None, none)
 
@@ -170,7 +170,14 @@ class SummaryMemory:
         num_tokens: Int[Tensor, " B"],
         log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
-        """Eq. AC4: M_i = sigma^i; a row whose document has ended (`num_tokens` 0) keeps its old vectors."""
+        """Eq. AC4: M_i = sigma^i; a row whose document has ended keeps its old vectors.
+
+        Args:
+            vectors: New vectors.
+            valid: True at the vectors that count.
+            num_tokens: Length of the segment; 0 in rows whose document has ended.
+            log_s: Logarithms of the gates of soft lengths.
+        """
         grown, ended = self.append(vectors, valid, num_tokens, log_s), num_tokens == 0
         is_old = torch.arange(grown.M, device=valid.device) < self.M
         return grown.mask_slots(torch.where(is_old, ended[:, None], ~ended[:, None])).compact()
@@ -181,7 +188,7 @@ class SummaryMemory:
         valid: Bool[Tensor, "B n"],
         rows: Bool[Tensor, " B"],
     ) -> "SummaryMemory":
-        """Eq. VL27: in the marked `rows`, replace all slots by these vectors, as vectors of the last segment."""
+        """Eq. VL27: in the marked `rows`, replace all slots by the `valid` ones of `vectors`, of the last segment."""
         before = replace(self, segment_tokens=self.segment_tokens[:, : self.num_segments - 1])
         return replace(before.overwrite(vectors, valid, rows.long()), segment_tokens=self.segment_tokens)
 
@@ -312,7 +319,9 @@ class SummaryMemory:
         segment_tokens: Int[Tensor, "B N"],
         metadata: MemoryMetadata | None = None,
     ) -> "SummaryMemory":
-        """Build a compact memory from the result of `to_ragged` and the segment ids of the valid slots."""
+        """Build a compact memory from `vectors`, `offsets` and `segment_tokens` of `to_ragged`, its `metadata` and the
+        `segment_ids` of the valid slots.
+        """
         lengths, D = offsets.diff(), vectors.shape[1]
         M = int(lengths.max()) if len(lengths) else 0
         valid = torch.arange(M, device=vectors.device) < lengths[:, None]

@@ -88,11 +88,19 @@ class Coconut(PromptedAnswers):
         self.eval_stage: int | None = None  # stage whose latents an answer uses; None: the last one
 
     def get_stage(self, epoch: int) -> int:
-        """Return the stage of an epoch, before random stages."""
+        """Return the stage of an epoch, before random stages.
+
+        Args:
+            epoch: Epoch from 0.
+        """
         return self.config.first_stage + epoch // self.config.epochs_per_stage
 
     def sample_stages(self, batch: ReasoningBatch) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-        """Return k and n of each row; random stages are drawn only in training."""
+        """Return k and n of each row; random stages are drawn only in training.
+
+        Args:
+            batch: Rows with their numbers of steps.
+        """
         config, device = self.config, batch.chain_ids.device
         steps = torch.zeros(batch.B, dtype=torch.long, device=device)
         if batch.chain_ids.shape[1]:
@@ -118,7 +126,12 @@ class Coconut(PromptedAnswers):
         return {"student": count_scored(build_teacher_targets(remaining))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
+        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions, steps and answers.
+            state: Cache of the documents, or None.
+        """
         k, n = self.sample_stages(batch)
         remaining, most = self._drop_steps(batch, k), int(n.max())
         cache = self.run_latents(batch, most, state).cache
@@ -140,12 +153,25 @@ class Coconut(PromptedAnswers):
         intervention: Intervention | None = None,
         record_passes: bool = False,
     ) -> LatentRollout:
-        """Read question and bot in one pass, then the latents."""
+        """Read question and bot in one pass, then the latents.
+
+        Args:
+            batch: Questions.
+            num_latents: Latents of each row [B].
+            cache: What the questions follow.
+            intervention: Change of the latents, for inspection.
+            record_passes: Whether to keep the latents of every pass.
+        """
         prefix, project = self.build_prefix(batch, cache), self.latent_thoughts.project
         return run_sequential_rollout(self.decoder, prefix, num_latents, project, intervention, record_passes)
 
     def build_prefix(self, batch: ReasoningBatch, cache: KVCache | None) -> LatentPrefix:
-        """Return questions and bot, after `cache`."""
+        """Return questions and bot, after `cache`.
+
+        Args:
+            batch: Questions.
+            cache: What they follow.
+        """
         question = self.decoder.embed(batch.question_ids)
         return self.latent_thoughts.build_prefix(self.decoder, cache, question, batch.question_mask)
 
@@ -191,7 +217,12 @@ class Coconut(PromptedAnswers):
             return self._expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
 
     def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Return what the remaining steps follow after the latents."""
+        """Return what the remaining steps follow after the latents.
+
+        Args:
+            rollout: Latents and their cache.
+            decoding: Options of decoding.
+        """
         prompt = prompt_after_latents(self.decoder, rollout, self.latent_thoughts.end, ())
         return self._expect_chain(prompt, decoding)
 

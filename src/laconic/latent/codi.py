@@ -213,7 +213,11 @@ class Codi(PromptedAnswers):
         self.stop_training = stop_training
 
     def trains_stop_head(self, step: int) -> bool:
-        """Return whether an update trains the stop head, and nothing else."""
+        """Return whether an update trains the stop head, and nothing else.
+
+        Args:
+            step: Optimizer step from 0.
+        """
         return self.stop_training is not None and step >= self.stop_training.first_step
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
@@ -221,7 +225,12 @@ class Codi(PromptedAnswers):
         return self.stop_training is not None and batch.step == self.stop_training.first_step
 
     def train_stop_head(self, batch: ReasoningBatch, state: KVCache | None) -> StepOutput:
-        """Return the loss of the stop head on the latents of a batch, which get no gradient."""
+        """Return the loss of the stop head on the latents of a batch, which get no gradient.
+
+        Args:
+            batch: Questions and answers.
+            state: Cache of the documents, or None.
+        """
         assert self.stop_training is not None
         with eval_no_grad(self.decoder, self.latent_thoughts):
             question = encode_question(self.decoder, batch, state).cache
@@ -238,7 +247,12 @@ class Codi(PromptedAnswers):
         }
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
+        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions, chains and answers.
+            state: Cache of the documents, or None.
+        """
         if self.trains_stop_head(batch.step):
             return self.train_stop_head(batch, state)
         terms = self.compute_loss_terms(batch, self.run_teacher_and_student(batch, state))
@@ -259,6 +273,13 @@ class Codi(PromptedAnswers):
         A pass that only enters terms of weight 0 is skipped; with `needs_teacher_cache` not the teacher's. The KV cache
         is that of what precedes the questions. `capture_teacher` names further activations to capture in the teacher's
         pass, `capture_latents` those in every pass over the latents.
+
+        Args:
+            batch: Questions, chains and answers.
+            cache: What the questions follow.
+            capture_teacher: Activations of the teacher.
+            capture_latents: Activations of the latents.
+            needs_teacher_cache: Whether the teacher's cache is used.
         """
         decoder, latents, config = self.decoder, self.latent_thoughts, self.config
         hidden_names = distilled_layer_names(decoder, config)
@@ -285,7 +306,12 @@ class Codi(PromptedAnswers):
         return TeacherStudentPasses(question, teacher, target, latent_passes, student)
 
     def compute_loss_terms(self, batch: ReasoningBatch, outputs: TeacherStudentPasses) -> LossTerms:
-        """Return the loss terms whose weight is not 0, and the accuracy of student and teacher."""
+        """Return the loss terms whose weight is not 0, and the accuracy of student and teacher.
+
+        Args:
+            batch: The batch that was read.
+            outputs: Result of `run_teacher_and_student`.
+        """
         config, logits = self.config, self.decoder.logits
         denominators = batch.loss_denominators or self.loss_denominators(batch)
         terms: LossTerms = {}
@@ -350,7 +376,13 @@ class Codi(PromptedAnswers):
     def prompt_chains(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what a written chain and the answer follow: the questions."""
+        """Return what a written chain and the answer follow: the questions.
+
+        Args:
+            questions: Questions of the batch.
+            decoding: Options of decoding.
+            state: Cache of the documents, or None.
+        """
         return prompt_with_chain(self.decoder, questions, decoding, state)
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:

@@ -94,14 +94,19 @@ class Cot(PromptedAnswers):
         return {"teacher": count_scored(build_teacher_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
+        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions, chains and answers.
+            state: Cache of the documents, or None.
+        """
         hidden = encode_batch(self.decoder, batch, state, with_chain=True)
         return compute_single_loss("teacher", self.decoder, hidden, build_teacher_targets(batch), batch)
 
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what chain and answer follow."""
+        """Return what chain and answer follow. Arguments are those of `prompt_answers`."""
         return prompt_with_chain(self.decoder, questions, decoding, state)
 
     prompt_chains = prompt_answers
@@ -134,7 +139,12 @@ class NoCot(PromptedAnswers):
         return {"student": count_scored(build_student_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
+        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions and answers.
+            state: Cache of the documents, or None.
+        """
         hidden = encode_batch(self.decoder, batch, state, with_chain=False)
         return compute_single_loss("student", self.decoder, hidden, build_student_targets(batch), batch)
 

@@ -69,12 +69,20 @@ class Icot(PromptedAnswers):
         self.max_chain_length = math.inf if max_chain_length is None else max_chain_length
 
     def scheduled_removal(self, step: int) -> float:
-        """Return s at an optimizer step: one more every `steps_per_removal`, all from `remove_all_after` on."""
+        """Return s at an optimizer step: one more every `steps_per_removal`, all from `remove_all_after` on.
+
+        Args:
+            step: Optimizer step from 0.
+        """
         s = float(step // self.steps_per_removal)
         return math.inf if self.config.remove_all_after is not None and s >= self.config.remove_all_after else s
 
     def drop_removed(self, batch: ReasoningBatch) -> ReasoningBatch:
-        """Return the batch without the tokens removed at this step; further ones only in training."""
+        """Return the batch without the tokens removed at this step; further ones only in training.
+
+        Args:
+            batch: Questions, chains and answers.
+        """
         u = torch.zeros(batch.B, dtype=torch.float64)
         if self.training:
             u = torch.as_tensor(uniform(self.seed, batch.epoch, batch.row_index.cpu().numpy()))
@@ -88,7 +96,12 @@ class Icot(PromptedAnswers):
         return {"student": count_scored(build_teacher_targets(self.drop_removed(batch)))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
+        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions, chains and answers.
+            state: Cache of the documents, or None.
+        """
         remaining = self.drop_removed(batch)
         hidden = encode_batch(self.decoder, remaining, state, with_chain=True)
         return compute_single_loss("student", self.decoder, hidden, build_teacher_targets(remaining), batch)

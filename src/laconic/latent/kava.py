@@ -183,7 +183,12 @@ class Kava(codi.Codi):
         return super().loss_denominators(batch) | {"kv": kv}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
+        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions, chains and answers.
+            state: Cache of the documents, or None.
+        """
         if self.trains_stop_head(batch.step):
             return self.train_stop_head(batch, state)
         weight = self.kv_config.weight

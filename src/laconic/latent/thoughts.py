@@ -121,7 +121,11 @@ class LatentThoughts(nn.Module):
         return self.vectors[2]
 
     def project(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
-        """Return the vectors to read after these hidden states, in their dtype."""
+        """Return the vectors to read after these hidden states, in their dtype.
+
+        Args:
+            hidden_states: Last hidden states [B, M, D].
+        """
         if self.projection is None:
             return hidden_states
         return self.projection(hidden_states.to(self.vectors.dtype)).to(hidden_states.dtype)
@@ -194,11 +198,20 @@ class LatentThoughts(nn.Module):
         return LatentPrefix(embeds, cache, attention_mask)
 
     def save(self, path: str | Path, metadata: Mapping[str, object]) -> None:
-        """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer."""
+        """Write the parameters to a safetensors file; `metadata` identifies base model and tokenizer.
+
+        Args:
+            path: File to write.
+            metadata: Fingerprints to store with them.
+        """
         atomic.save_artifact(Path(path), self.state_dict(), "thoughts", {**metadata, "settings": self.settings})
 
     def load(self, path: str | Path, metadata: Mapping[str, object]) -> "LatentThoughts":
         """Load what `save` wrote into this module and return it.
+
+        Args:
+            path: File to read.
+            metadata: Fingerprints that the file must have.
 
         Raises:
             CorruptArtifactError: If the file has other metadata, settings or tensors.

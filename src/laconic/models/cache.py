@@ -64,7 +64,14 @@ class KVCache:
     def empty(
         cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "KVCache":
-        """Return a cache with no slots; passing it to a decoder equals passing None."""
+        """Return a cache with no slots; passing it to a decoder equals passing None.
+
+        Args:
+            config: Configuration of the decoder.
+            B: Number of rows.
+            dtype: Of keys and values.
+            device: Of all tensors.
+        """
         shape = (B, config.num_key_value_heads, 0, config.head_dim)
         tensors = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
         positions = torch.empty(B, 0, dtype=torch.long, device=device)
@@ -86,7 +93,11 @@ class KVCache:
         return self.continue_positions(self.valid.new_ones(self.B, 1))[:, 0]
 
     def continue_positions(self, attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """Return the default positions of new tokens (Eq. C22)."""
+        """Return the default positions of new tokens (Eq. C22).
+
+        Args:
+            attention_mask: True at the real tokens among the new ones [B, T].
+        """
         prefix_tokens = self.prefix and self.prefix.num_tokens
         return default_position_ids(attention_mask, self.positions, self.valid, prefix_tokens)
 
@@ -106,7 +117,12 @@ class KVCache:
         return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
 
     def check_fits(self, config: DecoderConfig, batch_size: int) -> None:
-        """Raise ValueError if the cache is one of another decoder, or has another number of rows."""
+        """Raise ValueError if the cache is one of another decoder, or has another number of rows.
+
+        Args:
+            config: Configuration of the decoder that will read it.
+            batch_size: Expected number of rows.
+        """
         shape, expected = self.shape_summary, (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         if shape != expected:
             raise ValueError(f"the cache has (layers, KV heads, head size) {shape}, the decoder {expected}")
@@ -123,11 +139,21 @@ class KVCache:
     def extend(
         self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], positions: Tensor, valid: Tensor
     ) -> "KVCache":
-        """Return the cache after a forward pass, from tensors that include the new slots."""
+        """Return the cache after a forward pass, from tensors that include the new slots.
+
+        Args:
+            keys: Keys of every layer [B, G, P, E].
+            values: Values of every layer, of the same shape.
+            positions: Positions [B, P].
+            valid: True at real tokens [B, P].
+        """
         return KVCache(keys, values, positions, valid, self.prefix)
 
     def append(self, other: "KVCache") -> "KVCache":
         """Append another cache's slots on the right, row by row.
+
+        Args:
+            other: Cache of the same decoder and number of rows.
 
         Raises:
             ValueError: The numbers of rows or layers differ, or the other cache has a prefix.
@@ -189,7 +215,11 @@ class KVCache:
         return self.map_tensors(lambda x: x.index_select(0, index))
 
     def repeat_rows(self, repeats: int) -> "KVCache":
-        """Repeat each row, side by side. A single row is expanded without a copy."""
+        """Repeat each row, side by side. A single row is expanded without a copy.
+
+        Args:
+            repeats: How often each row occurs in the result.
+        """
         if self.B == 1:
             return self.map_tensors(lambda x: x.expand(repeats, *x.shape[1:]))
         return self.map_tensors(lambda x: x.repeat_interleave(repeats, 0))
@@ -197,6 +227,9 @@ class KVCache:
     @staticmethod
     def concat_rows(*caches: "KVCache") -> "KVCache":
         """Concatenate the rows of several caches; shorter ones are padded on the left with invalid slots.
+
+        Args:
+            caches: Caches of the same decoder.
 
         Raises:
             ValueError: No cache is given, or their layers, heads or head sizes differ.
@@ -221,11 +254,18 @@ class KVCache:
         )
 
     def pad_left(self, num_slots: int) -> "KVCache":
-        """Add invalid slots on the left."""
+        """Add invalid slots on the left.
+
+        Args:
+            num_slots: Number of slots to add.
+        """
         return self._map_slots(lambda x: F.pad(x, (0, 0, num_slots, 0)), lambda x: F.pad(x, (num_slots, 0)))
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
         """Replace the validity mask; positions stay.
+
+        Args:
+            valid: True at the slots that may be read [B, S].
 
         Raises:
             ValueError: The shapes differ.
@@ -253,17 +293,30 @@ class KVCache:
         return KVCache(keys, values, of_slots(self.positions), of_slots(self.valid), self.prefix)
 
     def equal(self, other: "KVCache") -> bool:
-        """Return whether every tensor is bit-equal."""
+        """Return whether every tensor is bit-equal.
+
+        Args:
+            other: Cache to compare with.
+        """
         mine, theirs = self.tensors(), other.tensors()
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
     def save(self, path: str | Path, decoder: HasFingerprint) -> None:
-        """Save to a safetensors file that only the same decoder can load."""
+        """Save to a safetensors file that only the same decoder can load.
+
+        Args:
+            path: File to write.
+            decoder: The decoder that made the cache; its fingerprint is stored.
+        """
         write_cache(Path(path), self.tensors(), decoder)
 
     @classmethod
     def load(cls, path: str | Path, decoder: HasFingerprint) -> "KVCache":
         """Load a file written by `save`.
+
+        Args:
+            path: File to read.
+            decoder: The decoder that will read the cache.
 
         Raises:
             CorruptArtifactError: The file was changed, or belongs to other weights.

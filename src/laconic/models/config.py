@@ -144,7 +144,11 @@ class DecoderConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
-        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored."""
+        """Read config.json and, if there is one, generation_config.json of a folder. Warn of keys that are ignored.
+
+        Args:
+            folder: Folder of a checkpoint in the layout of Hugging Face.
+        """
         source, path = read_foreign_json(folder / "config.json"), folder / "generation_config.json"
         file = validate_hf_config(source)
         config = cls._from_keys(source, file, read_foreign_json(path) if path.is_file() else {})
@@ -155,6 +159,10 @@ class DecoderConfig:
     @classmethod
     def from_dict(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":
         """Read the parsed content of these files.
+
+        Args:
+            source: Content of config.json.
+            generation: Content of generation_config.json, if there is one.
 
         Raises:
             InputError: The family or a value is not supported, or a key is missing or invalid.
@@ -188,7 +196,11 @@ class DecoderConfig:
         return replace(config, **{"dropout": DropoutRates(), **changes, "source": ""})
 
     def check_positions(self, position_ids: Tensor) -> None:
-        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE."""
+        """Raise ValueError for a position outside a learned table, or a missing one (-1) with RoPE.
+
+        Args:
+            position_ids: Positions of any shape.
+        """
         low, high = (int(end) for end in position_ids.aminmax())
         if low < -1:
             raise ValueError(f"position {low}: positions must be ≥ -1 (-1 = no position)")

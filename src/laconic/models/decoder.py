@@ -165,6 +165,10 @@ class Decoder(nn.Module):
         """Return a decoder with more tokens; all other parameters are shared with this one.
 
         New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
+
+        Args:
+            num_new_tokens: Number of tokens to add after the last one.
+            seed: Seed of the noise.
         """
         with torch.device("meta"):
             resized = type(self)(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
@@ -218,7 +222,12 @@ class Decoder(nn.Module):
     def add_positions(
         self, inputs_embeds: Float[Tensor, "B T D"], position_ids: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """Return the input of layer 0: the embeddings, plus learned positions in GPT-2 and OPT."""
+        """Return the input of layer 0: the embeddings, plus learned positions in GPT-2 and OPT.
+
+        Args:
+            inputs_embeds: Embeddings [B, T, D].
+            position_ids: Positions [B, T]; -1 adds none.
+        """
         if self.weight_names.position_embedding is None:
             return inputs_embeds
         table = self.get_submodule(self.weight_names.position_embedding).weight

@@ -78,7 +78,11 @@ class KVCompressionConfig:
             raise UsageError(f"num_sinks {self.num_sinks}: give 0 or more")
 
     def num_slots(self, num_tokens: int) -> int:
-        """Return how many of a document's tokens to keep, for `keep` and `slots`."""
+        """Return how many of a document's tokens to keep, for `keep` and `slots`.
+
+        Args:
+            num_tokens: Length of the document.
+        """
         if self.slots is not None:
             return min(self.slots, num_tokens)
         return max(1, int(num_tokens * (DEFAULT_KEEP if self.keep is None else self.keep)))

@@ -72,7 +72,7 @@ class KVMemory:
 
     @classmethod
     def from_cache(cls, cache: KVCache, metadata: KVMemoryMetadata | None = None) -> "KVMemory":
-        """Return a memory of all valid slots of a cache; later slots count as more important.
+        """Return a memory, with `metadata`, of all valid slots of `cache`; later slots count as more important.
 
         If all slots are valid, the memory shares the cache's keys and values.
 
@@ -298,7 +298,7 @@ class KVMemory:
         )
 
     def shift_positions(self, config: DecoderConfig, offset: Int[Tensor, " B"]) -> "KVMemory":
-        """Return the memory as if its document began at position `offset` of each row. Raises like `move_slots`."""
+        """Return the memory as if it began at position `offset` of each row. `config` and errors as in `move_slots`."""
         return self.move_slots(config, self.positions + offset[self.row_index], self.num_tokens + offset)
 
     def renumber_slots(self, config: DecoderConfig) -> "KVMemory":

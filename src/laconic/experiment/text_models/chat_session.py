@@ -114,7 +114,11 @@ class ChatSession:
         return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
 
     def set_system(self, system: str | None) -> None:
-        """Replace or remove the system message; the conversation stays."""
+        """Replace or remove the system message; the conversation stays.
+
+        Args:
+            system: New system message; None removes it.
+        """
         turns = self.messages[1:] if self.system is not None else self.messages
         self.messages = add_system_message(turns, system)
 
@@ -123,11 +127,19 @@ class ChatSession:
         self.messages = add_system_message([], self.system)
 
     def load_messages(self, messages: Sequence[Message]) -> None:
-        """Replace the conversation. Raises InputError for invalid messages."""
+        """Replace the conversation. Raises InputError for invalid messages.
+
+        Args:
+            messages: Messages with `role` and `content`, as in the OpenAI API.
+        """
         self.messages = check_messages(list(messages), "messages")
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of messages in the chat template, up to the beginning of the reply."""
+        """Return the ids of messages in the chat template, up to the beginning of the reply.
+
+        Args:
+            messages: Messages with `role` and `content`.
+        """
         if self.prefix is None or not self.prefix.opening:
             text = self.tokenizer.apply_chat_template(messages)
         else:
@@ -170,7 +182,12 @@ class ChatSession:
         return generation
 
     def generate(self, ids: list[int], config: GenerationConfig) -> Generation:
-        """Generate from the ids of the whole conversation, reading only those that differ from the cached ones."""
+        """Generate from the ids of the whole conversation, reading only those that differ from the cached ones.
+
+        Args:
+            ids: Token ids of the whole conversation.
+            config: Length and sampling of the reply.
+        """
         pairs = zip(self.cached_ids, ids[:-1], strict=False)  # the last id is read again, for its logits
         num_reused = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         num_prefix_slots = 0 if self.prefix is None else self.prefix.cache.S

@@ -147,27 +147,50 @@ class TextCompressor:
         return self.finish(CompressionJob(self.method), [[self.token_stream(name, chunks, segment_tokens)]])
 
     def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
-        """Return a text as a stream of segments, by default as long as in training."""
+        """Return a text as a stream of segments, by default as long as in training.
+
+        Args:
+            name: Name of the text in messages.
+            chunks: Pieces of the text, in order.
+            segment_tokens: Length of a segment in tokens.
+        """
         if segment_tokens is not None and segment_tokens < 1:
             raise UsageError(f"segment_tokens {segment_tokens}: give 1 or more")
         return TokenStream(name, chunks, self.tokenizer, segment_tokens or self.segment_tokens)
 
     def finish(self, job: CompressionJob, groups: Iterable[Sequence[TokenStream]]) -> SummaryMemory:
-        """Run a job on groups of texts and return the memory."""
+        """Run a job on groups of texts and return the memory.
+
+        Args:
+            job: From `start_compression`.
+            groups: Groups of streams that are read together.
+        """
         job.finish(groups)
         return self.with_metadata(job)
 
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
-        """Return the memory of a finished job with its metadata."""
+        """Return the memory of a finished job with its metadata.
+
+        Args:
+            job: A job that has read all its texts.
+        """
         assert job.done is not None
         return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
 
     def save(self, memory: SummaryMemory, path: str | Path) -> None:
-        """Write a memory to a file."""
+        """Write a memory to a file.
+
+        Args:
+            memory: Memory of this model.
+            path: File to write.
+        """
         memory.save(path)
 
     def load(self, path: str | Path) -> SummaryMemory:
         """Read a memory that this model may read, with the decoder's dtype and device.
+
+        Args:
+            path: File that `save` or `laconic compress` wrote.
 
         Raises:
             CorruptArtifactError: If the file is damaged or was written for other weights.
@@ -178,6 +201,10 @@ class TextCompressor:
 
     def prepare_prompts(self, prompts: Sequence[str], memory: SummaryMemory) -> MemoryPrompts:
         """Encode prompts that follow a memory: one prompt per row, one for all rows, or one row for all prompts.
+
+        Args:
+            prompts: Texts to continue.
+            memory: What they follow, one row per text.
 
         Raises:
             UsageError: For other numbers of prompts, or if a prompt and the memory do not fit the model.

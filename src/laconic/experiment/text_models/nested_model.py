@@ -182,7 +182,7 @@ class NestedTextModel:
         return state
 
     def start_reading(self, initial_state: FastWeightState | None = None, num_texts: int = 1) -> StateReadingJob:
-        """Return a job that reads texts, which continue `initial_state`: one row for all, or one for each."""
+        """Return a job that reads `num_texts` texts, which continue `initial_state`: one row for all, or for each."""
         if not self.update_weights:
             raise UsageError(
                 "inner_loop.enabled is false in this run, so it cannot learn from a text; give another run"
@@ -198,7 +198,7 @@ class NestedTextModel:
         return min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK
 
     def token_stream(self, name: str, chunks: Iterable[str], is_new: bool = True) -> TokenStream:
-        """Return a text as a stream of tokens; a new one begins with BOS for a plain checkpoint that adds it."""
+        """Return the text `name` in `chunks` as tokens; with `is_new`, it begins with BOS if the checkpoint adds it."""
         special_ids = self.tokenizer.encode("") if is_new and self.untrained is not None else []
         prefix = special_ids if special_ids == [self.tokenizer.bos_token_id] else []
         return TokenStream(name, chunks, self.tokenizer, self.segment_tokens, prefix)
@@ -243,7 +243,7 @@ class NestedTextModel:
         config: GenerationConfig = GREEDY,
         on_reading: OnReading | None = None,
     ) -> list[Generation]:
-        """Continue prompts as `generate` does, given as ids.
+        """Continue prompts, given as `ids`, from `state`, as `generate` does with this `config`.
 
         While a prompt updates the fast weights, `on_reading` is called with the tokens read, their total, and the nats
         per token.

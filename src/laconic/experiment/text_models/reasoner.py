@@ -172,6 +172,9 @@ class Reasoner:
     def build_decoding(self, config: GenerationConfig) -> AnswerDecoding:
         """Return how answers are decoded with these options.
 
+        Args:
+            config: Length and sampling of an answer.
+
         Raises:
             UsageError: If there are several seeds.
         """
@@ -222,7 +225,11 @@ class Reasoner:
         return open_kv_memory(memory, self.decoder, self.tokenizer).to_cache()
 
     def read_summaries(self, memory: Any) -> KVCache:
-        """Return the cache of summary vectors, which the decoder reads in one pass."""
+        """Return the cache of summary vectors, which the decoder reads in one pass.
+
+        Args:
+            memory: Summary vectors of one text per row.
+        """
         compressor = self.compressor
         if isinstance(memory, str | Path):
             memory = compressor.load(memory)

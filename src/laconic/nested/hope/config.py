@@ -134,6 +134,7 @@ class HopeConfig:
         return tuple(str(name).rpartition(".")[2] for name in roles)
 
     def cms_shape(self, layer: int) -> CMSShape:
+        """Return the sizes of the CMS in a layer, whose index is `layer`."""
         d = self.decoder
         return CMSShape(
             d.hidden_size,
@@ -161,7 +162,11 @@ class HopeConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "HopeConfig":
-        """Read the config.json of a checkpoint. Raises `InputError` for another model or unknown fields."""
+        """Read the config.json of a checkpoint. Raises `InputError` for another model or unknown fields.
+
+        Args:
+            folder: Folder with a config.json that `save_pretrained` wrote.
+        """
         file = read_json(folder / "config.json")
         if file.get("model_type") != MODEL_TYPE or not isinstance(file.get("hope"), dict):
             raise InputError(

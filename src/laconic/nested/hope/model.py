@@ -137,6 +137,7 @@ class Hope(Decoder):
         return FastWeightState(tuple(layers), torch.zeros(batch_size, dtype=torch.long), open_chunk)
 
     def empty_cache(self, batch_size: int, like: Tensor) -> KVCache:
+        """Return a cache of one layer without slots, with the dtype and device of `like` and `batch_size` rows."""
         keys = like.detach().new_zeros(batch_size, self.config.num_key_value_heads, 0, self.config.head_dim)
         positions = torch.empty(batch_size, 0, dtype=torch.long, device=like.device)
         return KVCache((keys,), (keys,), positions, positions.bool())
@@ -275,7 +276,12 @@ class Hope(Decoder):
         return fingerprint_tensors(dict(self.named_parameters()))
 
     def save_state(self, state: FastWeightState, path: str | Path) -> None:
-        """Save a state in a file that only these weights load. Raises `NonFiniteError` if it is not finite."""
+        """Save a state in a file that only these weights load. Raises `NonFiniteError` if it is not finite.
+
+        Args:
+            state: State of this model.
+            path: File to write.
+        """
         state_file.save_state(
             detach(state),
             path,

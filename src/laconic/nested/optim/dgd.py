@@ -97,7 +97,11 @@ class DGD(torch.optim.Optimizer):
         super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, or two if its parameters have two rules and it names none."""
+        """Add a group, or two if its parameters have two rules and it names none.
+
+        Args:
+            param_group: `params` and options of the constructor.
+        """
         for group in split_groups_by_rule([param_group], dgd_rule, {"lr": self.adam_lr}):
             self._add_group_of_one_rule(group)
 
@@ -127,7 +131,11 @@ class DGD(torch.optim.Optimizer):
             statistics.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients and everything recorded with them."""
+        """Reset gradients and everything recorded with them.
+
+        Args:
+            set_to_none: As in torch.optim.
+        """
         super().zero_grad(set_to_none)
         for statistics in self.input_statistics():
             statistics.clear()
@@ -140,7 +148,11 @@ class DGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update by what was recorded since the last step; return the closure's loss."""
+        """Update by what was recorded since the last step; return the closure's loss.
+
+        Args:
+            closure: Function that computes and returns the loss.
+        """
         loss = call_closure(closure)
         for group in self.param_groups:
             if group["rule"] == "adamw":

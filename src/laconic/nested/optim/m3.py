@@ -105,6 +105,9 @@ class M3(torch.optim.Optimizer):
         Matrices are updated by M3; embeddings, output heads and everything else by AdamW. A head is a linear map with
         as many outputs as an embedding has rows, outside the numbered blocks of the model: inside them, a map may
         just be as wide as the table of positions.
+
+        Args:
+            model: Model whose trainable parameters are grouped.
         """
         embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         vocab_sizes = {embedding.num_embeddings for embedding in embeddings}
@@ -121,7 +124,11 @@ class M3(torch.optim.Optimizer):
         return [{"params": params, "rule": rule} for rule, params in members.items() if params]
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group, or two if its parameters have two rules and it names none."""
+        """Add a group, or two if its parameters have two rules and it names none.
+
+        Args:
+            param_group: `params` and options of the constructor.
+        """
         for group in split_groups_by_rule([param_group], m3_rule, {}):
             self._add_group_of_one_rule(group)
 
@@ -140,7 +147,11 @@ class M3(torch.optim.Optimizer):
                 raise UsageError(f"M3: {describe_parameter(p)} is not a matrix; set rule='adamw' for its group")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict, and undo torch's conversion of O2 to the type of its parameter."""
+        """Load a state dict, and undo torch's conversion of O2 to the type of its parameter.
+
+        Args:
+            state_dict: From `state_dict`.
+        """
         super().load_state_dict(state_dict)
         for p, state in self.state.items():
             if "O2" in state:
@@ -148,7 +159,11 @@ class M3(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update all parameters; return the closure's loss."""
+        """Update all parameters; return the closure's loss.
+
+        Args:
+            closure: Function that computes and returns the loss.
+        """
         loss = call_closure(closure)
         for group in self.param_groups:
             if group["rule"] == "adamw":
