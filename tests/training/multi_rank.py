@@ -60,7 +60,7 @@ def run_rank(work: Work, path: Path, environment: Mapping[str, str]) -> None:
     """Run a rank and end its process with the exit code of the command line."""
     os.environ.update(environment)
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(0.9 * TIMEOUT)  # where a rank hangs, before it is killed
+    faulthandler.dump_traceback_later(0.9 * TIMEOUT, file=2)  # where a rank hangs, before it is killed
     jaxtyping.config.update("jaxtyping_disable", True)  # shapes are checked where there is time for it
     code = 0
     try:
