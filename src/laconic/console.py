@@ -91,8 +91,7 @@ def status(text: str) -> Iterator[None]:
 def progress(text: str) -> Iterator[ProgressFn]:
     """Show progress with the time left: a bar on a terminal, elsewhere lines.
 
-    The first line comes after two seconds, others every five seconds, or every thirty once nothing has changed for half
-    a minute.
+    The first line comes after two seconds, others every five seconds, or every thirty if nothing has changed.
 
     Yields a function to call with (name, done, total); a total of 0 means unknown.
     """
@@ -143,6 +142,7 @@ class ProgressLog:
         self.text, self.name, self.done, self.total, self.first = text, "", 0, 0, 0
         self.start = self.changed = self.first_time = time.monotonic()
         self.last: float | None = None
+        self.printed = ("", 0)
 
     def update(self, name: str, done: int, total: int) -> None:
         """Print a line, unless the last one is recent."""
@@ -158,13 +158,16 @@ class ProgressLog:
     def print_if_due(self) -> None:
         """Print what was reported last, unless the last line is recent."""
         now = time.monotonic()
-        interval = LOG_INTERVAL if now - self.changed < UNCHANGED_INTERVAL else UNCHANGED_INTERVAL
+        is_repeated = (self.name, self.done) == self.printed and (
+            self.total or now - self.changed >= UNCHANGED_INTERVAL
+        )
+        interval = UNCHANGED_INTERVAL if is_repeated else LOG_INTERVAL
         if self.last is None or now - self.last >= interval:
             self.print_line()
 
     def print_line(self) -> None:
         """Print what was reported last."""
-        self.last = time.monotonic()
+        self.last, self.printed = time.monotonic(), (self.name, self.done)
         line = f"{self.text} {self.name}".rstrip(" ,")
         if self.total:
             line += f": {self.done} of {self.total}"

@@ -163,7 +163,7 @@ def parse_error(arguments: list[str]) -> str | None:
         return errors.getvalue().strip() if end.code else None
     if arguments[0] != "train" or command.recipe is None:
         return None
-    if not re.search(r"[./]", command.recipe) and command.recipe not in {name for name, _ in list_recipes()} | {
+    if not re.search(r"[./]", command.recipe) and command.recipe not in {name for name, *_ in list_recipes()} | {
         "RECIPE"
     }:
         return f"no recipe {command.recipe}"

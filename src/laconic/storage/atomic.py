@@ -208,7 +208,10 @@ def check_free_space(folder: Path, expected_bytes: int) -> None:
     available = free_bytes(folder)
     if FREE_SPACE_FACTOR * expected_bytes > available:
         required = int(FREE_SPACE_FACTOR * expected_bytes)
-        raise DiskError(f"{folder}: {required:,} bytes required to write {expected_bytes:,}, {available:,} are free")
+        raise DiskError(
+            f"{folder}: {required:,} bytes required to write {expected_bytes:,}, {available:,} are free; "
+            f"laconic asks for {FREE_SPACE_FACTOR} times what it writes; free some, or write elsewhere"
+        )
 
 
 def fsync_path(path: Path) -> None:

@@ -149,7 +149,7 @@ class TrainingRun:
                 rate = self.updater.optimizer.param_groups[0]["lr"]
                 metrics = select_progress_metrics(result.metrics)
                 terms = " · ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-                text = f"{terms} · learning rate {rate:.2g} · {speed:,.0f} tokens/s"
+                text = f"{terms} · learning rate {rate:.2g} · {speed:,.0f} tokens/s; updates"
                 report_progress(text, self.progress.step, self.num_steps)
 
     def advance(self) -> UpdateResult:

@@ -1,5 +1,6 @@
 """`laconic recipes`: list the recipes that come with laconic, and print one."""
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,6 +12,14 @@ from tyro.conf import Positional, arg
 from laconic.cli.arguments import OutputFormat
 from laconic.cli.files import print_json
 
+FAMILIES = {
+    "Latent thoughts, and their baselines with and without a written chain": (
+        "kava", "pccot", "codi", "coconut", "icot", "cot", "nocot",
+    ),
+    "Summary vectors of documents": ("autocompressor",),
+    "Models that learn while they read, and optimizers": ("hope", "lm"),
+}  # fmt: skip
+
 
 def describe_recipe(path: Path) -> str:
     """Return the first sentence of the comment at the beginning of a recipe."""
@@ -20,11 +29,12 @@ def describe_recipe(path: Path) -> str:
     return sentence.removesuffix(".")
 
 
-def list_recipes() -> Iterator[tuple[str, str]]:
+def list_recipes() -> Iterator[tuple[str, str, str]]:
+    """Yield name, method and description of each recipe."""
     from laconic.config.load import SHIPPED_RECIPES
 
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
-        yield path.stem, describe_recipe(path)
+        yield path.stem, tomllib.loads(path.read_text(encoding="utf-8"))["method"], describe_recipe(path)
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,15 @@ class RecipesListCommand:
     def run(self) -> int:
         recipes = list(list_recipes())
         if self.format == "json":
-            rows = [{"name": name, "description": text} for name, text in recipes]
+            rows = [{"name": name, "description": text} for name, _, text in recipes]
             print_json({"schema": 1, "recipes": rows})
             return 0
-        width = max(len(name) for name, _ in recipes)
-        print("\n".join(f"{name:<{width}}  {text}" for name, text in recipes))
+        width = max(len(name) for name, _, _ in recipes)
+        for heading, methods in FAMILIES.items():
+            print(f"{heading}:")
+            print("\n".join(f"  {name:<{width}}  {text}" for name, method, text in recipes if method in methods))
+            print()
+        print("On texts of your own: laconic train read-smollm2 data.path=FILE; on questions: docs/guides/train.md")
         return 0
 
 
