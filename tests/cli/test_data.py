@@ -247,16 +247,40 @@ def test_make_chains_of_results(run, tmp_path, root, few):
         assert int(row["steps"][-1].replace(" ", "").replace("#", "")) == int(row["answer"])
 
 
+def test_make_holds_out_numbers(run, tmp_path, root, few):
+    flags = ("--max-value", 200, "--integers-only", "--new-numbers-fraction", 0.2, "--results-only-fraction", 0.5)
+    assert run("make", "gsm-variants", "--rows", 300, *flags, "--data-dir", root, "--out", "a.jsonl")[0] == 0
+    rows, new_rows, held_out = (rows_of(tmp_path / f"a{part}.jsonl") for part in ("", ".new_numbers", ".held_out"))
+    assert (len(rows), len(new_rows), len(held_out)) == (300, 60, 15)
+    templates = {row["template"] for row in rows}
+    assert {row["template"] for row in new_rows} <= templates
+    assert not {row["template"] for row in held_out} & templates
+    assert not {row["question"] for row in new_rows} & {row["question"].removesuffix(" :") for row in rows}
+    short = [row for row in rows if row["question"].endswith(" :")]
+    assert 100 < len(short) < 200
+    assert all(row["steps"][-1] == row["answer"] for row in short)
+    assert all("<<" in step and "." not in step.rpartition("=")[2] for row in new_rows for step in row["steps"])
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("gsm-variants", "--chain", "brackets"), "--chain brackets: give equations or results or mixed"),
+        (("gsm-variants", "--chain", "brackets"), "--chain brackets: give equations or results"),
         (("digits", "--chain", "mixed"), "--chain mixed: give brackets or equations or results"),
         (("prosqa", "--chain", "results"), "--chain results: prosqa has one style"),
         (("digits", "--min-operations", 5), "--min-operations 5 exceeds --num-operations 4"),
+        (("digits", "--max-steps", 2), "--max-steps: digits has no such option"),
+        (("prosqa", "--integers-only"), "--integers-only: prosqa has no such option"),
+        (("gsm-variants", "--num-operations", 3), "--num-operations: gsm-variants has no such option"),
+        (("digits", "--held-out-fraction", 1), "--held-out-fraction 1: must be at least 0 and below 1"),
+        (("gsm-variants", "--new-numbers-fraction", 1), "--new-numbers-fraction 1: must be at least 0 and below 1"),
+        (
+            ("gsm-variants", "--chain", "results", "--results-only-fraction", 0.5),
+            "--results-only-fraction: --chain results has results only",
+        ),
     ],
 )
-def test_make_refuses_other_chains(run, flags, message):
+def test_make_refuses_invalid_flags(run, flags, message):
     code, _, err = run("make", *flags, "--rows", 9, "--out", "a.jsonl")
     assert code == 2
     assert message in err
@@ -357,7 +381,7 @@ def test_make_unknown_generator(run: RunCli, generator: str, message: str) -> No
         (
             ("--rows", "9", "--out", "x.jsonl", "--held-out-fraction", "1"),
             2,
-            "--held-out-fraction 1",
+            "--held-out-fraction: prosqa has no such option",
         ),
         (("--rows", "9", "--out", "no/x.jsonl"), 2, "--out no/x.jsonl"),
         (("--rows", "9"), 2, "--out"),

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, filterfalse, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
@@ -26,8 +26,15 @@ JsonRow = Mapping[str, Any]
 GENERATORS = ("digits", "gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
 CHAIN_STYLES = {  # the default first
     "digits": ("brackets", "equations", "results"),
-    "gsm-variants": ("equations", "results", "mixed"),
+    "gsm-variants": ("equations", "results"),
 }
+OPTIONS = {  # those that not every generator has
+    "digits": {"held_out_fraction", "results_only_fraction", "num_operations", "min_operations"},
+    "gsm-variants": {
+        "held_out_fraction", "results_only_fraction", "include_originals", "allow_ambiguous", "min_steps", "max_steps",
+        "max_value", "integers_only", "new_numbers_fraction",
+    },
+}  # fmt: skip
 MAX_OPERATIONS = 12  # as DigitsConfig allows
 EXCLUDED_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
@@ -72,16 +79,19 @@ class DataMakeCommand:
     """gsm-variants: leave out questions with more steps in their chain"""
     max_value: OptionalInt = None
     """gsm-variants: leave out questions with a larger result in their chain"""
+    integers_only: bool = False
+    """gsm-variants: leave out questions with no step, or with a result that is not a whole number"""
+    new_numbers_fraction: float = 0.0
+    """gsm-variants: rows in OUT.new_numbers.jsonl, as a fraction of --rows: templates of OUT with other numbers"""
     num_operations: int = 4
     """digits: operations in each question"""
     min_operations: OptionalInt = None
     """digits: smallest number of operations; each number up to --num-operations then has as many questions"""
     chain: Annotated[str | None, arg(metavar="STYLE")] = None
     """style of the chains. digits: brackets (<8><0>, default), equations (8*1=8;8*5=0;) or results (80); gsm-variants:
-    equations (<<8*3=24>>, default), results (#2 #4 #, only rows with results to 99), or mixed (both, and 24 if the
-    question ends in =:)"""
+    equations (<<8*3=24>>, default), or results (#2 #4 #, only rows with results to 99)"""
     results_only_fraction: float = 0.0
-    """digits: mean fraction of the questions that end in : and whose chain has results only"""
+    """digits, gsm-variants: mean fraction of the questions that end in : and whose chain has results only (24)"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 
@@ -110,6 +120,10 @@ class DataMakeCommand:
             close = get_close_matches(self.generator, GENERATORS, 1)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(GENERATORS)}"
             raise UsageError(f"unknown generator {self.generator}; {hint}")
+        for field in fields(self):
+            is_foreign = field.name in set[str]().union(*OPTIONS.values()) - OPTIONS.get(self.generator, set())
+            if is_foreign and getattr(self, field.name) != field.default:
+                raise UsageError(f"--{field.name.replace('_', '-')}: {self.generator} has no such option")
         check_minimum(1, rows=self.rows, min_steps=self.min_steps, max_steps=self.max_steps, max_value=self.max_value)
         check_minimum(1, num_operations=self.num_operations, min_operations=self.min_operations)
         if self.num_operations > MAX_OPERATIONS:
@@ -122,8 +136,11 @@ class DataMakeCommand:
             raise UsageError(f"--chain {self.chain}: {expected}")
         if not 0 <= self.results_only_fraction <= 1:
             raise UsageError(f"--results-only-fraction {self.results_only_fraction:g}: give a number from 0 to 1")
-        if not 0 <= self.held_out_fraction < 1:
-            raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: must be at least 0 and below 1")
+        if self.results_only_fraction and self.chain == "results":
+            raise UsageError("--results-only-fraction: --chain results has results only")
+        for flag, fraction in (("held-out", self.held_out_fraction), ("new-numbers", self.new_numbers_fraction)):
+            if not 0 <= fraction < 1:
+                raise UsageError(f"--{flag}-fraction {fraction:g}: must be at least 0 and below 1")
         check_output_path("--out", self.out)
 
     def list_files(self) -> list[OutputFile]:
@@ -152,12 +169,27 @@ class DataMakeCommand:
         ]
 
     def gsm_variant_files(self) -> list[OutputFile]:
-        """Return the variants of the training questions, and those of the held-out templates."""
-        from laconic.data.generators.gsm_variants import interleave_variants, is_held_out, mask_numbers
+        """Return the files of training variants, of held-out templates, and of other numbers in training templates."""
+        from laconic.data.generators.gsm_variants import has_new_numbers, interleave_variants, is_held_out, mask_numbers
         from laconic.data.generators.write_jsonl import example_to_row
 
         def holds_out(masked: str) -> bool:
             return is_held_out(masked, self.held_out_fraction)
+
+        def is_new(example: "ReasoningExample") -> bool:
+            return has_new_numbers(example.question, self.new_numbers_fraction)
+
+        def make_variants(templates: "list[QuestionTemplate]") -> "Iterator[ReasoningExample]":
+            return filter(self.is_within_limits, interleave_variants(templates, self.seed, excluded, self.max_value))
+
+        def make_training_rows() -> "Iterator[ReasoningExample]":
+            rows = chain(originals, filterfalse(is_new, make_variants(training)))
+            return islice(self.convert_chains(rows, self.results_only_fraction), self.rows)
+
+        def make_new_rows() -> "Iterator[ReasoningExample]":
+            used = {row.metadata.get("template") for row in make_training_rows()}
+            variants = (row for row in make_variants(training) if is_new(row) and row.metadata["template"] in used)
+            return islice(self.convert_chains(variants), num_new)
 
         sources, templates, excluded = self.load_templates()
         held_out = [template for template in templates if holds_out(template.masked_question)]
@@ -167,27 +199,27 @@ class DataMakeCommand:
             for example in sources
             if self.include_originals and not holds_out(mask_numbers(example.question))
         ]
-        variants = interleave_variants(training, self.seed, excluded, self.max_value)
-        held_out_variants = interleave_variants(held_out, self.seed, excluded, self.max_value)
-        rows = map(example_to_row, self.convert_chains(chain(originals, variants)))
-        held_out_rows = map(example_to_row, self.convert_chains(held_out_variants))
-        num_held_out = round(self.rows * self.held_out_fraction)
+        num_held_out, num_new = (round(self.rows * f) for f in (self.held_out_fraction, self.new_numbers_fraction))
+        held_out_rows = islice(self.convert_chains(make_variants(held_out)), num_held_out)
         held_out_description = f"rows of {len(held_out):,} templates that {self.out.name} does not contain"
+        new_path = self.out.with_suffix(f".new_numbers{self.out.suffix}")
+        new_description = f"rows with other numbers in the templates of {self.out.name}"
         description = self.describe_rows(len(originals), len(training))
         return [
-            OutputFile(self.out, description, self.rows, islice(rows, self.rows)),
-            OutputFile(self.held_out_path, held_out_description, num_held_out, islice(held_out_rows, num_held_out)),
+            OutputFile(self.out, description, self.rows, map(example_to_row, make_training_rows())),
+            OutputFile(self.held_out_path, held_out_description, num_held_out, map(example_to_row, held_out_rows)),
+            OutputFile(new_path, new_description, num_new, map(example_to_row, make_new_rows() if num_new else ())),
         ]
 
-    def convert_chains(self, examples: "Iterable[ReasoningExample]") -> "Iterable[ReasoningExample]":
-        """Return rows with chains in the style of `--chain`."""
-        from laconic.data.generators.result_chains import convert_chain, mix_chains
+    def convert_chains(
+        self, examples: "Iterable[ReasoningExample]", results_only_fraction: float = 0.0
+    ) -> "Iterator[ReasoningExample]":
+        """Yield rows with chains in the style of `--chain`, a fraction of them with results only."""
+        from laconic.data.generators.result_chains import convert_chain, shorten_chains
 
-        if self.chain == "mixed":
-            return mix_chains(examples, self.seed)
         if self.chain == "results":
-            return (row for example in examples if (row := convert_chain(example, "marked")) is not None)
-        return examples
+            return (row for example in examples if (row := convert_chain(example)) is not None)
+        return shorten_chains(examples, results_only_fraction, self.seed)
 
     def describe_rows(self, num_originals: int, num_templates: int) -> str:
         """Describe the rows of the training file."""
@@ -215,8 +247,12 @@ class DataMakeCommand:
         return easy, usable, excluded | {example.question for example in sources}
 
     def is_within_limits(self, example: "ReasoningExample") -> bool:
-        """Return whether a question's chain respects `--min-steps`, `--max-steps` and `--max-value`."""
+        """Return whether a question's chain respects `--integers-only`, `--min-steps`, `--max-steps`, `--max-value`."""
         from laconic.data.generators.gsm_variants import largest_result
+        from laconic.data.generators.result_chains import list_results
+
+        if self.integers_only and not list_results(example):
+            return False
 
         num_steps = len(example.steps)
         has_many = self.min_steps is None or num_steps >= self.min_steps

@@ -48,7 +48,7 @@ WORD_NUMBERS = {
 }
 DRAW_BLOCK = 16  # random draws computed at once
 MAX_MISSES = 100  # consecutive draws without a new variant, after which a template is exhausted
-DRAW_KEY, HOLD_OUT_KEY = 1, 2  # purposes of random numbers
+DRAW_KEY, HOLD_OUT_KEY, NEW_NUMBERS_KEY = 1, 2, 3  # purposes of random numbers
 
 
 @dataclass(frozen=True)
@@ -250,3 +250,8 @@ def interleave_variants(
 def is_held_out(masked_question: str, share: float) -> bool:
     """Return whether templates with this text are held out; it depends on the text alone, not on the seed."""
     return bool(uniform(HOLD_OUT_KEY, text_key(masked_question)) < share)
+
+
+def has_new_numbers(question: str, share: float) -> bool:
+    """Return whether a variant is held out although its template is not; it depends on its text alone."""
+    return bool(uniform(NEW_NUMBERS_KEY, text_key(question)) < share)
