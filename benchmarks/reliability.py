@@ -1,9 +1,9 @@
 """Kill commands, damage their files, fill their disks, and count what is lost; write docs/reliability.md.
 
-python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--draw N] [--quick]
+python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--trial N] [--quick]
 
 A full run takes about half an hour of one core. Probes and rows can be run one by one; a probe replaces its own table
-in the page. A draw that fails prints the command that repeats it.
+in the page. A trial that fails prints the command that repeats it.
 """
 
 import argparse
@@ -47,14 +47,14 @@ from benchmarks.probes.works import build_works, train_inputs, write_inputs  # n
 SCRIPT = "benchmarks/reliability.py"
 PAGE = REPO / "docs/reliability.md"
 KILLS, FLIPS = 1_000, 1_000
-DISKS, SIGNALS, RACES = 8, 12, 4  # draws per row
+DISKS, SIGNALS, RACES = 8, 12, 4  # trials per row
 SERVER_SHARE = 0.04  # of the kills; each takes two starts of a server
 PEER_KILLS = 40
 
 
 @dataclass(frozen=True)
 class Amounts:
-    """Numbers of draws: kills and damaged files in all, the rest for each row."""
+    """Numbers of trials: kills and damaged files in all, the rest for each row."""
 
     kills: int = KILLS
     flips: int = FLIPS
@@ -70,14 +70,14 @@ INTRODUCTION = """# Reliability
 
 This page counts what happens to laconic's commands when they are killed, when their files are damaged, when disks are
 full, when they are started in unusual environments, and when they get wrong or hostile input. Beside them are the same
-counts for transformers' `Trainer`, `torch.save` and others. Every number counts draws, which are seeded.
+counts for transformers' `Trainer`, `torch.save` and others. Every number counts random trials with a fixed seed.
 
-    python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--draw N] [--quick]
+    python benchmarks/reliability.py [--kills N] [--flips N] [--only PROBE[:ROW] …] [--trial N] [--quick]
 
 The commands are real command lines with tiny models: KaVa and a chain of thought (`train kava`, `train cot`), an
 AutoCompressor, Hope, and the shipped stories260k. They run in processes that are forked from one in which laconic is
 already imported, so that a start takes a tenth of a second; only the table of environments starts new interpreters. A
-failing draw prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
+failing trial prints the command that repeats it, except for the exact time of a kill that was not tied to a write.
 
 The peers for comparison are a `Trainer` on a tiny Llama with `save_steps=1` and `save_total_limit=2`, resumed by
 `get_last_checkpoint`, and a process that saves 1 MB to the same file with `torch.save` again and again. They do less
@@ -87,7 +87,7 @@ QUICK = Amounts(kills=12, flips=14, disks=1, signals=1, races=1, peer_kills=2, s
 TEXTS = {
     "kills": (
         "SIGKILL",
-        "Each command is killed several times and repeated until it ends: in two draws of five just before it changes"
+        "Each command is killed several times and repeated until it ends: in two trials of five just before it changes"
         " a file (opens it for writing, renames, deletes, …), in two at most 4 ms after that, and in one at any time."
         " *Survived*: what was on disk was complete, and the last repetition ended with the same bytes as a command "
         "that was never killed (weights, optimizer, random states, metrics; files; records), without temporary files."
@@ -109,7 +109,7 @@ TEXTS = {
     ),
     "disks": (
         "Full disks",
-        "Every second draw runs on a tmpfs that is too small, the others with a limit on the size of files. "
+        "Every second trial runs on a tmpfs that is too small, the others with a limit on the size of files. "
         "*Survived*: exit code 74 and one line, or success if the output fits. With enough space, the same command "
         "must then give the same results as if the disk had never been full. A peer may fail with an exception.",
     ),
@@ -121,7 +121,7 @@ TEXTS = {
     ),
     "signals": (
         "Signals",
-        "SIGTERM, SIGINT, SIGUSR1 or SIGHUP arrives at any time, in a third of the draws twice. *Survived*: the "
+        "SIGTERM, SIGINT, SIGUSR1 or SIGHUP arrives at any time, in a third of the trials twice. *Survived*: the "
         "command ends with exit code 75, 130 or 128 plus the signal (a peer: with any), and its repetition ends as if"
         " it had never been interrupted.",
     ),
@@ -146,16 +146,16 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: a probe, the command or file that it is for, and the number of its draws."""
+    """A row of a table: a probe, the command or file that it is for, and the number of its trials."""
 
     probe: Callable[[Any, Path, int, int | None, str], Counts]
     subject: Any
     number: int
 
-    def run(self, place: Path, draw: int | None, command: str) -> Counts:
-        """Run all draws, or one, in a folder."""
+    def run(self, place: Path, trial: int | None, command: str) -> Counts:
+        """Run all trials, or one, in a folder."""
         place.mkdir(exist_ok=True)
-        return self.probe(self.subject, place, self.number, draw, command)
+        return self.probe(self.subject, place, self.number, trial, command)
 
 
 def build_rows(probe: str, base: Path, amounts: Amounts) -> dict[str, Row]:
@@ -190,13 +190,13 @@ def build_rows(probe: str, base: Path, amounts: Amounts) -> dict[str, Row]:
     return {name: Row(function, work, number) for name, work in all_works.items()}
 
 
-def run_probe(probe: str, rows: Mapping[str, Row], only: str, draw: int | None, base: Path) -> Table:
+def run_probe(probe: str, rows: Mapping[str, Row], only: str, trial: int | None, base: Path) -> Table:
     """Run the rows of a probe, or one of them, and return the table."""
     results = list[Counts]()
     for name, row in rows.items():
         if not only or name == only:
             command = f"python {SCRIPT} --only {shlex.quote(f'{probe}:{name}')}"
-            results.append(row.run(base / probe, draw, command))
+            results.append(row.run(base / probe, trial, command))
             print(f"{probe}: {' | '.join(results[-1].cells())}", file=sys.stderr, flush=True)
     peer_names = {*peers.PEERS, *peers.ARTIFACT_NAMES, *artifacts.FOREIGN}
     ours = [counts for counts in results if counts.name not in peer_names]
@@ -244,8 +244,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, help=f"kills of laconic's commands in all (default {KILLS:,})")
     parser.add_argument("--flips", type=int, help=f"damaged files of laconic in all (default {FLIPS:,})")
     parser.add_argument("--only", nargs="+", default=list(TEXTS), metavar="PROBE[:ROW]", help=", ".join(TEXTS))
-    parser.add_argument("--draw", type=int, help="repeat one draw of a row")
-    parser.add_argument("--quick", action="store_true", help="one or two draws of each row; only print")
+    parser.add_argument("--trial", type=int, help="repeat one trial of a row")
+    parser.add_argument("--quick", action="store_true", help="one or two trials of each row; only print")
     options = parser.parse_args()
     if unknown := {name.partition(":")[0] for name in options.only} - set(TEXTS):
         parser.error(f"--only {', '.join(unknown)}: expected {', '.join(TEXTS)}")
@@ -253,7 +253,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the probes and write the page; exit with 1 if a draw of laconic was not survived."""
+    """Run the probes and write the page; exit with 1 if a trial of laconic was not survived."""
     options = parse_arguments()
     amounts = QUICK if options.quick else Amounts()
     numbers = {name: n for name in ("kills", "flips") if (n := getattr(options, name)) is not None}
@@ -275,7 +275,7 @@ def main() -> None:
             rows = built[probe]
             if only and only not in rows:
                 sys.exit(f"--only {selection}: the rows of {probe} are {', '.join(rows)}")
-            table = run_probe(probe, rows, only, options.draw, base)
+            table = run_probe(probe, rows, only, options.trial, base)
             has_failed |= bool(table.footnote)
             section = render_section(probe, table, shlex.join(["python", SCRIPT, *sys.argv[1:]]), start)
             print(section, flush=True)

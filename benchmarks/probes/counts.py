@@ -1,4 +1,4 @@
-"""Count what happened in the draws of a probe, and format the counts as rows of a table."""
+"""Count what happened in the trials of a probe, and format the counts as rows of a table."""
 
 import sys
 import time
@@ -20,11 +20,11 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass
 class Counts:
-    """What happened in the draws of one row.
+    """What happened in the trials of one row.
 
     Attributes:
         name: The command or file that was tried.
-        command: Command that repeats a draw, without its number.
+        command: Command that repeats a trial, without its number.
         attempted: Number of kills, damaged files, signals, …
         survived: After which the command went on, or refused in one line, and ended as if nothing had happened.
         lost: After which committed work was gone; None if the probe cannot lose any.
@@ -32,7 +32,7 @@ class Counts:
         harmless: Damage that was not reported and changed nothing.
         silent: Damage that was not reported and changed the result.
         peer: What a peer made of the same.
-        failures: One line for each draw that did not survive.
+        failures: One line for each trial that did not survive.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Counts:
     failures: list[str] = field(default_factory=list[str])
     next_line: float = 0.0
 
-    def fail(self, draw: int, reason: str) -> None:
-        """Record a draw that did not survive and print the command that repeats it."""
+    def fail(self, trial: int, reason: str) -> None:
+        """Record a trial that did not survive and print the command that repeats it."""
         self.failures.append(f"{self.name}: {reason}")
-        print(f"FAILED {self.name}: {reason}\n  repeat: {self.command} --draw {draw}", file=sys.stderr, flush=True)
+        print(f"FAILED {self.name}: {reason}\n  repeat: {self.command} --trial {trial}", file=sys.stderr, flush=True)
 
     def show_progress(self, total: int) -> None:
         """Print the counts so far, at most once in a few seconds."""

@@ -25,7 +25,7 @@ class Artifact:
 
     Attributes:
         name: Its row in the tables.
-        source: Folder with the files, which is copied for every draw.
+        source: Folder with the files, which is copied for every trial.
         victims: Patterns of the files that are damaged.
         read: The command, run in the copy by a child process.
         get_result: Returns what the command computed from the files.
@@ -101,13 +101,13 @@ def copy_artifact(artifact: Artifact, folder: Path) -> Path:
     return folder
 
 
-def spoil_repeatedly(artifact: Artifact, base: Path, num_draws: int, draw: int | None, command: str) -> Counts:
-    """Damage an artifact in `num_draws` ways, or in the way of one draw."""
+def spoil_repeatedly(artifact: Artifact, base: Path, num_trials: int, trial: int | None, command: str) -> Counts:
+    """Damage an artifact in `num_trials` ways, or in the way of one trial."""
     counts = Counts(artifact.name, command, detected=0, harmless=0, silent=0)
-    folder = base / "draw"
+    folder = base / "trial"
     reference, expected = read_copy(artifact, copy_artifact(artifact, folder))
     check(reference)
-    for number in range(num_draws) if draw is None else [draw]:
+    for number in range(num_trials) if trial is None else [trial]:
         chance = random.Random(f"{artifact.name} {number}")
         path, kind = damage_file(artifact, copy_artifact(artifact, folder), chance)
         ending, result = read_copy(artifact, folder)
@@ -120,5 +120,5 @@ def spoil_repeatedly(artifact: Artifact, base: Path, num_draws: int, draw: int |
             setattr(counts, outcome, getattr(counts, outcome) + 1)
             if outcome == "silent":
                 counts.fail(number, f"{kind}: not reported, and the result differs")
-        counts.show_progress(num_draws)
+        counts.show_progress(num_trials)
     return counts

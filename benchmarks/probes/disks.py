@@ -49,10 +49,10 @@ def limit_file_size(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def run_on_full_disk(work: Work, reference: Reference, folder: Path, draw: int) -> str:
+def run_on_full_disk(work: Work, reference: Reference, folder: Path, trial: int) -> str:
     """Run a command with too little space and then with enough; return what went wrong, "" if nothing."""
-    chance = random.Random(f"{work.name} {draw}")
-    if draw % 2 or not can_mount():
+    chance = random.Random(f"{work.name} {trial}")
+    if trial % 2 or not can_mount():
         largest = max(path.stat().st_size for path in (folder.parent / "reference").rglob("*") if path.is_file())
         limit = chance.randrange(MIN_FILE_BYTES, max(MIN_FILE_BYTES + 1, largest))
         ending = run_forked(work.run, work.prepare_folder(folder), lambda: limit_file_size(limit))
@@ -77,15 +77,15 @@ def is_wrong(work: Work, ending: Ending) -> bool:
     return ending.code not in (0, FULL, *work.exit_codes) or ("Traceback" in ending.err and not work.exit_codes)
 
 
-def fill_disks(work: Work, base: Path, num_draws: int, draw: int | None, command: str) -> Counts:
-    """Run a command on `num_draws` disks that are too small, or on that of one draw."""
+def fill_disks(work: Work, base: Path, num_trials: int, trial: int | None, command: str) -> Counts:
+    """Run a command on `num_trials` disks that are too small, or on that of one trial."""
     counts, reference = Counts(work.name, command), Reference(work, base / "reference")
-    for number in range(num_draws) if draw is None else [draw]:
+    for number in range(num_trials) if trial is None else [trial]:
         problem = run_on_full_disk(work, reference, base / f"disk-{number}", number)
         counts.attempted += 1
         counts.survived += not problem
         if problem:
             counts.fail(number, problem)
         shutil.rmtree(base / f"disk-{number}", ignore_errors=True)
-        counts.show_progress(num_draws)
+        counts.show_progress(num_trials)
     return counts

@@ -139,8 +139,8 @@ def build_parsers() -> Promise:
         place.mkdir()
         with ExitStack() as stack:
             target = build_targets(place, stack)[name]
-            draws = (random.Random(f"{name} {number}") for number in range(NUM_FUZZED))
-            outcomes = [try_input(target, place, Path("place"), draw) for draw in draws]
+            rngs = (random.Random(f"{name} {number}") for number in range(NUM_FUZZED))
+            outcomes = [try_input(target, place, Path("place"), rng) for rng in rngs]
         print([outcome.result for outcome in outcomes if outcome.is_broken], file=sys.stderr)
         return sum(outcome.is_broken for outcome in outcomes)
 

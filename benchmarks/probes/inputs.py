@@ -240,10 +240,10 @@ def build_weights(base: Path) -> Promise:
 
 def build_keys(base: Path) -> Promise:
     """R12: recipes with unknown and mistyped keys."""
-    draws, checks, known = random.Random(12), dict[str, Check](), known_keys()
+    rng, checks, known = random.Random(12), dict[str, Check](), known_keys()
     while len(checks) < 200:
-        key = draws.choice(leaf_keys())
-        typo, name = make_typo(key, draws), draws.choice(list(RECIPES))
+        key = rng.choice(leaf_keys())
+        typo, name = make_typo(key, rng), rng.choice(list(RECIPES))
         if typo not in known and len(key.rpartition(".")[2]) >= 4:
             checks[typo] = expect(command("train", base / f"{name}.toml", f"{typo}=1"), 2, words="no such key")
     for name, text in RECIPES.items():

@@ -23,9 +23,9 @@ class Reference:
         self.num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def kill_repeatedly(work: Work, reference: Reference, folder: Path, draw: int, counts: Counts) -> None:
+def kill_repeatedly(work: Work, reference: Reference, folder: Path, trial: int, counts: Counts) -> None:
     """Kill a command several times, each time resuming it, and compare its end with the reference."""
-    chance = random.Random(f"{work.name} {draw}")
+    chance = random.Random(f"{work.name} {trial}")
     work.prepare_folder(folder)
     remaining, progress, num_kills = reference.ending.num_writes, 0, 0
     for _ in range(KILLS_PER_DRAW):
@@ -34,7 +34,7 @@ def kill_repeatedly(work: Work, reference: Reference, folder: Path, draw: int, c
         if ending.code != KILLED:
             if ending.code not in (0, BUSY):
                 counts.survived -= min(1, num_kills)
-                counts.fail(draw, f"after {num_kills} kills: {describe(ending)}")
+                counts.fail(trial, f"after {num_kills} kills: {describe(ending)}")
                 return
             break
         num_kills += 1
@@ -43,20 +43,20 @@ def kill_repeatedly(work: Work, reference: Reference, folder: Path, draw: int, c
         try:
             now = work.measure_progress(folder)
         except LaconicError as error:
-            counts.fail(draw, f"kill {num_kills} left a partial step: {error}")
+            counts.fail(trial, f"kill {num_kills} left a partial step: {error}")
             return
         if now < max([progress, *commits]):
             counts.lost = (counts.lost or 0) + 1
-            counts.fail(draw, f"kill {num_kills}: progress {now}, committed were {max([progress, *commits])}")
+            counts.fail(trial, f"kill {num_kills}: progress {now}, committed were {max([progress, *commits])}")
             return
         if len(left := find_leftovers(folder)) > MAX_TEMPORARY * num_kills:
-            counts.fail(draw, f"kill {num_kills} left {left}")
+            counts.fail(trial, f"kill {num_kills} left {left}")
             return
         progress = now
         counts.survived += 1
     if problem := finish(work, reference, folder):
         counts.survived -= min(1, num_kills)
-        counts.fail(draw, f"after {num_kills} kills: {problem}")
+        counts.fail(trial, f"after {num_kills} kills: {problem}")
     else:
         shutil.rmtree(folder)
 
@@ -81,13 +81,13 @@ def describe(ending: Ending) -> str:
     return f"exit code {ending.code}: {(ending.err.strip() or ending.out.strip())[-300:]}"
 
 
-def storm(work: Work, base: Path, num_kills: int, draw: int | None, command: str) -> Counts:
-    """Kill a command about `num_kills` times, or repeat one draw."""
+def storm(work: Work, base: Path, num_kills: int, trial: int | None, command: str) -> Counts:
+    """Kill a command about `num_kills` times, or repeat one trial."""
     counts, reference = Counts(work.name, command, lost=0), Reference(work, base / "reference")
-    number = 0 if draw is None else draw
+    number = 0 if trial is None else trial
     while True:
-        kill_repeatedly(work, reference, base / f"draw-{number}", number, counts)
+        kill_repeatedly(work, reference, base / f"trial-{number}", number, counts)
         counts.show_progress(num_kills)
         number += 1
-        if draw is not None or counts.attempted >= num_kills:
+        if trial is not None or counts.attempted >= num_kills:
             return counts

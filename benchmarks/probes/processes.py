@@ -170,13 +170,13 @@ def run_forked(action: Action, folder: Path, prepare: Callable[[], object] | Non
     return ForkedCommand(action, folder, prepare=prepare).wait()
 
 
-def choose_moment(draw: random.Random, num_writes: int, seconds: float) -> Moment:
+def choose_moment(trial: random.Random, num_writes: int, seconds: float) -> Moment:
     """Choose when to kill a process: usually at or shortly after a write, one time in five at any time."""
-    kind = draw.random()
+    kind = trial.random()
     if kind < 0.2:
-        return Moment(-1, draw.uniform(0, seconds))
-    number = draw.randrange(max(1, num_writes))
-    return Moment(number, 0.0 if kind < 0.6 else draw.uniform(1e-6, DELAY))
+        return Moment(-1, trial.uniform(0, seconds))
+    number = trial.randrange(max(1, num_writes))
+    return Moment(number, 0.0 if kind < 0.6 else trial.uniform(1e-6, DELAY))
 
 
 def run_until(action: Action, folder: Path, moment: Moment) -> tuple[Ending, list[int]]:

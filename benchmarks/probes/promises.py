@@ -76,18 +76,18 @@ def command(*arguments: object) -> Action:
     return partial(run_command_line, *arguments)
 
 
-def keep_promises(promise: Promise, place: Path, limit: int, draw: int | None, repeat: str) -> Counts:
+def keep_promises(promise: Promise, place: Path, limit: int, trial: int | None, repeat: str) -> Counts:
     """Try the first `limit` checks of a promise, or one of them, and those of its peer."""
     counts, home = Counts(promise.name, repeat), place / "promise"
     for number, (name, check) in enumerate(list(promise.checks.items())[:limit]):
-        if draw in (None, number):
+        if trial in (None, number):
             problem = try_check(check, home)
             counts.attempted += 1
             counts.survived += not problem
             if problem:
                 counts.fail(number, f"{name}: {problem}")
             counts.show_progress(len(promise.checks))
-    peers = [] if draw is not None else list(promise.peer_checks.values())[:limit]
+    peers = [] if trial is not None else list(promise.peer_checks.values())[:limit]
     if peers:
         survived = sum(not try_check(check, home) for check in peers)
         counts.peer = f"{promise.peer}: {survived:,} of {len(peers):,}"

@@ -119,9 +119,9 @@ def write_contents(model: str, folder: Path) -> list[bytes]:
     return contents
 
 
-def kill_server(clients: MemoryClients, folder: Path, draw: int) -> str:
+def kill_server(clients: MemoryClients, folder: Path, trial: int) -> str:
     """Kill a server while clients write, start another, and return what it has lost, "" if nothing."""
-    moment = choose_moment(random.Random(f"serve {draw}"), WRITES_PER_KILL, MAX_WAIT)
+    moment = choose_moment(random.Random(f"serve {trial}"), WRITES_PER_KILL, MAX_WAIT)
     with (
         ForkedServer(folder, moment.write if moment.write >= 0 and not moment.delay else -1) as server,
         ThreadPoolExecutor(NUM_CLIENTS) as pool,
@@ -139,14 +139,14 @@ def kill_server(clients: MemoryClients, folder: Path, draw: int) -> str:
         return clients.check(server)
 
 
-def storm_server(model: str, base: Path, num_kills: int, draw: int | None, command: str) -> Counts:
-    """Kill a server `num_kills` times, or as in one draw; another one checks what it left."""
+def storm_server(model: str, base: Path, num_kills: int, trial: int | None, command: str) -> Counts:
+    """Kill a server `num_kills` times, or as in one trial; another one checks what it left."""
     counts, contents = Counts(NAME, command, lost=0), write_contents(model, base / "contents")
     folder = base / "server"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     clients = MemoryClients(contents)
-    for number in range(num_kills) if draw is None else [draw]:
+    for number in range(num_kills) if trial is None else [trial]:
         problem = kill_server(clients, folder, number)
         counts.attempted += 1
         counts.lost = (counts.lost or 0) + bool(problem)

@@ -16,10 +16,10 @@ PREEMPTED = 75
 INTERRUPTED = 130
 
 
-def interrupt_once(work: Work, reference: Reference, folder: Path, draw: int) -> tuple[str, bool]:
-    """Send a signal at any time, in one draw of three twice; return what went wrong, and whether work was lost."""
-    chance = random.Random(f"{work.name} {draw}")
-    number, is_twice = SIGNALS[draw % len(SIGNALS)], chance.random() < 1 / 3
+def interrupt_once(work: Work, reference: Reference, folder: Path, trial: int) -> tuple[str, bool]:
+    """Send a signal at any time, in one trial of three twice; return what went wrong, and whether work was lost."""
+    chance = random.Random(f"{work.name} {trial}")
+    number, is_twice = SIGNALS[trial % len(SIGNALS)], chance.random() < 1 / 3
     command = ForkedCommand(work.run, work.prepare_folder(folder))
     command.wait_for_write(chance.randrange(max(1, reference.ending.num_writes)))
     time.sleep(chance.uniform(0, 0.01))
@@ -38,10 +38,10 @@ def interrupt_once(work: Work, reference: Reference, folder: Path, draw: int) ->
     return problem and f"after {name} and {describe(ending)}: {problem}", False
 
 
-def interrupt_repeatedly(work: Work, base: Path, num_draws: int, draw: int | None, command: str) -> Counts:
-    """Interrupt a command `num_draws` times by signals, or as in one draw."""
+def interrupt_repeatedly(work: Work, base: Path, num_trials: int, trial: int | None, command: str) -> Counts:
+    """Interrupt a command `num_trials` times by signals, or as in one trial."""
     counts, reference = Counts(work.name, command, lost=0), Reference(work, base / "reference")
-    for number in range(num_draws) if draw is None else [draw]:
+    for number in range(num_trials) if trial is None else [trial]:
         problem, is_lost = interrupt_once(work, reference, base / f"signal-{number}", number)
         counts.attempted += 1
         counts.survived += not problem
@@ -49,5 +49,5 @@ def interrupt_repeatedly(work: Work, base: Path, num_draws: int, draw: int | Non
         if problem:
             counts.fail(number, problem)
         shutil.rmtree(base / f"signal-{number}", ignore_errors=True)
-        counts.show_progress(num_draws)
+        counts.show_progress(num_trials)
     return counts

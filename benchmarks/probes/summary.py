@@ -13,8 +13,8 @@ ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
 PROMISES = "promises"
 TITLE, TEXT = (
     "All promises",
-    "Each line sums up a table below, or says which tests cover it; a test with hundreds of draws counts as one case. "
-    "Formats without checksums, adapters and GGUF, stand among the peers, even where laconic reads them.",
+    "Each line sums up a table below, or says which tests cover it; a test with hundreds of trials counts as one case. "
+    "Adapters and GGUF files have no checksums, so they are counted as peers, also where laconic reads them.",
 )
 
 

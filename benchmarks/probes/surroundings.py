@@ -140,10 +140,10 @@ def try_surroundings(case: Surroundings, home: Path, work: Work, expected: Mappi
     return f"modes of {wrong[:3]}" if wrong else ""
 
 
-def tour_surroundings(tour: "Tour", place: Path, num_cases: int, draw: int | None, command: str) -> Counts:
-    """Run the works of a tour in turn, in the first `num_cases` surroundings or in those of one draw."""
+def tour_surroundings(tour: "Tour", place: Path, num_cases: int, trial: int | None, command: str) -> Counts:
+    """Run the works of a tour in turn, in the first `num_cases` surroundings or in those of one trial."""
     counts, expected = Counts(f"{tour.name}, new interpreters", command), dict[str, Mapping[str, Any]]()
-    for number in range(len(SURROUNDINGS))[:num_cases] if draw is None else [draw]:
+    for number in range(len(SURROUNDINGS))[:num_cases] if trial is None else [trial]:
         case, work = SURROUNDINGS[number], tour.works[number % len(tour.works)]
         if work.name not in expected:
             expected[work.name] = Reference(work, place / f"expected-{work.name.replace(' ', '-')}").snapshot

@@ -11,15 +11,15 @@ from benchmarks.probes.processes import ForkedCommand
 from benchmarks.probes.works import BUSY, Work
 
 
-def race(work: Work, base: Path, num_draws: int, draw: int | None, command: str) -> Counts:
-    """Let two writers race `num_draws` times, or in one draw.
+def race(work: Work, base: Path, num_trials: int, trial: int | None, command: str) -> Counts:
+    """Let two writers race `num_trials` times, or in one trial.
 
     A second writer that is refused counts as damage found; two that both end well as harmless if the results are those
     of one, and as silent if they are not.
     """
     counts = Counts(work.name, command, detected=0, harmless=0, silent=0)
     reference = Reference(work, base / "reference")
-    for number in range(num_draws) if draw is None else [draw]:
+    for number in range(num_trials) if trial is None else [trial]:
         chance, folder = random.Random(f"{work.name} {number}"), base / f"race-{number}"
         writers = [ForkedCommand(work.begin or work.run, work.prepare_folder(folder))]
         time.sleep(chance.uniform(0, reference.ending.seconds / 2))
@@ -36,5 +36,5 @@ def race(work: Work, base: Path, num_draws: int, draw: int | None, command: str)
         if problem:
             counts.fail(number, problem)
         shutil.rmtree(folder)
-        counts.show_progress(num_draws)
+        counts.show_progress(num_trials)
     return counts
