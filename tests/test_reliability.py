@@ -59,14 +59,14 @@ def test_kills_find_torn_files(tmp_path: Path) -> None:
     assert "differs from the uninterrupted command in out.txt" in bad.failures[0]
 
 
-def test_kills_repeat_a_draw(
+def test_kills_repeat_a_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills at a write, which do not depend on the clock."""
     monkeypatch.setattr(kills, "choose_moment", lambda chance, n, seconds: Moment(chance.randrange(max(1, n)), 0.0))
     bad = kills.storm(CARELESS, tmp_path, 8, None, "python repeat")
-    draw = int(capsys.readouterr().err.partition("python repeat --draw ")[2].split()[0])
-    again = kills.storm(CARELESS, tmp_path, 1, draw, "python repeat")
+    trial = int(capsys.readouterr().err.partition("python repeat --trial ")[2].split()[0])
+    again = kills.storm(CARELESS, tmp_path, 1, trial, "python repeat")
     assert again.failures[:1] == bad.failures[:1]
 
 
@@ -128,7 +128,7 @@ def test_reliability_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reliability_table_adds_up_and_leaves_out_empty_columns(tmp_path: Path) -> None:
-    def count(subject: int, place: Path, number: int, draw: int | None, command: str) -> Counts:
+    def count(subject: int, place: Path, number: int, trial: int | None, command: str) -> Counts:
         return Counts(f"row {subject}", command, attempted=number, survived=number - 1, lost=0, failures=["it broke"])
 
     rows = {f"row {n}": reliability.Row(count, n, 10 * n) for n in (1, 2)}
