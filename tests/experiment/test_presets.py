@@ -306,3 +306,19 @@ def test_plan_without_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_plan_every_recipe_without_weights(name: str, tmp_path: Path) -> None:
     check_plan(name, tmp_path)
+
+
+TINY = sorted(path.stem for path in SHIPPED_RECIPES.glob("*-tiny*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("ctnl-tiny", ["cms.chunk_sizes=[64]"]),  # few chunks: each is a training step of its own
+        *(pytest.param(name, [], marks=pytest.mark.slow) for name in TINY),
+    ],
+)
+def test_plan_tiny_recipe(name: str, keys: list[str]) -> None:
+    """Their models are here, and methods that learn while they read are measured on meta tensors too."""
+    plan = plan_run(load_recipe(name, keys)[0], torch.device("cpu"))
+    assert plan["memory"]["bytes"] > plan["bytes"] > 0
