@@ -69,7 +69,8 @@ def check_minimum(minimum: int, **flags: int | None) -> None:
 
 
 def refuse_flags(flags: Mapping[str, object], reason: str) -> None:
-    """Raise `UsageError` (2) with `reason` if one of `flags` (field name to value) is set."""
-    name = next((name for name, value in flags.items() if value), None)
+    """Raise `UsageError` (2) with `reason` if one of `flags` (field name to value) is set; zero is a value too."""
+    is_set = {name: value is not None and value is not False and value != () for name, value in flags.items()}
+    name = next(filter(is_set.get, flags), None)
     if name is not None:
         raise UsageError(f"--{name.replace('_', '-')}: {reason}; leave it out")

@@ -65,7 +65,8 @@ def load_model(
 def compress_text(command: CompressCommand) -> int:
     """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of other memories."""
     reason = f"not available with a fast-weight state, which {command.model} writes here"
-    refuse_flags({name: getattr(command, name) for name in (*SUMMARY_FLAGS, "seed", *KV_FLAGS)}, reason)
+    flags = {name: getattr(command, name) for name in (*SUMMARY_FLAGS, *KV_FLAGS)}
+    refuse_flags(flags | {"seed": command.seed or None}, reason)
     with status(f"loading {command.model}"):
         model = load_model(command, command.memory)
         before = None if command.memory is None else model.load(command.memory)

@@ -81,7 +81,7 @@ class EvaluateCommand:
     """latest, best (by validation during training), or the number of a step"""
     batch_size: OptionalInt = None
     """runs that answer questions: questions per batch, in each process (default: 64)"""
-    latency: int = 0
+    latency: OptionalInt = None
     """measure latency on this many questions, one at a time"""
     documents: OptionalStr = None
     """memories, loss: file of texts; rows with the same book form one text (default: the contexts of --questions)"""
@@ -138,7 +138,7 @@ class EvaluateCommand:
                 jacobi_iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
                 jacobi_tolerance=parse_tolerances(self.jacobi_tolerance),
                 baseline=None if self.baseline is None else self.resolve(to_utf8(self.baseline)),
-                latency=self.latency,
+                latency=self.latency or 0,
                 memories=self.memory_options(),
             )
             report = suite.report(request, evaluate_runs(suite, request))

@@ -276,7 +276,7 @@ class GenerateCommand(SamplingFlags):
         import laconic
         from laconic.experiment.load_run import read_run_method
 
-        self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens})
+        self.refuse_checkpoint_flags({"stop_string": self.stop_string, "min_tokens": self.min_tokens or None})
         with status(f"loading {self.model}"):
             model = laconic.load(self.model, device=self.device)
         if not isinstance(model, laconic.Reasoner):
