@@ -312,6 +312,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain has no Jacobi iterations"),
         (("plain", "--jacobi-tolerance", "0.1"), 2, "--jacobi-tolerance 0.1: plain has no Jacobi iterations"),
         (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),
+        (("kava", "--tasks", "levels"), 2, "--tasks levels: for runs of methods hope and lm; the loss of a model is"),
         (("kava", "--tasks", "svanp"), 66, "did you mean svamp?"),
         (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9"),
         (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "--checkpoint last: not available in kava/seed-0"),

@@ -360,7 +360,9 @@ def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     refused(run, 2, "--save-state: needs --learn", "generate", "donor", "x", "--save-state", "a")
     refused(run, 2, "--keep: not available", "compress", "donor", "book.txt", "--out", "a", "--learn", "--keep", "0.5")
     for inner_lr in (0, 1):
-        refused(run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", inner_lr)
+        refused(
+            run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", inner_lr
+        )
     message = "--vectors: not available with a fast-weight state"
     refused(run, 2, message, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")
@@ -448,6 +450,10 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
     for memory, kind in (("kv.safetensors", "keys and values"), ("vectors.safetensors", "summary vectors")):
         message = f"is a memory ({kind}) of format 1, expected a state (fast weights)"
         refused(run, 76, message, "generate", "donor", "x", "--memory", memory, "--learn")
+    message = (
+        "expected a memory (keys and values) of format 1; use it with the model that wrote it, with laconic generate"
+    )
+    refused(run, 76, message, "chat", "donor", "--memory", "s.safetensors")
     refused(run, 2, "--inner-lr: s.safetensors has learned with 0.5", "compress", "donor", "book.txt", "--memory",
             "s.safetensors", "--inner-lr", "0", "--out", "t.safetensors")  # fmt: skip
     with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from laconic.cli.arguments import command_line, parse_ints, to_utf8
 from laconic.cli.commands.inspect import InspectCommand
 from laconic.cli.files import print_json, write_file
+from laconic.config.recipe import DOCUMENT_METHODS
 from laconic.console import progress, status
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import LaconicError, UsageError
@@ -30,7 +31,7 @@ from laconic.evaluation.reasoning.question_sets import QuestionSet, load_questio
 from laconic.evaluation.reasoning.run import choose_protocol, decoding_for
 from laconic.evaluation.runs import short_run_names
 from laconic.evaluation.tables import print_table
-from laconic.experiment.load_run import LoadedRun, load_run
+from laconic.experiment.load_run import LoadedRun, load_run, read_run_method
 from laconic.interfaces import TrainingData
 from laconic.models.checkpoints.weights import resolve_device
 
@@ -39,6 +40,9 @@ DEFAULT_QUESTIONS, DEFAULT_BATCH_SIZE = 256, 64
 
 def inspect_runs(command: InspectCommand) -> int:
     device = resolve_device(command.device)
+    for path in (command.model, *command.baseline):
+        if (method := read_run_method(path)) in DOCUMENT_METHODS:
+            raise UsageError(f"{path}: method {method} has no latent thoughts; give a run that answers questions")
     with status(f"loading {command.model}"):
         runs = [load_run(path, device) for path in (command.model, *command.baseline)]
     check_comparable(runs)

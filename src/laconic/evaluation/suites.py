@@ -10,6 +10,7 @@ from laconic.evaluation.memories.suite import MemorySuite
 from laconic.evaluation.reasoning.suite import ReasoningSuite
 from laconic.evaluation.runs import load_recipes
 from laconic.evaluation.streams.suite import StreamSuite
+from laconic.evaluation.streams.tasks import STREAM_NAMES
 from laconic.evaluation.suite import EvalSuite
 from laconic.evaluation.text_loss import TextLossSuite
 
@@ -27,10 +28,13 @@ def choose_suite(runs: Sequence[str], tasks: Sequence[str]) -> EvalSuite:
     """Return the first suite that evaluates some runs on some tasks.
 
     Raises:
-        UsageError: Some runs read documents, and others answer questions.
+        UsageError: Some runs read documents, and others answer questions, or a task is for runs that read streams.
     """
     recipes = load_recipes(runs)
     suite = next((suite for suite in SUITES if suite.accepts(recipes.values(), tasks)), None)
+    stream = next((task for task in tasks if task in STREAM_NAMES), None)
+    if stream is not None and not isinstance(suite, StreamSuite):
+        raise UsageError(f"--tasks {stream}: for runs of methods hope and lm; the loss of a model is --tasks loss")
     if suite is None:
         reads = {folder: recipe.method in DOCUMENT_METHODS for folder, recipe in recipes.items()}
         one, other = (next(folder for folder, value in reads.items() if value is kind) for kind in (True, False))

@@ -40,6 +40,11 @@ KIND_LABELS = {
     "kv-memory": "memory (keys and values)",
     "laconic.state": "state (fast weights)",
 }
+KIND_READERS = {
+    "memory": "the AutoCompressor that wrote it",
+    "kv-memory": "the plain model that wrote it, without --learn",
+    "laconic.state": "the model that wrote it, with laconic generate or laconic compress",
+}
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -270,7 +275,8 @@ def check_artifact_kind(path: Path, metadata: Mapping[str, object], kind: str) -
     if version != FORMAT_VERSION or actual != kind:
         label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
         expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
-        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the model that it was written for")
+        reader = KIND_READERS.get(str(actual), "the laconic that wrote it")
+        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use it with {reader}")
 
 
 def read_artifact_kind(path: Path) -> str:

@@ -15,8 +15,8 @@ class TaskInfo(NamedTuple):
     description: str
 
 
-ANY, LATENT, COMPRESSION, NESTED = "any", "latent", "compression", "nested"  # kinds of runs
-MODELS, MEMORIES = "models", "models, compression"
+ANY, LATENT, COMPRESSION, NESTED = "any", "models, latent", "compression", "nested"  # kinds of runs
+MODELS, MEMORIES, CLASSES = "models", "models, compression", "models, nested"
 TASKS = (
     TaskInfo("test, valid", ANY, "the recipe's own test or validation rows"),
     TaskInfo("FILE.jsonl", LATENT, "rows (question, answer); also .parquet"),
@@ -42,7 +42,7 @@ TASKS = (
     TaskInfo("books", NESTED, "loss in nats per token when the state is carried through a book, and when it is reset"),
     TaskInfo("levels", NESTED, "ablations: the loss when a level, the momentum, the decay or another part is off"),
     TaskInfo(
-        "clinc150, banking77, dbpedia14", NESTED, "class-incremental learning; slow: limit with --limit and --shots"
+        "clinc150, banking77, dbpedia14", CLASSES, "class-incremental learning; slow: limit with --limit and --shots"
     ),
 )
 
