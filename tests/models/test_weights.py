@@ -337,6 +337,9 @@ def test_load_ignores_an_equal_tied_head_and_uses_another(tmp_path: Path, family
 def test_load_refuses_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no config.json"):
         Decoder.from_pretrained(tmp_path)
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(InputError, match=r"is a run of laconic train; open it with laconic.load"):
+        Decoder.from_pretrained(tmp_path)
     (save_tiny(tmp_path / "a") / WHOLE).unlink()
     with pytest.raises(InputError, match=r"no model.safetensors and no index"):
         Decoder.from_pretrained(tmp_path / "a")

@@ -286,7 +286,8 @@ def test_m3_step_calls_the_closure() -> None:
     ("settings", "message"),
     [
         ({"lr": -1.0}, "lr"), ({"mode": "sum"}, "mode"), ({"second": "row"}, "second"),
-        ({"betas": (0.9, 1.0, 0.9)}, r"betas\[1\]"), ({"slow_every": 0}, "slow_every"),
+        ({"betas": (0.9, 1.0, 0.9)}, r"betas\[1\]"), ({"betas": (0.9, 0.99)}, r"betas \(0.9, 0.99\): give three"),
+        ({"slow_every": 0}, "slow_every"),
         ({"mode": "literal", "weight_decay": 0.1}, "weight_decay"),
     ],
     ids=str,

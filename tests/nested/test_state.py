@@ -82,6 +82,7 @@ def test_state_rows_select_repeat_and_concat_are_consistent() -> None:
 def test_state_num_bytes_counts_a_shared_tensor_once() -> None:
     m = linear_memory(2)
     assert state.num_bytes(m) == m.change.nbytes + m.num_tokens.nbytes
+    assert state.num_bytes((m, m.change[..., :1])) == state.num_bytes(m)
 
 
 def test_state_repr_is_one_short_line() -> None:

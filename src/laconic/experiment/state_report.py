@@ -80,12 +80,12 @@ def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> l
     """Return levels and memories as lines of text."""
     lines = [
         f"level      chunk {r.chunk_size:,} in {pluralize(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} "
-        f"updates, moved by {format_norm(r.update_norm)}"
+        f"updates, norm of the change {format_norm(r.update_norm)}"
         for r in level_reports(state, chunks)
     ]
     return lines + [
         f"memory     {m.name} in {pluralize(m.num_layers, 'layer')}: {m.num_tokens:,.0f} tokens, "
-        f"moved by {format_norm(m.update_norm)}"
+        f"norm of the change {format_norm(m.update_norm)}"
         for m in memory_reports(state)
     ]
 

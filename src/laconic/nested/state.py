@@ -378,8 +378,12 @@ def bit_equal(x: Tensor, y: Tensor) -> bool:
 
 
 def num_bytes(tree: object) -> int:
-    """Return the bytes of the tensors of a tree; a tensor that occurs twice counts once."""
-    return sum(x.nbytes for x in {id(x): x for _, x in named_tensors(tree)}.values())
+    """Return the bytes of the tensors of a tree; a tensor that occurs twice, or whose beginning does, counts once."""
+    sizes: dict[int, int] = {}
+    for _, x in named_tensors(tree):
+        place = x.data_ptr() or id(x)  # tensors on "meta" and empty ones have no pointer
+        sizes[place] = max(sizes.get(place, 0), x.nbytes)
+    return sum(sizes.values())
 
 
 def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:

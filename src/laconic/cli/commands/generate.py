@@ -147,8 +147,9 @@ class GenerateCommand(SamplingFlags):
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
             check_output_path("--output", self.output)
-        only_reads = self.max_tokens == 0 and self.learn and self.save_state is not None
-        check_minimum(0 if only_reads else 1, max_tokens=self.max_tokens)
+        if self.max_tokens == 0 and not (self.learn and self.save_state is not None):
+            raise UsageError("--max-tokens 0: only with --learn and --save-state, which then store what was read")
+        check_minimum(0, max_tokens=self.max_tokens)
         check_minimum(1, batch_size=self.batch_size)
         if self.logprobs and self.format != "json" and self.input is None:
             raise UsageError("--logprobs: needs --format json or --input")

@@ -185,11 +185,11 @@ def describe_gains(results: Sequence[RunResult]) -> list[str]:
     sentences: list[str] = []
     for result in results:
         head, gains = f"{result.run}, {stream_title(result)}", compute_gains(result)
-        verb, sign = ("loses", -1) if stream_name(result) == "levels" else ("saves", 1)
         for gain in gains:
             n, se = gain.num_items, gain.standard_error
             error = " on one item" if se is None else f" ± {se:.4f} over {n} items"
-            nats = f"{sign * gain.nats_saved:+.4f} nats per token against {gain.baseline}"
+            verb = "loses" if gain.nats_saved < 0 else "saves"
+            nats = f"{abs(gain.nats_saved):.4f} nats per token against {gain.baseline}"
             sentences.append(f"{head}: {gain.condition} {verb} {nats}{error}")
         if (share := retained_share(gains)) is not None:
             sentences.append(f"{head}: after another book {100 * share:.0f} % of that is left")

@@ -69,7 +69,7 @@ class ReadingLoss:
             self.has_warned = True
             warnings.warn(
                 f"learning does harm: {loss:.2f} nats per token in segment {self.num_segments:,}, {baseline:.2f} "
-                "without learning; lower inner_lr or max_update_ratio",
+                "without learning; use a lower learning rate (--inner-lr of a checkpoint, inner_lr of a recipe)",
                 stacklevel=2,
             )
 

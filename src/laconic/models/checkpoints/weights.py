@@ -58,6 +58,8 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
     folder, name = Path(model), str(model)
     if folder.is_dir():
         check_config(folder)
+        if (folder / "recipe.toml").is_file() and not (folder / "config.json").exists():
+            raise InputError(f"{folder} is a run of laconic train; open it with laconic.load, or export it first")
         return folder
     if folder.suffix.lower() == ".gguf":
         return find_or_convert_gguf(folder)

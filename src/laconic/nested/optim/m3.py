@@ -83,6 +83,8 @@ class M3(torch.optim.Optimizer):
         defaults = M3Hyperparameters() if mode == "ema" else M3Hyperparameters((0.9, 0.999, 0.9), 1.0, 100)
         betas = defaults.betas if betas is None else betas
         slow_every = defaults.slow_every if slow_every is None else slow_every
+        if len(betas) != len(defaults.betas):
+            raise UsageError(f"M3: betas {betas}: give three, of the fast memory, the squares and the slow memory")
         if mode == "ema":
             for n, beta in enumerate(betas):
                 check_fraction("M3", f"betas[{n}]", beta)
