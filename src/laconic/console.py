@@ -170,7 +170,7 @@ class ProgressLog:
         self.last, self.printed = time.monotonic(), (self.name, self.done)
         line = f"{self.text} {self.name}".rstrip(" ,")
         if self.total:
-            line += f": {self.done} of {self.total}"
+            line += f": {self.done:,} of {self.total:,}"
         if self.total and self.done > self.first:
             seconds = (self.last - self.first_time) / (self.done - self.first)
             line += f", {format_duration(seconds * (self.total - self.done))} left"

@@ -151,10 +151,6 @@ def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
         assert f"a KV cache of all that it has read ({total} tokens) takes {total * 128 / 1024:.1f} KiB" in out
 
 
-class StoppedError(Exception):
-    """Ends a command as if it was killed."""
-
-
 @pytest.mark.parametrize(("source", "after"), [("book.txt", 4), ("rows.jsonl", 6)])
 def test_compress_resume_equals_uninterrupted(
     run: RunCli, monkeypatch: pytest.MonkeyPatch, place: Path, source: str, after: int
@@ -167,11 +163,13 @@ def test_compress_resume_equals_uninterrupted(
         nonlocal taken
         taken += 1
         if taken == after:
-            raise StoppedError
+            raise KeyboardInterrupt
         return step(self, piece)
 
     monkeypatch.setattr(StateReadingJob, "advance", counted)
-    assert run(*arguments, "--out", "part.safetensors", "--save-every", "2")[0] == 70
+    code, _, err = run(*arguments, "--out", "part.safetensors", "--save-every", "2")
+    assert code == 130
+    assert "tokens are in part.safetensors.part; the same command with --resume continues" in err
     assert not Path("part.safetensors").exists()
     assert Path("part.safetensors.part").exists()
     code, _, err = run(*arguments, "--out", "part.safetensors", "--resume")

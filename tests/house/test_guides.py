@@ -11,13 +11,16 @@ GUIDES = sorted((REPO / "docs/guides").glob("*.md"))
 
 
 def test_there_are_guides() -> None:
-    assert [guide.stem for guide in GUIDES] == ["compress", "documents", "learn", "serve", "train"]
+    assert [guide.stem for guide in GUIDES] == ["compress", "documents", "learn", "optimizers", "serve", "train"]
 
 
 @pytest.mark.loopback
 @pytest.mark.parametrize(
     "guide",
-    [pytest.param(path, marks=() if path.stem == "learn" else pytest.mark.slow, id=path.stem) for path in GUIDES],
+    [
+        pytest.param(path, marks=() if path.stem in ("learn", "optimizers") else pytest.mark.slow, id=path.stem)
+        for path in GUIDES
+    ],
 )
 def test_guide_runs(guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_stand_in(tmp_path / "models/smollm2-135m-instruct")

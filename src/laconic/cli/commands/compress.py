@@ -246,13 +246,21 @@ class CompressCommand:
         """
         from laconic.storage.atomic import check_free_space
 
-        source_progress, dtype = SourceProgress(job), parse_dtype(self.dtype)
-        with progress("reading") as show:
-            for step, _ in enumerate(job.run(self.text_batches(tokenize, source_progress)), 1):
-                show(source_progress.describe_rate(), source_progress.bytes_done or 1, source_progress.total)
-                check_free_space(self.out.parent, job.count_bytes(dtype))
-                if self.save_every is not None and step % self.save_every == 0:
-                    job.save(self.partial_path, key)
+        source_progress, dtype, saved = SourceProgress(job), parse_dtype(self.dtype), 0
+        texts = self.text_batches(tokenize, source_progress)
+        try:
+            with progress("reading") as show:
+                for step, _ in enumerate(job.run(texts), 1):
+                    rate = source_progress.describe_rate()
+                    show(f"{rate}, bytes", source_progress.bytes_done or 1, source_progress.total)
+                    check_free_space(self.out.parent, job.count_bytes(dtype))
+                    if self.save_every is not None and step % self.save_every == 0:
+                        job.save(self.partial_path, key)
+                        saved = job.tokens
+        except KeyboardInterrupt:
+            if saved:
+                log_message(f"{saved:,} tokens are in {self.partial_path}; the same command with --resume continues")
+            raise
 
     @property
     def is_jsonl(self) -> bool:

@@ -47,7 +47,9 @@ class DGD(torch.optim.Optimizer):
         inputs: "unit" scales inputs to length 1 and their gradients so that the gradient of the weight stays; "raw"
             uses them as they are.
         erase: Weight of the erasure; 0 is plain gradient descent.
-        value: "target" draws the output to y - delta, so that nothing is erased.
+        value: What the weight stores for an input. "minus_delta", as in the paper, stores the negative gradient and
+            erases what the weight answered before, so a regression converges to half of its target. "target" draws
+            the output to y - delta: nothing is erased, and a regression converges to its target.
         loss: Whether the loss is a mean or a sum over positions.
         momentum: Eq. 33 on the step.
         bias: "input" treats the bias as the weight of an input 1, "gd" descends its gradient.
