@@ -341,8 +341,7 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
     if any(k != keys[0] for k in keys):
         raise UsageError(f"concat_rows: states have different parts than {keys[0]}; give states of one model")
     if is_dataclass(first):
-        names = [f.name for f in fields(first)]
-        parts = {name: _concat_nodes(tuple(getattr(x, name) for x in nodes), results) for name in names}
+        parts = {f.name: _concat_nodes(tuple(getattr(x, f.name) for x in nodes), results) for f in fields(first)}
         return cast(Tree, type(first)(**parts))
     if isinstance(first, Mapping):
         names = list(cast(Mapping[str, Any], first))
@@ -379,11 +378,8 @@ def bit_equal(x: Tensor, y: Tensor) -> bool:
 
 def num_bytes(tree: object) -> int:
     """Return the bytes of the tensors of a tree; a tensor that occurs twice, or whose beginning does, counts once."""
-    sizes: dict[int, int] = {}
-    for _, x in named_tensors(tree):
-        place = x.data_ptr() or id(x)  # tensors on "meta" and empty ones have no pointer
-        sizes[place] = max(sizes.get(place, 0), x.nbytes)
-    return sum(sizes.values())
+    sizes = sorted((x.nbytes, x.data_ptr() or id(x)) for _, x in named_tensors(tree))
+    return sum({place: size for size, place in sizes}.values())
 
 
 def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:

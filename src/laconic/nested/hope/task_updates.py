@@ -197,10 +197,9 @@ def read_with_errors(
         options = replace(options, records=records)
         hidden_states, outputs = forward_pass(model, model.embed(restore_ids(ids)), start, options)
         targets = torch.cat([ids[:, 1:], next_ids[:, None]], 1)
-        targets = targets.masked_fill(targets < 0, IGNORE_INDEX)  # the complements too
-        logits = model.logits(hidden_states)
-        logits = logits.to(accumulation_dtype(logits.dtype))
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        targets = targets.masked_fill(targets < 0, IGNORE_INDEX)  # complements too
+        logits = model.logits(hidden_states).flatten(0, 1)
+        loss = F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), targets.flatten(), reduction="sum")
         named_records = {f"{n} {name}": record for n, layer in enumerate(records) for name, record in layer.items()}
         errors = linear_errors(loss, named_records, create_graph=options.double_backward, retain_graph=retain_graph)
     return hidden_states, outputs, errors
