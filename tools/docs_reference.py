@@ -5,13 +5,11 @@ import inspect
 import io
 import os
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import laconic
 from laconic.cli.main import COMMANDS, parse_command
-from laconic.config.recipe import Recipe
+from laconic.config.key_help import KeyHelp, iter_tables
 
 HELP_COLUMNS = 82
 # In the order of the packages' table in CONTRIBUTING.md. `serving` and `cli` are used from a shell.
@@ -37,7 +35,7 @@ API_MODULES = (
 )
 SUBCOMMANDS = {
     "demo": ("demo think", "demo read"),
-    "recipes": ("recipes list", "recipes show"),
+    "recipes": ("recipes list", "recipes show", "recipes keys"),
     "data": ("data list", "data check", "data make"),
     "verify": ("verify all", "verify parity"),
 }
@@ -81,71 +79,24 @@ def commands_page() -> str:
 
 def recipes_page() -> str:
     """Return the page with every key of a recipe, from the schema that `laconic train --schema` prints."""
-    schema = Recipe.model_json_schema()
     parts = [
         "# Recipe keys\n\nFrom the JSON Schema that `laconic train --schema` prints. A recipe is a TOML file;"
         " `laconic recipes list` names those that come with laconic, and `laconic recipes show NAME` prints one."
         " A key is overridden on the command line as `train.learning_rate=1e-3`. An unknown key is an error that"
         " suggests the closest one."
     ]
-    for title, description, table in iterate_tables(schema):
-        rows = [table_row(key, value, table) for key, value in table["properties"].items() if not table_of(value)]
-        if rows:
+    for table in iter_tables():
+        if table.keys:
+            title = f"`[{table.name}]`" if table.name else "Top level"
             head = "| key | value | default | meaning |\n|---|---|---|---|\n"
-            parts.append(f"## {title}\n\n{description}\n\n{head}" + "\n".join(rows))
+            parts.append(f"## {title}\n\n{table.meaning}\n\n{head}" + "\n".join(map(table_row, table.keys)))
     return "\n\n".join(parts) + "\n"
 
 
-def iterate_tables(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield title, description and schema of a recipe's tables, each before its subtables."""
-
-    def walk(prefix: str, description: str, table: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        yield f"`[{prefix}]`" if prefix else "Top level", description, table
-        for key, value in table["properties"].items():
-            if name := table_of(value):
-                text = f"{value.get('description', '').capitalize()}."
-                yield from walk(f"{prefix}.{key}".lstrip("."), text, schema["$defs"][name])
-
-    yield from walk("", "Keys before the first table.", schema)
-
-
-def table_of(value: dict[str, Any]) -> str | None:
-    """Return the definition that a key's schema names; None if its value is not a table."""
-    options = [value, *value.get("anyOf", [])]
-    return next((option["$ref"].rpartition("/")[2] for option in options if "$ref" in option), None)
-
-
-def table_row(key: str, value: dict[str, Any], table: dict[str, Any]) -> str:
+def table_row(key: KeyHelp) -> str:
     """Return one row of a table of keys."""
-    default = "required" if key in table.get("required", ()) else format_default(value.get("default"))
-    cells = (f"`{key}`", describe_type(value), default, value.get("description", "").replace("|", "\\|"))
+    cells = (f"`{key.key.rpartition('.')[2]}`", key.values, key.default, key.meaning.replace("|", "\\|"))
     return f"| {' | '.join(cells)} |"
-
-
-def describe_type(value: dict[str, Any]) -> str:
-    """Return the values that a key accepts, for example `integer ≥ 1`."""
-    if "anyOf" in value:
-        return " or ".join(describe_type(option) for option in value["anyOf"] if option.get("type") != "null")
-    if "enum" in value:
-        return ", ".join(f"`{choice}`" for choice in value["enum"])
-    if "const" in value:
-        return f"`{value['const']}`"
-    if "pattern" in value:
-        return "`package.module:Class`"
-    if value.get("type") == "array" and "prefixItems" not in value:
-        return f"list of {describe_type(value['items'])}"
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    # 2^63 is the bound of integers that a seed has; it says nothing to a reader
-    bounds = [f"{sign} {value[name]:g}" for name, sign in signs.items() if abs(value.get(name, 1e18)) < 1e18]
-    return " ".join([value.get("type", "any"), ", ".join(bounds)]).strip()
-
-
-def format_default(default: Any) -> str:
-    """Return a default as TOML would write it; "–" for a key that is unset."""
-    if default is None:
-        return "–"
-    text = str(default).lower() if isinstance(default, bool) else repr(default).replace("'", '"')
-    return f"`{text}`"
 
 
 def api_index() -> str:

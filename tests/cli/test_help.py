@@ -11,7 +11,7 @@ COMMANDS = [
     "demo think", "demo read", "train", "compress", "generate", "inspect", "data list", "data check",
     "data make", "evaluate", "audit", "export",
     "report", "tasks", "verify parity", "verify all", "chat",
-    "recipes list", "recipes show", "version",
+    "recipes list", "recipes show", "recipes keys", "version",
 ]  # fmt: skip
 SLOW_PACKAGES = ["torch", "numpy", "transformers", "datasets", "matplotlib", "scipy", "pydantic"]
 PROGRAM = """import sys

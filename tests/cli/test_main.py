@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 from laconic import Decoder, DecoderConfig
 from laconic.cli.commands.verify import VerifyParityCommand
+from laconic.config.recipe_keys import leaf_keys
 from laconic.errors import CorruptArtifactError, NonFiniteError
 from laconic.storage.atomic import write_folder_atomically
 from tests.conftest import REPO, RunCli, needs
@@ -256,6 +259,20 @@ def test_recipes_lists_every_recipe_and_prints_one(run_cli: RunCli) -> None:
     assert {row["name"] for row in listed} == {line.split()[0] for line in lines}
     assert all(row["description"] for row in listed)
     assert run_cli("recipes", "show", "tiny-kava").out == (SHIPPED_RECIPES / "tiny-kava.toml").read_text()
+
+
+def test_recipes_keys_explains_every_key(run_cli: RunCli) -> None:
+    lines = run_cli("recipes", "keys").out.splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(leaf_keys())
+    assert all(re.search(r"  # \S.*: \S", line) for line in lines)
+    (line,) = (line for line in lines if line.startswith("latents.num_latents "))
+    assert tomllib.loads(line) == {"latents": {"num_latents": 24}}
+    assert "integer ≥ 1" in line
+    assert run_cli("recipes", "keys", "NUM_LATENTS").out.splitlines()[0].startswith("latents.num_latents = 24 ")
+    listed = json.loads(run_cli("recipes", "keys", "num_latents", "--format", "json").out)["keys"]
+    assert all("num_latents" in row["key"] + row["meaning"] for row in listed)
+    code, out, err = run_cli("recipes", "keys", "no such thing")
+    assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def test_version_is_printed(run_cli: RunCli) -> None:

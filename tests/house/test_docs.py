@@ -16,10 +16,10 @@ import pytest
 
 from laconic.cli.commands.recipes import list_recipes
 from laconic.cli.main import COMMANDS, parse_command
-from laconic.config.recipe import Recipe
+from laconic.config.recipe_keys import known_keys
 from tests.conftest import REPO
 from tests.house.source import blocks, texts
-from tools.docs_reference import SUBCOMMANDS, help_text, iterate_tables
+from tools.docs_reference import SUBCOMMANDS, help_text
 from tools.docs_site import LINK, on_page_content, resolve_link, split_lines
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
@@ -184,11 +184,7 @@ def flags(command: str) -> frozenset[str]:
 @cache
 def recipe_keys() -> frozenset[str]:
     """Return the dotted names of all keys and tables of a recipe."""
-    names = set()
-    for title, _, table in iterate_tables(Recipe.model_json_schema()):
-        prefix = title.strip("`[]")
-        names |= {key if prefix == "Top level" else f"{prefix}.{key}" for key in table["properties"]}
-    return frozenset(names)
+    return frozenset(known_keys())
 
 
 def is_recipe_key(key: str) -> bool:

@@ -31,7 +31,7 @@ from laconic.cli.commands.export import ExportCommand
 from laconic.cli.commands.generate import GenerateCommand
 from laconic.cli.commands.import_model import ImportCommand
 from laconic.cli.commands.inspect import InspectCommand
-from laconic.cli.commands.recipes import RecipesListCommand, RecipesShowCommand
+from laconic.cli.commands.recipes import RecipesKeysCommand, RecipesListCommand, RecipesShowCommand
 from laconic.cli.commands.report import ReportCommand
 from laconic.cli.commands.serve import ServeCommand
 from laconic.cli.commands.tasks import TasksListCommand
@@ -72,8 +72,10 @@ COMMANDS: dict[str, Any] = {
     ],
     "train": Annotated[TrainCommand, subcommand("train")],
     "recipes": Annotated[
-        Annotated[RecipesListCommand, subcommand("list")] | Annotated[RecipesShowCommand, subcommand("show")],
-        subcommand("recipes", description="List or print the recipes of laconic train."),
+        Annotated[RecipesListCommand, subcommand("list")]
+        | Annotated[RecipesShowCommand, subcommand("show")]
+        | Annotated[RecipesKeysCommand, subcommand("keys")],
+        subcommand("recipes", description="List or print the recipes of laconic train, or explain their keys."),
     ],
     "compress": Annotated[CompressCommand, subcommand("compress")],
     "generate": Annotated[GenerateCommand, subcommand("generate")],

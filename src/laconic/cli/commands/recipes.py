@@ -1,4 +1,4 @@
-"""`laconic recipes`: list the recipes that come with laconic, and print one."""
+"""`laconic recipes`: list the recipes that come with laconic, print one, and explain the keys of a recipe."""
 
 import tomllib
 from collections.abc import Iterator
@@ -9,9 +9,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OutputFormat
+from laconic.cli.arguments import OptionalStr, OutputFormat, to_utf8
 from laconic.cli.files import print_json
+from laconic.errors import UsageError
 
+MAX_KEY_WIDTH = 44
 FAMILIES = {
     "Latent thoughts, and their baselines with and without a written chain": (
         "kava", "pccot", "codi", "coconut", "icot", "cot", "nocot",
@@ -78,4 +80,41 @@ class RecipesShowCommand:
         from laconic.config.load import find_recipe_file
 
         print(find_recipe_file(self.name).read_text(encoding="utf-8"), end="")
+        return 0
+
+
+@dataclass(frozen=True)
+class RecipesKeysCommand:
+    """Print the keys of a recipe, one in a line: its default, the values that it accepts, and its meaning.
+
+    Example: laconic recipes keys
+
+    Example: laconic recipes keys latents.
+    """
+
+    text: Annotated[Positional[OptionalStr], arg(metavar="TEXT")] = None
+    """print only the keys whose name or meaning contains this"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        from laconic.config.key_help import iter_tables
+
+        wanted = to_utf8(self.text or "").lower()
+        keys = [
+            key._replace(values=key.values.replace("`", ""), default=key.default.replace("`", ""))
+            for table in iter_tables()
+            for key in table.keys
+            if wanted in key.key.lower() or wanted in key.meaning.lower()
+        ]
+        if not keys:
+            raise UsageError(f"no key of a recipe contains {self.text!r}; laconic recipes keys prints all")
+        if self.format == "json":
+            print_json({"schema": 1, "keys": [key._asdict() for key in keys]})
+            return 0
+        lines = [key.key if key.default in ("–", "required") else f"{key.key} = {key.default}" for key in keys]
+        width = min(max(map(len, lines)), MAX_KEY_WIDTH)
+        for line, key in zip(lines, keys, strict=True):
+            required = "required; " if key.default == "required" else ""
+            print(f"{line:<{width}}  # {required}{key.values}: {key.meaning}")
         return 0

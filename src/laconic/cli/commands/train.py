@@ -44,8 +44,9 @@ MIN_REPORTED_BYTES = 100_000_000  # of the optimizer in a checkpoint
 class TrainCommand:
     """Train from a recipe; re-run the same command to resume.
 
-    Recipe keys can be overridden as train.learning_rate=1e-3 or --train.learning_rate 1e-3; --schema lists them all.
-    laconic recipes lists the recipes, and laconic data list the data sets that data.name accepts.
+    Recipe keys can be overridden as train.learning_rate=1e-3 or --train.learning_rate 1e-3.
+    laconic recipes lists the recipes, laconic recipes keys explains their keys, and laconic data list lists the data
+    sets that data.name accepts.
 
     Example: laconic train demo-kava --out runs/kava seed=1
     """
@@ -87,7 +88,9 @@ class TrainCommand:
         if self.replay is not None:
             return self.print_replay(self.replay)
         if self.recipe is None:
-            raise UsageError("no recipe given; laconic train RECIPE, or --schema for the keys of a recipe")
+            raise UsageError(
+                "no recipe given; laconic train RECIPE; laconic recipes lists them, laconic recipes keys their keys"
+            )
         if self.track is not None:
             import_tracker(self.track)  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())

@@ -43,6 +43,10 @@ from laconic.errors import InputError, translate_os_errors
 
 CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first is used
 OTHER_FORMATS = ({"text"},)
+USUAL_NAMES = {
+    "question": ("prompt", "problem", "input", "query", "instruction"),
+    "answer": ("response", "output", "target", "label", "result", "solution", "completion"),
+}  # of fields, for the remedy of an error
 UNKNOWN_COLUMNS = "unknown columns"  # kind of a problem of the whole file, which is reported once
 ACCEPTED_FIELDS = (
     "expected messages, or prompt and completion, or question, answer (text or number) and steps (a list of strings), "
@@ -296,8 +300,11 @@ def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchem
 
 def describe_missing_columns(row: dict[str, Any], missing: Sequence[str]) -> str:
     """Return the message for a first row without question or answer, with the columns that it has."""
-    others = [make_excerpt(key) for key in row if key not in get_args(FieldName)]
-    pairs = [f'{field} = "{key}"' for field, key in zip(missing, others, strict=False)]
+    others = [key for key in row if key not in get_args(FieldName)]
+    usual = {field: next((key for key in others if key.lower() in USUAL_NAMES[field]), None) for field in missing}
+    rest = iter([key for key in others if key not in usual.values() and isinstance(row[key], str | int | float)])
+    columns = {field: usual[field] or next(rest, None) for field in missing}
+    pairs = [f'{field} = "{make_excerpt(key)}"' for field, key in columns.items() if key is not None]
     hint = f", for example data.columns = {{ {', '.join(pairs)} }}" if pairs else ""
     names = make_excerpt(", ".join(row)) or "none"
     return f"no {' and no '.join(missing)}; the fields are {names}; rename them, or set data.columns{hint}"
