@@ -27,6 +27,7 @@ SLOW = (
     "activations",
     "mask",
     "cache",
+    "linear",
     "loading",
     "parity",
     "training",

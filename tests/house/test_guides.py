@@ -18,7 +18,7 @@ def test_there_are_guides() -> None:
 @pytest.mark.parametrize(
     "guide",
     [
-        pytest.param(path, marks=() if path.stem in ("learn", "optimizers") else pytest.mark.slow, id=path.stem)
+        pytest.param(path, marks=() if path.stem == "learn" else pytest.mark.slow, id=path.stem)
         for path in GUIDES
     ],
 )
