@@ -17,10 +17,7 @@ def test_there_are_guides() -> None:
 @pytest.mark.loopback
 @pytest.mark.parametrize(
     "guide",
-    [
-        pytest.param(path, marks=() if path.stem == "learn" else pytest.mark.slow, id=path.stem)
-        for path in GUIDES
-    ],
+    [pytest.param(path, marks=() if path.stem == "learn" else pytest.mark.slow, id=path.stem) for path in GUIDES],
 )
 def test_guide_runs(guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_stand_in(tmp_path / "models/smollm2-135m-instruct")
