@@ -5,6 +5,7 @@ peft would import a module that the file names (`megatron_core`) and match regul
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,12 +37,13 @@ UNSUPPORTED_OPTIONS = (  # these change the forward pass
 )
 PLAIN_NAME = re.compile(r"[\w.]*")
 MAX_PATTERN_LENGTH = 10_000
-MATCH_SECONDS = 5  # for all names of a model; real patterns take milliseconds
-MATCH_PROGRAM = """
+MATCH_CPU_SECONDS, MATCH_SECONDS = 1, 5  # for all names of a model; real patterns take milliseconds
+MATCH_PROGRAM = f"""
 import json, re, sys
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+    resource.setrlimit(resource.RLIMIT_CPU, ({MATCH_CPU_SECONDS}, {MATCH_CPU_SECONDS + 1}))
 except (ImportError, ValueError, OSError):
     pass
 patterns, names = json.load(sys.stdin)
@@ -122,10 +124,10 @@ def match_modules(patterns: Sequence[str], names: Sequence[str]) -> list[list[st
     try:
         child = subprocess.run(command, input=task, capture_output=True, text=True, timeout=MATCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(
-            f"pattern {shortened} takes over {MATCH_SECONDS} s to match; list the modules by name"
-        ) from None
+        raise InputError(f"pattern {shortened} takes too long to match; list the modules by name") from None
     if child.returncode:
+        if -child.returncode == getattr(signal, "SIGXCPU", None):
+            raise InputError(f"pattern {shortened} takes too long to match; list the modules by name")
         reason = next(iter(child.stderr.splitlines()[-1:]), f"it ended with {child.returncode}")
         raise InputError(f"pattern {shortened} cannot be matched: {abbreviate(reason)}; list the modules by name")
     return json.loads(child.stdout)
