@@ -14,6 +14,7 @@ from laconic.config.nested import CMSOptions, SelfModifyingOptions, TitansOption
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
+from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested import state as states
 from laconic.nested.cms import level as cms_level
@@ -132,6 +133,13 @@ def test_hope_attention_with_zero_learning_rate_is_the_donor_bit_for_bit(
         assert torch.equal(masked.hidden_states[mask], padded.hidden_states[mask])
         more = model(model.embed(ids[:, :2]), output.cache).hidden_states
         assert torch.equal(more, donor(donor.embed(ids[:, :2]), expected.cache).hidden_states)
+
+
+def test_hope_attention_is_the_donor_bit_for_bit_before_its_first_update() -> None:
+    """At a width for which processors have several algorithms of a product."""
+    donor, ids = Decoder(DecoderConfig.tiny("llama", hidden_size=256, intermediate_size=512), seed=0), random_ids(2, 32)
+    output = HopeAttention.from_decoder(donor, (32,)).read_tokens(ids)
+    assert torch.equal(output.hidden_states, donor(donor.embed(ids)).hidden_states)
 
 
 @pytest.mark.parametrize("objective", ["task", "associative"])

@@ -25,7 +25,7 @@ from laconic.models.checkpoints import llama2c, weights
 from laconic.models.checkpoints.checkpoint_files import resolve_tied_head
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.ops.attention_backends import ATTENTION_BACKENDS
-from laconic.models.ops.linear import call_linear, multiply_head
+from laconic.models.ops.linear import call_linear, linear_function
 from laconic.models.ops.unpadding import find_real_tokens
 from laconic.models.output import Activations, DecoderOutput
 from laconic.storage.export_record import check_weights_while_reading
@@ -212,7 +212,7 @@ class Decoder(nn.Module):
     def logits(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
         """Eq. C20: h W_head^T in h's dtype. Select the positions you need first: logits are large."""
         if self.config.tie_word_embeddings:
-            return multiply_head(hidden_states, self.token_embedding.weight)
+            return linear_function(hidden_states, self.token_embedding.weight)
         return call_linear(self.get_submodule(self.weight_names.head), hidden_states)
 
     def final_norm(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

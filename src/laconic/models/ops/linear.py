@@ -99,6 +99,6 @@ def apply_linear(module: nn.Module, x: Float[Tensor, "*rows in"]) -> Float[Tenso
     return module(x)
 
 
-# What blocks and heads call: chosen once, so that other processors pay nothing.
+# What blocks, heads and levels call: chosen once, so that other processors pay nothing.
 call_linear: Callable[[nn.Module, Tensor], Tensor] = apply_linear if is_onednn_faster() else nn.Module.__call__
-multiply_head: Callable[[Tensor, Tensor], Tensor] = linear if is_onednn_faster() else F.linear
+linear_function: Callable[..., Tensor] = linear if is_onednn_faster() else F.linear

@@ -21,6 +21,7 @@ from laconic.config.nested import CMSOptions, OuterGradient
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
+from laconic.models.ops.linear import linear_function
 from laconic.nested.cms.placement import check_chunk_sizes
 from laconic.nested.recurrence.memory_cells import l2_normalize
 from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
@@ -162,11 +163,9 @@ def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
     if o.inner_optimizer == "muon":
         moments["step"] = like.new_zeros(B)
     nested = o.structure == "nested" and l < len(shape.chunk_sizes) - 1
-    meta: dict[str, WeightChange] = {}
-    if nested:
-        meta = empty if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
+    meta = empty if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
     zero = torch.zeros(B, dtype=torch.long)
-    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta)
+    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta if nested else {})
 
 
 def init_stored_inputs(shape: CMSShape, B: int, like: Tensor) -> dict[str, WeightChange]:
@@ -206,7 +205,7 @@ def linear_map(
     weight, change = params.weights[f"{key}.weight"], None if level is None else level.change[name]
     if change is not None and can_merge(weight, change, x):
         weight, change = weight + to_dense(change)[0], None
-    y = F.linear(x, weight, params.weights.get(f"{key}.bias"))
+    y = linear_function(x, weight, params.weights.get(f"{key}.bias"))
     if records is None and (change is None or is_empty(change)):
         return y
     with torch.autocast(x.device.type, enabled=False):
