@@ -82,6 +82,7 @@ def recipes_page() -> str:
     parts = [
         "# Recipe keys\n\nFrom the JSON Schema that `laconic train --schema` prints. A recipe is a TOML file;"
         " `laconic recipes list` names those that come with laconic, and `laconic recipes show NAME` prints one."
+        " `laconic recipes keys` prints this page as text."
         " A key is overridden on the command line as `train.learning_rate=1e-3`. An unknown key is an error that"
         " suggests the closest one."
     ]
