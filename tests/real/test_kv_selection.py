@@ -64,7 +64,7 @@ def press_scores(model: Any, press: Any, ids: Tensor, attention: str) -> Tensor:
 
 def assert_same_selection(mine: Tensor, theirs: Tensor) -> None:
     """Assert equal scores, and the same best eighth in every head, up to ties (equal tokens have equal key norms)."""
-    noise = 1e-5 * float(theirs.abs().max())
+    noise = 3e-5 * float(theirs.abs().max())  # products of other kernels on AMD processors: 1.4e-5
     assert float((mine - theirs).abs().max()) < noise
     count = mine.shape[-1] // 8
     least = mine.topk(count, -1).values[..., -1:]
