@@ -1,5 +1,6 @@
 """S3: 500 drawn names lead out of no folder, and requests that name them read and change nothing outside."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import cast
@@ -46,13 +47,15 @@ def test_run_names_lead_out_of_no_folder(root: Path) -> None:
             assert (root / check_name(name)).resolve().parent == root, repr(name)
 
 
-def test_ids_in_requests_lead_out_of_no_folder(root: Path) -> None:
+@pytest.mark.parametrize("names", [NAMES[::5], pytest.param(NAMES, marks=pytest.mark.slow)], ids=["fifth", "all"])
+def test_ids_in_requests_lead_out_of_no_folder(root: Path, names: Sequence[str]) -> None:
     with ExitStack() as stack:
-        check_requests(root, start_client(stack, cast(LanguageModel, laconic.load("stories260k")), memory_folder=root))
+        client = start_client(stack, cast(LanguageModel, laconic.load("stories260k")), memory_folder=root)
+        check_requests(root, client, names)
 
 
-def check_requests(root: Path, server: TestClient) -> None:
-    for name in NAMES:
+def check_requests(root: Path, server: TestClient, names: Sequence[str]) -> None:
+    for name in names:
         for method in ("GET", "PUT", "DELETE"):
             for end in ("", "/content"):
                 response = server.request(method, f"/v1/memories/{quote(name, safe='')}{end}", content=b"x")
