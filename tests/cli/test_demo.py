@@ -214,7 +214,7 @@ def test_demo_leaves_out_seeds_with_a_bad_teacher(
 def test_demo_stopped_resumes(tmp_path: Path) -> None:
     needs("matplotlib")
     code = (
-        "from pathlib import Path; from laconic.cli import demo, demo_report\n"
+        "from pathlib import Path; from laconic.cli import demo_report; from laconic.cli.commands import demo\n"
         "demo.MIN_TEACHER_ACCURACY = 0.0; demo_report.NUM_TIMED_QUESTIONS = 2\n"
         f"entries = [e for e in demo.ENTRIES if e.name in {[e.name for e in ENTRIES]!r}]\n"
         f"raise SystemExit(demo.run_demo(entries, Path({str(tmp_path)!r}), range(1), {TINY!r}))"

@@ -280,11 +280,11 @@ def test_train_plan_reads_no_weights(run: RunCli, base: Path) -> None:
         path.unlink()
     code, out, err = run("train", "lora.toml", "--plan")
     assert (code, err) == (0, "")
-    for word in ("parameters", "of which", "rows         200", "4, 25 an epoch", "at the peak", "8 rows, measured"):
+    for word in ("parameters", "trainable", "rows         200", "4; an epoch has 25", "at the peak", "of 8 rows"):
         assert word in out
     report = json.loads(run("train", "lora.toml", "--plan", "--format", "json", "train.trainable=full")[1])
     assert report["trainable"] == report["parameters"]
-    assert report["lengths"]["question"] == {"p50": 7, "p90": 7, "max": 7}
+    assert report["tokens"]["question"] == {"p50": 7, "p90": 7, "max": 7}
     assert not Path("runs").exists()
 
 
