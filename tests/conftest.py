@@ -1,5 +1,6 @@
 """Setup of every test run: shape checks, blocked sockets, one thread, seeds, and the path of shared data."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -159,10 +160,19 @@ def enable_shape_checks() -> None:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Turn off shape checks, for files that repeat calls whose shapes other files check."""
+    with shape_checks_off():
+        yield
+
+
+@contextlib.contextmanager
+def shape_checks_off() -> Iterator[None]:
+    """Turn off shape checks within a block."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 class NetworkError(RuntimeError):

@@ -133,7 +133,7 @@ def build_context(
     return ForwardContext(cos, sin, tuple(masks[window] for window in config.sliding_windows), backend)
 
 
-PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
+PastKeyValues = tuple[Float[Tensor, "rows G S E"], Float[Tensor, "rows G S E"]]  # tokens may be packed into one row
 EAGER_ACTIVATIONS = frozenset({"scores", "scores_seen", "probs"})  # only the eager backend computes these
 
 

@@ -128,6 +128,14 @@ class UpdateCost(NamedTuple):
     flops: float
 
 
+def run_backward(loss: Tensor) -> None:
+    """Call the autograd engine itself; `torch.autograd.backward` turns function modes off, also for recomputed rows."""
+    engine = cast(Any, torch.autograd.Variable)._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
 def measure_on_meta(
     recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, *, has_backward: bool = True
 ) -> UpdateCost:
@@ -154,7 +162,7 @@ def measure_on_meta(
             sizes = [storage.nbytes() for storage in saved.values()]
             most = max(most, sum(sizes) + 2 * max(sizes, default=0))  # a gradient and a copy of the largest tensor
             if has_backward:
-                torch.autograd.backward(output.loss)
+                run_backward(output.loss)
             state = None if output.state is None else output.state.detach()
     return UpdateCost(most, counter.get_total_flops())
 
