@@ -62,7 +62,8 @@ def train(
         training.check_free_space()
         training.open_metrics(tracker)
         if start and report_progress and setup.ranks.rank == 0:
-            log_note(f"{start.path.parent.parent.name}: resumed from step {start.step} of {training.num_steps}")
+            what = "already finished, at" if start.step == training.num_steps else "resumed from"
+            log_note(f"{start.path.parent.parent.name}: {what} step {start.step} of {training.num_steps}")
         try:
             training.run_to_end(stop, validate, report_progress)
         finally:

@@ -39,13 +39,13 @@ def is_onednn_faster() -> bool:
 def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN computes this layer faster; not for subclasses of Tensor, and not in compiled code."""
     return (
-        is_onednn_faster()
+        not torch.compiler.is_compiling()  # first: nothing below can be traced
+        and is_onednn_faster()
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.numel() >= MIN_ROWS * x.shape[-1] > 0
         and type(x) in (Tensor, Parameter)
         and type(weight) in (Tensor, Parameter)
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )
 
