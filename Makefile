@@ -26,7 +26,8 @@ help:
 	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; ten minutes on two cores"
 	@echo "make test-vllm exported runs and memories in vLLM, in an environment of its own; five minutes on two cores"
 	@echo "make test-wheel  build the wheel, install it into an empty environment, and run it there"
-	@echo "make release-check  before a release: two equal builds of the wheel, packages with their hashes, then test-wheel"
+	@echo "make release-check  before a release: two equal builds of the wheel, packages with their hashes and without known"
+	@echo "               vulnerabilities (OFFLINE=1: these are not asked for), then test-wheel"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
 	@echo "make bench-real  speed and memory on SmolLM2, beside transformers and llama.cpp"
@@ -98,8 +99,8 @@ test-wheel: $(READY)
 	@$(BIN)/python tools/check_wheel.py
 
 release-check: $(READY)
-	@echo "[release] two builds of the wheel; packages with hashes"
-	@$(BIN)/python -m tools.check_release
+	@echo "[release] two builds of the wheel; packages with hashes; known vulnerabilities"
+	@$(BIN)/python -m tools.check_release $(if $(OFFLINE),--offline)
 	@$(BIN)/python tools/check_wheel.py
 
 check: $(READY)

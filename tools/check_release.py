@@ -1,9 +1,13 @@
-"""Check what is released: two builds of the wheel are equal, run nothing at start, and hashed packages can be had.
+"""Check what is released: two builds of the wheel are equal and run nothing at start, the packages have their hashes,
+and none has a known vulnerability.
 
-python -m tools.check_release
+python -m tools.check_release            pip-audit asks PyPI; its PIP_AUDIT_* variables choose another service
+python -m tools.check_release --offline  without the list of vulnerabilities
 """
 
+import argparse
 import shutil
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -34,14 +38,31 @@ def check_hashes(folder: Path, python: Path) -> None:
     print(f"{len(list(folder.iterdir()))} packages have the hashes of {FILE.name}")
 
 
+def check_vulnerabilities(python: Path) -> None:
+    """Ask for known vulnerabilities of the packages of constraints.txt; a package that is not found fails too."""
+    run(python, "-m", "pip", "install", "--quiet", "pip-audit")
+    options = ("--disable-pip", "--no-deps", "--strict", "--progress-spinner", "off")
+    command = (python, "-m", "pip_audit", *options, "-r", ROOT / "constraints.txt")
+    print("$", *command, flush=True)
+    if subprocess.run([str(part) for part in command], check=False).returncode:
+        sys.exit("pip-audit: vulnerabilities, or no answer about a package; without network: --offline")
+
+
 def main() -> None:
-    """Run both checks in a temporary folder."""
+    """Run the checks in a temporary folder."""
+    parser = argparse.ArgumentParser(description="Check what is released.")
+    parser.add_argument("--offline", action="store_true", help="do not ask for known vulnerabilities")
+    offline = parser.parse_args().offline
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         run(sys.executable, "-m", "venv", folder / "build")
         python = folder / "build/bin/python"
         check_wheels(folder, python)
         check_hashes(folder / "packages", python)
+        if offline:
+            print("known vulnerabilities: not checked (--offline)")
+        else:
+            check_vulnerabilities(python)
 
 
 if __name__ == "__main__":
