@@ -205,6 +205,7 @@ def test_generate_refuses_a_memory_of_another_model(model: Path, text: Path, tmp
     ("flags", "code", "match"),
     [
         (("--keep", "2"), 2, "share"),
+        (("--fit", "0"), 2, "--fit 0: must be at least 1"),
         (("--keep", "0.5", "--slots", "3"), 2, "only one"),
         (("--vectors", "3"), 2, "--vectors"),
         (("--quantile", "0.5"), 2, "--quantile"),

@@ -119,6 +119,8 @@ def test_check_invalid_input(run, tmp_path, root):
     assert "did you mean gsm8k-aug?" in err
     code, _, err = run("check", "empty.jsonl", "--max-length", 9)
     assert (code, "--max-length 9" in err) == (2, True)
+    code, _, err = run("check", "empty.jsonl", "--tokenizer", "x", "--max-length", 0)
+    assert (code, "--max-length 0: must be at least 1" in err) == (2, True)
 
 
 def test_check_refuses_flags_without_use(run, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ def test_generate_rows_equal_single_prompts(run_cli: RunCli, chat_model: Path, t
     assert run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", "--output", output).code == 73
 
 
+def test_generate_rows_end_a_reply_where_its_turn_ends(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+    """The tokenizer's eos ends the replies of a file but not its prompts, also where both are in one file."""
+    model = tmp_path / "model"
+    shutil.copytree(chat_model, model)
+    flags = ("--max-tokens", 6, "--temperature", 0)
+    reply = generate_json(run_cli, model, "Hi", "--chat", *flags)["generations"][0]["ids"]
+    text = generate_json(run_cli, model, "Hello", *flags)["generations"][0]["ids"]
+    eos = next(i for i in reply[1:] if i not in reply[:1])
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["eos_token"] = laconic.load_tokenizer(model).backend.id_to_token(eos)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    rows = [{"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hi"}]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run_cli("generate", model, "--input", tmp_path / "rows.jsonl", *flags)
+    assert result.code == 0, result.err
+    assert [row["generation"]["ids"] for row in read_jsonl(result.out)] == [text, reply[: reply.index(eos) + 1]]
+
+
 def test_generate_rows_continue_after_an_interruption(
     run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +170,7 @@ def test_generate_rows_continue_after_an_interruption(
         (("--messages", "bad.json"), 66, "message 2 has no role"),
         (("--messages", "turns.json", "--system", "x"), 2, "already begin with a system message"),
         (("Hi", "--system", "x"), 2, "--system: needs --chat"),
+        (("--input", "rows.jsonl", "--system", "x"), 2, '--system: the rows of rows.jsonl have "prompt"'),
         (("Hi", "--output", "x.jsonl"), 2, "needs --input"),
         (("Hi", "--logprobs"), 2, "needs --format json"),
         (("--input", "rows.jsonl", "--output", "no/x.jsonl"), 2, "folder no does not exist"),

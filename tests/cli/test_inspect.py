@@ -283,6 +283,15 @@ def test_inspect_names_what_it_reads_if_given_a_model(run_cli: RunCli) -> None:
     assert "stories260k is a model, which has no latent thoughts; give a run" in err
 
 
+def test_inspect_of_an_exported_run_is_that_of_the_run(run: RunCli, runs: Path, run_cli: RunCli) -> None:
+    assert run_cli("export", runs / "kava", "--out", "exported").code == 0
+    flags = (QUESTION, "--chain", "< < 7 > >", "--format", "json")
+    (exported, original) = (json.loads(run(name, *flags).out) for name in ("exported", "kava"))
+    for summary in (exported, original):
+        summary["runs"][0].pop("run")
+    assert exported == original
+
+
 def test_inspect_refuses_runs_that_drop_different_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = question_sets.load_question_set
 

@@ -155,6 +155,7 @@ def test_usage_error_is_one_line(run_cli: RunCli, args: tuple[object, ...], code
         (CorruptArtifactError("m: changed"), 76, "m: changed"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (FileNotFoundError(errno.ENOENT, "gone", "a/b"), 66, "a/b: no such file"),
+        (FileNotFoundError("no zone Mars"), 66, "no zone Mars"),
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), 74, "a/b: No space left on device"),
         (ModuleNotFoundError("No module named 'peft'", name="peft"), 2, "pip install 'laconic[hf]'"),
         (MemoryError(), 71, "out of memory"),
@@ -256,6 +257,8 @@ def test_recipes_lists_every_recipe_and_prints_one(run_cli: RunCli) -> None:
     )
     assert max(map(len, lines)) < 200
     listed = json.loads(run_cli("recipes", "list", "--format", "json").out)["recipes"]
+    assert json.loads(run_cli("recipes", "--format", "json").out)["recipes"] == listed
+    assert all(row["method"] for row in listed)
     assert {row["name"] for row in listed} == {line.split()[0] for line in lines}
     assert all(row["description"] for row in listed)
     assert run_cli("recipes", "show", "tiny-kava").out == (SHIPPED_RECIPES / "tiny-kava.toml").read_text()

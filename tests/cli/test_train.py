@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from laconic.cli.commands import train as train_command
 from laconic.cli.commands.train import describe_size, normalise_args
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.evaluation.runs import resolve_step
@@ -289,6 +290,31 @@ def test_train_plan_reads_no_weights(run: RunCli, base: Path) -> None:
     assert report["trainable"] == report["parameters"]
     assert report["tokens"]["question"] == {"p50": 7, "p90": 7, "max": 7}
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "flags"),
+    [
+        (["--plan", "step", "a.toml"], ["--plan=step", "a.toml"]),
+        (["a.toml", "--plan", "seed=1"], ["--plan=estimate", "a.toml", "seed=1"]),
+        (["a.toml", "--plan=step"], ["--plan=step", "a.toml"]),
+        (["a.toml", "--plan"], ["--plan=estimate", "a.toml"]),
+    ],
+)
+def test_normalise_args_of_plan(args: list[str], flags: list[str]) -> None:
+    assert normalise_args(args) == flags
+
+
+def test_current_commit_is_that_of_laconic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package installed below another project's repository has no commit."""
+    for command in ("init", "add", "commit"):
+        options = {"add": ["README"], "commit": ["--quiet", "--message", "x"]}.get(command, ["--quiet"])
+        (tmp_path / "README").write_text("x")
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+        subprocess.run(["git", *identity, command, *options], cwd=tmp_path, check=True)
+    monkeypatch.setattr(train_command, "__file__", str(tmp_path / "train.py"))
+    (tmp_path / "train.py").write_text("")
+    assert train_command.current_commit() is None
 
 
 def test_export_run_adapter_equals_peft(run: RunCli, base: Path) -> None:

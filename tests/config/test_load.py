@@ -252,6 +252,26 @@ def test_loss_weights_must_not_all_be_zero(kava: Path) -> None:
     assert load_recipe(kava, ["method=cot", *zeros])[0].unused_tables == ["distillation", "latents"]
 
 
+def test_iterations_are_only_needed_by_methods_with_latents(kava: Path) -> None:
+    edit(kava, ("jacobi_iterations = 3\n", ""))
+    (error,) = load_errors(kava)
+    assert "latents.jacobi_iterations: missing; the jacobi schedule needs a number" in error
+    assert load_recipe(kava, ["method=nocot"])[0].unused_tables == ["latents"]
+
+
+def test_a_validation_that_cannot_happen_is_said(kava: Path) -> None:
+    assert load_errors(kava, "train.validate_every=5") == [
+        "train.validate_every=5: nothing is validated; add a [validation] table"
+    ]
+    edit(
+        kava,
+        ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\nvalid = "b.jsonl"'),
+        ('tokenizer = "digits"', f'tokenizer = "{kava.parent}"'),
+    )
+    assert load_recipe(kava)[1] == ["data.valid: not used, as there is no [validation] table"]
+    assert load_recipe(kava, ["validation.max_rows=5"])[1] == []
+
+
 def test_required_tables_are_checked_without_a_file() -> None:
     recipe, _ = load_recipe("demo-kava")
     with pytest.raises(ValueError, match="kv_selection: missing; method kava"):

@@ -108,6 +108,15 @@ def test_generate_refuses_memories_that_the_model_does_not_read(model: LanguageM
         model.generate("a", memory=memory.parent / "no.safetensors")
 
 
+def test_texts_are_str_and_a_model_is_not_its_decoder(model: LanguageModel) -> None:
+    for prompts in (b"Once", ["Once", b"Once"]):
+        with pytest.raises(UsageError, match=r"prompts: give text \(str\), not bytes"):
+            model.generate(prompts)  # pyright: ignore[reportArgumentType]
+    for function in (laconic.compress_kv, lambda model, ids: laconic.generate(model, input_ids=[ids])):
+        with pytest.raises(UsageError, match="a LanguageModel is not a decoder; pass its attribute decoder"):
+            function(model, [1, 2, 3])  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("what", ["model", "decoder"])
 def test_kv_memory_load_says_what_reads_a_file(what: str, model: LanguageModel, memory: Path) -> None:
     reader = model if what == "model" else model.decoder

@@ -1,9 +1,11 @@
 """Decoder: vocabulary resizing, fingerprint, initialisation, captured activations, positions, dropout, dtypes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
 from laconic.models.checkpoints.hf_config import DropoutRates
@@ -226,3 +228,25 @@ def test_forward_last_only_equals_the_last_position(name: str, backend: str) -> 
             assert_close(last.hidden_states, whole.hidden_states[:, -1:], FLOAT32)
             assert all(torch.equal(a, b) for a, b in zip(last.cache.keys, whole.cache.keys, strict=True))
             cache = whole.cache
+
+
+def test_a_wrapped_norm_of_queries_is_called() -> None:
+    """Qwen3's norms of queries and keys are looked up like every submodule, and run their hooks."""
+
+    class Doubled(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * self.norm(x)
+
+    decoder, other = (Decoder(DecoderConfig.tiny("qwen3"), seed=0) for _ in range(2))
+    ids, calls = torch.arange(6)[None], list[nn.Module]()
+    attention: Any = decoder.layers[0].get_submodule("self_attn")
+    attention.q_norm.register_forward_hook(lambda module, *_: calls.append(module))
+    attention.q_norm = Doubled(attention.q_norm)
+    other.layers[0].get_submodule("self_attn.q_norm").weight.data.mul_(2)
+    expected = other(other.embed(ids)).hidden_states
+    assert torch.equal(decoder(decoder.embed(ids)).hidden_states, expected)
+    assert len(calls) == 1

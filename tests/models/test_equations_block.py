@@ -12,7 +12,6 @@ from laconic.models.block import (
     Block,
     ForwardContext,
     gated_mlp_hidden,
-    head_norm,
     layer_norm,
     mlp_hidden,
     rms_norm,
@@ -59,10 +58,10 @@ def test_layer_norm() -> None:
 
 
 @pytest.mark.equation("llama", "C10")
-def test_head_norm() -> None:
+def test_norm_of_heads() -> None:
     x, weight = normal(2, 3, 4, 6), normal(6, around=1.0)
-    agree(head_norm, ORACLE["C10"], MISREAD["C10"], x, weight, 1e-2, margin=1e-2)
-    assert gradcheck(lambda x, w: head_norm(x, w, 1e-2), (x, weight))
+    agree(rms_norm, ORACLE["C10"], MISREAD["C10"], x, weight, 1e-2, margin=1e-2)
+    assert gradcheck(lambda x, w: rms_norm(x, w, 1e-2), (x, weight))
 
 
 @pytest.mark.equation("llama", "C10")

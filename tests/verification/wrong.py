@@ -33,7 +33,7 @@ def part_of(wrong: dict[str, str]) -> Any:
 
 def exchanged_normed(self: Any, x: Tensor, role: str) -> Tensor:
     part = self.submodule({"q_norm": "k_norm", "k_norm": "q_norm"}[role])
-    return block.head_norm(x, part.weight, self.config.norm_eps)
+    return block.rms_norm(x, part.weight, self.config.norm_eps)
 
 
 # Rotation

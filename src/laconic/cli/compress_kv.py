@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import laconic
-from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
+from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags, to_utf8
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
 from laconic.compression.kv.cartridge import CartridgeConfig
@@ -37,6 +37,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
         equal_heads=command.equal_heads,
         seed=command.seed,
     )
+    check_minimum(1, fit=command.fit)
     check_is_model(to_utf8(command.model))
     texts = read_source_texts(to_utf8(command.source))
     with status(f"loading {command.model}"):
@@ -113,6 +114,7 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     )
     texts = f" of {num_texts:,} texts" if num_texts > 1 else ""
     reading = f" in {num_windows:,} windows, each read without the others" if num_windows > num_texts else ""
+    after = f" after one of {num_texts:,} texts" if num_texts > 1 else ""
     smallest, largest = cost["smallest_head"], cost["largest_head"]
     padded = f"; {format_bytes(cost['used_cache_bytes'])} as a batch, padded" if num_texts > 1 else ""
     heads = "" if smallest == largest else f"; a head keeps {smallest:,} to {largest:,}"
@@ -121,7 +123,8 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
         f"slots      {num_slots:,.1f} per KV head, {num_slots * num_texts / num_tokens:.1%} by {cost['method']}{heads}",
         f"bytes      {format_bytes(cost['kept_bytes'])} of keys and values in place of "
         f"{format_bytes(cost['text_cache_bytes'])}{padded}",
-        f"positions  {cost['positions_spent']:,} read to compress; a prompt reads {num_tokens:,} fewer",
+        f"positions  {cost['positions_spent']:,} read to compress; a prompt{after} reads {num_tokens / num_texts:,.0f} "
+        "fewer",
     ]
 
 

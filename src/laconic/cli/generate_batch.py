@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
-from laconic.cli.generate_prompts import PromptRow
+from laconic.cli.generate_prompts import PromptRow, find_row_stop_ids
 from laconic.compression.kv.memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
@@ -52,12 +52,12 @@ def generate_rows(
     if output is not None:
         if output.exists():
             raise BusyError(f"--output {output} exists; delete it or choose another file")
-        key = batch_key(decoder, rows, config, [should_add_logprobs, *hash_memory_files(command.memory)])
+        key = batch_key(decoder, rows, ids, config, [should_add_logprobs, *hash_memory_files(command.memory)])
         part = PartialOutput(output.with_name(f"{output.name}.part"), key)
         first = part.num_rows
         if first:
             log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; continuing")
-    batches = generate_batches(decoder, tokenizer, ids, config, batch_size, first, timer, memory)
+    batches = generate_batches(decoder, tokenizer, rows, ids, config, batch_size, first, timer, memory)
     try:
         with progress("generating,") as show:
             for row, generation in zip(rows[first:], batches, strict=True):
@@ -82,6 +82,7 @@ def generate_rows(
 def generate_batches(
     decoder: Decoder,
     tokenizer: Tokenizer,
+    rows: Sequence[PromptRow],
     ids: Sequence[list[int]],
     config: GenerationConfig,
     batch_size: int,
@@ -89,26 +90,43 @@ def generate_batches(
     timer: GenerationTimer,
     memory: KVMemory | None,
 ) -> Iterator[Generation]:
-    """Yield the result of each row from `first` on, generating `batch_size` rows at a time."""
-    seed = config.seed
+    """Yield the result of each row from `first` on, generating up to `batch_size` rows at a time.
+
+    The rows of a batch end with the same ids: where texts follow chat messages, a new batch begins.
+    """
+    seed, stop = config.seed, first
     assert isinstance(seed, int)
-    for start in range(first, len(ids), batch_size):
-        batch = list(ids[start : start + batch_size])
-        seeds = [seed + start + i for i in range(len(batch))]
+    stop_ids = [find_row_stop_ids(row, decoder, tokenizer) for row in rows]
+    while stop < len(ids):
+        start = stop
+        while stop < min(start + batch_size, len(ids)) and stop_ids[stop] == stop_ids[start]:
+            stop += 1
+        batch = list(ids[start:stop])
         options = replace(
-            config, seed=seeds, return_state=False, on_prefill=timer.on_prefill, on_token=lambda *_: timer.on_token()
+            config,
+            seed=[seed + i for i in range(start, stop)],
+            eos_token_ids=stop_ids[start],
+            return_state=False,
+            on_prefill=timer.on_prefill,
+            on_token=lambda *_: timer.on_token(),
         )
-        state = None if memory is None else build_row_caches(memory, range(start, start + len(batch)))
+        state = None if memory is None else build_row_caches(memory, range(start, stop))
         generations = generate(decoder, tokenizer, input_ids=batch, state=state, config=options)
         timer.add(generations)
         yield from generations
 
 
-def batch_key(decoder: Decoder, rows: Sequence[PromptRow], config: GenerationConfig, more: Sequence[object]) -> str:
+def batch_key(
+    decoder: Decoder,
+    rows: Sequence[PromptRow],
+    ids: Sequence[list[int]],
+    config: GenerationConfig,
+    more: Sequence[object],
+) -> str:
     """Return a hash of all that determines the output: `more` are flags and the hashes of memories."""
     options = {name: value for name, value in asdict(config).items() if not name.startswith("on_")}
     prompts = [row.to_json() | {"source": row.source} for row in rows]
-    return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, *more])
+    return hash_json([decoder.fingerprint, str(decoder.config.dtype), options, prompts, ids, *more])
 
 
 def hash_memory_files(paths: Sequence[Path]) -> list[str]:

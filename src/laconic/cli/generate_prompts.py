@@ -13,6 +13,7 @@ from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
     from laconic.data.tokenizer import Tokenizer
+    from laconic.models.decoder import Decoder
 
 STANDARD_INPUT = "-"
 
@@ -92,6 +93,14 @@ def read_texts(prompts: Sequence[str], file: Path | None) -> list[PromptRow]:
     ]
 
 
+def find_row_stop_ids(row: PromptRow, decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
+    """Return the ids that end a row: the model's, and for chat messages the tokenizer's too, which ends a turn."""
+    from laconic.experiment.text_models.text_model import find_stop_token_ids
+
+    ids = decoder.config.eos_token_ids
+    return find_stop_token_ids(tokenizer, ids, is_reply=True) if row.text is None else ids
+
+
 def title_rows(rows: Sequence[PromptRow], num_texts: int, documents: Sequence[Sequence[Any]]) -> list[PromptRow]:
     """Return a single prompt once for each of several texts of a memory, with the names of its documents as title."""
     if len(rows) > 1 or num_texts == 1:
@@ -122,6 +131,7 @@ def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[Prom
 
     Raises:
         InputError: The file does not exist, or has invalid rows; they are listed with their lines.
+        UsageError: A system message is given, but no row is chat messages.
     """
     from laconic.data.messages import check_messages
     from laconic.data.strict_jsonl import RowError, read_rows
@@ -141,4 +151,7 @@ def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[Prom
         return to_chat(prompt, system) if is_chat or messages else prompt
 
     check_file(path, 'a .jsonl whose rows have "prompt" or "messages"')
-    return read_rows(path, convert)[0]
+    rows = read_rows(path, convert)[0]
+    if system is not None and all(row.text is not None for row in rows):
+        raise UsageError(f'--system: the rows of {path.name} have "prompt", which is continued as text; add --chat')
+    return rows

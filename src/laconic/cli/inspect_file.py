@@ -8,7 +8,7 @@ from typing import Any
 from laconic.cli.compress_kv import loss_lines
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_file import abbreviate_hash
+from laconic.compression.memory_file import abbreviate_hash, format_setting
 from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.from_recipe.untrained_levels import read_untrained_levels, read_writer_metadata
 from laconic.experiment.state_report import format_reports, state_file_to_json
@@ -88,7 +88,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
     metadata, heads = memory.metadata, memory.slots
     assert metadata is not None
-    settings = ", ".join(f"{name} {abbreviate_hash(str(value))}" for name, value in metadata.settings.items())
+    settings = ", ".join(f"{name} {format_setting(value)}" for name, value in metadata.settings.items())
     lines = [
         f"{path}: {float(memory.num_slots.mean()):,.1f} slots per KV head ({int(heads.min()):,} to "
         f"{int(heads.max()):,}), keys and values in {metadata.dtype}, {path.stat().st_size:,} bytes",
@@ -119,10 +119,12 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
+    holds = "levels added to a checkpoint" if read_untrained_levels(path) else summary["holds"]
     return [
-        f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
+        f"{path}: fast-weight state of {holds}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
         f"{path.stat().st_size:,} bytes",
-        f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…{describe_levels(path)}",
+        f"model      {abbreviate_hash(str(summary['model']))}, tokenizer "
+        f"{abbreviate_hash(str(summary['tokenizer']))}{describe_levels(path)}",
         f"written    {summary['created'] or 'at an unknown time'} by laconic "
         f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
         *(format_reports(state, chunk_sizes) if chunk_sizes else []),

@@ -101,12 +101,8 @@ COMMANDS: dict[str, Any] = {
     "version": Annotated[VersionCommand, subcommand("version")],
 }
 Command: Any = reduce(operator.or_, COMMANDS.values())
-# Command lines that are short for others.
-SHORTHANDS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("verify",): ("verify", "all"),
-    ("recipes",): ("recipes", "list"),
-    ("data",): ("data", "list"),
-}
+# The subcommand that runs where flags or nothing follow the command.
+DEFAULT_SUBCOMMANDS = {"verify": "all", "recipes": "list", "data": "list", "demo": "think"}
 
 
 def parse_command(args: list[str]) -> Any:
@@ -118,10 +114,8 @@ def parse_command(args: list[str]) -> Any:
     if args == ["--version"]:
         print(__version__)
         sys.exit(0)
-    args = list(SHORTHANDS.get(tuple(args), args))
     check_command_name(args)
-    if args[:1] == ["demo"] and args[1:2] not in (["think"], ["read"], ["--help"], ["-h"]):
-        args = ["demo", "think", *args[1:]]
+    args = insert_default_subcommand(args)
     args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
@@ -140,6 +134,16 @@ def parse_command(args: list[str]) -> Any:
         if end.code:
             log_message(f"laconic: {summarise_usage_error(errors.getvalue())}")
         raise
+
+
+def insert_default_subcommand(args: list[str]) -> list[str]:
+    """Return the arguments with the subcommand that a command such as `laconic data --format json` leaves out."""
+    command, follows = args[:1], args[1:2]
+    if not command or command[0] not in DEFAULT_SUBCOMMANDS or follows in (["--help"], ["-h"]):
+        return args
+    if follows and not follows[0].startswith("-"):
+        return args
+    return [*command, DEFAULT_SUBCOMMANDS[command[0]], *args[1:]]
 
 
 def check_command_name(args: list[str]) -> None:
@@ -185,7 +189,7 @@ def exit_status(error: BaseException) -> tuple[int, str]:
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED, "interrupted"
         case FileNotFoundError():
-            return EXIT_MISSING_INPUT, f"{error.filename}: no such file"
+            return EXIT_MISSING_INPUT, f"{error.filename}: no such file" if error.filename else str(error)
         case OSError():
             return EXIT_IO_ERROR, f"{error.filename or 'input/output'}: {error.strerror or error}"
         case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:

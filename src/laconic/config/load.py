@@ -231,6 +231,8 @@ def validate_recipe(draft: RecipeDraft) -> Recipe:
         )
     if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
         draft.notes.append(f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns")
+    if recipe.data.valid is not None and recipe.validation is None:
+        draft.notes.append("data.valid: not used, as there is no [validation] table")
     return recipe
 
 

@@ -62,8 +62,6 @@ class LatentConfig(ConfigModel):
             raise ValueError(
                 f"jacobi_iterations {self.jacobi_iterations}: the sequential schedule has none; remove the key"
             )
-        if self.schedule == "jacobi" and self.jacobi_iterations is None:
-            raise ValueError("jacobi_iterations: missing; the jacobi schedule needs a number, 3 in the papers")
         if self.length_policy != "fixed" and not self.jacobi_iterations:
             raise ValueError(f'length_policy "{self.length_policy}": needs Jacobi iterations; use "fixed"')
         return self

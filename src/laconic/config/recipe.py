@@ -248,12 +248,17 @@ class Recipe(ConfigModel):
             if not (self.distillation.student_ce_weight or self.distillation.hidden_weight or kv_weight):
                 raise ValueError("distillation.student_ce_weight: every loss that trains the latents has weight 0")
         goal = self.train.early_stop
+        if self.train.validate_every is not None and self.validation is None:
+            raise ValueError("train.validate_every: nothing is validated; add a [validation] table")
         for key, metric in (("early_stop", goal.metric if goal else None), ("best_metric", self.train.best_metric)):
             if metric is not None and self.validation is None:
                 raise ValueError(f"train.{key}: needs validation metrics; add a [validation] table")
             if metric is not None and metric not in self.validation_metrics:
                 known = ", ".join(self.validation_metrics)
                 raise ValueError(f'train.{key} "{metric}": not a metric of this validation, which has {known}')
+        latents = self.latents if "latents" in tables or self.is_custom_method else None
+        if latents and latents.schedule == "jacobi" and latents.jacobi_iterations is None:
+            raise ValueError("latents.jacobi_iterations: missing; the jacobi schedule needs a number, 3 in the papers")
         if self.latents and self.latents.length_policy != "fixed" and self.method not in ("pccot", "kava"):
             raise ValueError(f'latents.length_policy "{self.latents.length_policy}": only for methods pccot and kava')
         if self.latents and self.latents.jacobi_iterations == 0 and self.latents.projection != "none":

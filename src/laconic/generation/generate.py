@@ -36,7 +36,7 @@ from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
-from laconic.models.decoder import Decoder
+from laconic.models.decoder import Decoder, check_is_decoder
 
 
 def generate(
@@ -88,6 +88,7 @@ def generate(
         >>> second.token_ids == laconic.generate(decoder, input_ids=[ids], config=config)[0].token_ids
         True
     """
+    check_is_decoder(decoder)
     if config.stop_list and tokenizer is None:
         raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
     if tokenizer is not None:

@@ -42,11 +42,6 @@ def layer_norm(
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def head_norm(x: Float[Tensor, "B N T E"], weight: Float[Tensor, " E"], eps: float) -> Float[Tensor, "B N T E"]:
-    """Eq. C10: RMSNorm over the head size, with one weight for all heads, before rotation."""
-    return rms_norm(x, weight, eps)
-
-
 def gated_mlp_hidden(
     gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], activation: str
 ) -> Float[Tensor, "*rows F"]:
@@ -185,12 +180,8 @@ class Block(nn.Module):
         return attention.split_heads(q, H), attention.split_heads(k, G), attention.split_heads(v, G)
 
     def normalize_heads(self, x: Float[Tensor, "B N T E"], role: str) -> Float[Tensor, "B N T E"]:
-        """Apply Qwen3's norm (`role` "q_norm" or "k_norm") to queries or keys; other families have none."""
-        if not self.config.qk_norm:
-            return x
-        weight = self.submodule(role).weight
-        assert isinstance(weight, Tensor)
-        return head_norm(x, weight, self.config.norm_eps)
+        """Eq. C10: apply Qwen3's norm (`role` "q_norm" or "k_norm") over the head size; other families have none."""
+        return self.submodule(role)(x) if self.config.qk_norm else x
 
     def qkv_heads(
         self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import OptionalInt, OptionalPath, OptionalStr, OutputFormat, refuse_flags, split_commas
+from laconic.cli.arguments import (
+    OptionalInt,
+    OptionalPath,
+    OptionalStr,
+    OutputFormat,
+    check_minimum,
+    refuse_flags,
+    split_commas,
+)
 from laconic.cli.files import print_json, print_rows
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
@@ -99,6 +107,7 @@ class DataCheckCommand:
 
         if self.max_length is not None and self.tokenizer is None:
             raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
+        check_minimum(1, max_length=self.max_length)
         self.refuse_other_flags()
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)

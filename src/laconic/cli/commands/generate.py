@@ -23,7 +23,15 @@ from laconic.cli.arguments import (
 )
 from laconic.cli.files import check_memories, check_output_path, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
-from laconic.cli.generate_prompts import PromptRow, read_message_file, read_prompt_rows, read_texts, title_rows, to_chat
+from laconic.cli.generate_prompts import (
+    PromptRow,
+    find_row_stop_ids,
+    read_message_file,
+    read_prompt_rows,
+    read_texts,
+    title_rows,
+    to_chat,
+)
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
 from laconic.errors import UsageError
@@ -142,7 +150,7 @@ class GenerateCommand(SamplingFlags):
         if len(present) > 1:
             raise UsageError(f"{present[0]} and {present[1]} given; give one of {', '.join(sources)}")
         if self.system is not None and not (self.chat or self.messages or self.input):
-            raise UsageError("--system: needs --chat or --messages")
+            raise UsageError("--system: needs --chat or --messages, or --input with messages")
         if self.output is not None and self.input is None:
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
@@ -191,7 +199,7 @@ class GenerateCommand(SamplingFlags):
         config = replace(
             self.sampling_config(max_tokens, decoder.source_folder),
             min_tokens=self.min_tokens,
-            eos_token_ids=self.eos_token_ids(rows, decoder, tokenizer),
+            eos_token_ids=find_row_stop_ids(rows[0], decoder, tokenizer),
         )
         if self.input is not None:
             from laconic.cli.generate_batch import generate_rows
@@ -226,13 +234,6 @@ class GenerateCommand(SamplingFlags):
             folder = decoder.source_folder
             raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; give that folder")
         return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
-
-    def eos_token_ids(self, rows: Sequence[PromptRow], decoder: "Decoder", tokenizer: "Tokenizer") -> tuple[int, ...]:
-        """Return the ids that end a row: the model's, and for chat messages the tokenizer's, which ends a turn."""
-        from laconic.experiment.text_models.text_model import find_stop_token_ids
-
-        ids = decoder.config.eos_token_ids
-        return find_stop_token_ids(tokenizer, ids, is_reply=True) if all(row.text is None for row in rows) else ids
 
     def check_context(
         self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]], memory_tokens: int = 0

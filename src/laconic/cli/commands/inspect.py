@@ -60,11 +60,12 @@ class InspectCommand:
     """json: print one JSON object to standard output"""
 
     def run(self) -> int:
+        from laconic.experiment.load_run import is_export
         from laconic.models.checkpoints.named_models import NAMED_MODELS
 
         folder = Path(self.model)
         is_named = self.model in NAMED_MODELS and not folder.exists()
-        if folder.suffix == ".gguf" or is_named or (folder / "config.json").is_file():
+        if folder.suffix == ".gguf" or is_named or ((folder / "config.json").is_file() and not is_export(folder)):
             raise UsageError(
                 f"{self.model} is a model, which has no latent thoughts; give a run that was trained to think, or a "
                 f"memory file. laconic verify parity {self.model} compares a model with transformers"

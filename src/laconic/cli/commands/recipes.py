@@ -54,7 +54,7 @@ class RecipesListCommand:
     def run(self) -> int:
         recipes = list(list_recipes())
         if self.format == "json":
-            rows = [{"name": name, "description": text} for name, _, text in recipes]
+            rows = [{"name": name, "method": method, "description": text} for name, method, text in recipes]
             print_json({"schema": 1, "recipes": rows})
             return 0
         width = max(len(name) for name, _, _ in recipes)

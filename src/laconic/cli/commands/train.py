@@ -263,9 +263,11 @@ def describe_environment(device: str, ranks: int) -> dict[str, Any]:
 
 
 def current_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """Return the commit of laconic's checkout; None for an installed package, also below another repository."""
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
+        return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -287,7 +289,9 @@ def normalise_args(args: list[str]) -> list[str]:
         if not item.startswith("--"):
             (flags if item == "-h" else positionals).append(item)
         elif flag in train_flags:
-            flags.append("--plan=estimate" if item == "--plan" else item)
+            if item == "--plan":
+                item = f"--plan={remaining.pop(0) if remaining[:1] in (['estimate'], ['step']) else 'estimate'}"
+            flags.append(item)
             if not equals and flag not in VALUELESS_FLAGS and remaining:
                 flags.append(remaining.pop(0))
         elif equals or remaining:

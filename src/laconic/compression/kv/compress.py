@@ -24,7 +24,7 @@ from laconic.compression.kv.selection import (
 )
 from laconic.errors import UsageError
 from laconic.generation.prompt import check_ids
-from laconic.models.decoder import Decoder
+from laconic.models.decoder import Decoder, check_is_decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
@@ -155,6 +155,7 @@ def compress_document(
         prefix_tokens: Tokens of a chat prefix at the beginning, which are kept while there is room.
         on_progress: Called with the current step, the positions read so far, and an estimate of all.
     """
+    check_is_decoder(decoder)
     if not len(input_ids):
         raise UsageError("the document has no tokens; give text")
     check_ids([list(input_ids)], decoder.config.vocab_size)
@@ -165,7 +166,9 @@ def compress_document(
     shares = [total * end // ids.shape[1] for end in (0, *ends)]
     slots = [max(1, end - start) for start, end in pairwise(shares)]
     if len(windows) > 1:  # checked before reading, which may take hours
-        get_movable_rope(decoder.config.rope, decoder.config.family)
+        context = f"{decoder.config.max_position_embeddings:,} tokens"
+        hint = f"give a text that fits the context of {context} in one window"
+        get_movable_rope(decoder.config.rope, decoder.config.family, hint)
         if config.max_loss is None:
             check_slots_fit(decoder, slots, ids.shape[1])
     expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)

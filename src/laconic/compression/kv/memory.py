@@ -324,7 +324,7 @@ class KVMemory:
         Raises:
             UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
         """
-        scaling = get_movable_rope(config.rope, config.family)
+        scaling = get_movable_rope(config.rope, config.family, "use one memory at a time")
         keys = list[Tensor]()
         for layer, (k, delta) in enumerate(zip(self.keys, self.split_layers(positions - self.positions), strict=True)):
             if layer in config.nope_layers:

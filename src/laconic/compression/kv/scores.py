@@ -4,7 +4,8 @@ KVzip (arXiv:2505.23416), SnapKV (2404.14469), R-KV (2505.24133), H2O (2306.1404
 
 Symbols: q, k, v rotated queries, keys and values; s attention scale; p probabilities; H query heads in G groups of R;
 N keys; T queries; E head size. Scores are at least float32. Attention is computed for blocks of queries, so that memory
-does not grow with T. Equation numbers are the papers', or the ledger's (SK1, HH1, ...) where a paper has none.
+does not grow with T; R-KV, which uses a few queries, takes them at once. Equation numbers are the papers', or the
+ledger's (SK1, HH1, ...) where a paper has none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -167,7 +168,8 @@ def attend_and_score(
     for p in iter_causal_probs(q, k, scale):
         contexts.append((p @ values[:, :, None, : p.shape[-1]])[:, 0])
         if others is not None:
-            p = p / (p @ (~others[: p.shape[-1]]).to(p.dtype))[..., None]
+            total = p @ (~others[: p.shape[-1]]).to(p.dtype)
+            p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[..., None]  # the sum can underflow to 0
         best = torch.maximum(best, p[..., piece].amax((1, 2, 3)))
     return torch.cat(contexts, 2).transpose(1, 2).flatten(2).to(q.dtype), best
 

@@ -74,7 +74,7 @@ class LanguageModel:
             [8, 8]
         """
         if memory is None:
-            return generate(self.decoder, self.tokenizer, prompts, config=config)
+            return generate(self.decoder, self.tokenizer, list_prompts(prompts), config=config)
         memory = open_kv_memory(memory, self.decoder, self.tokenizer)
         texts = match_prompts(list_prompts(prompts), memory.B)
         if config.eos_token_ids is None and is_chat_memory(memory):

@@ -17,17 +17,30 @@ def name_texts(texts: Sequence[str], names: Sequence[str]) -> list[tuple[str, st
     """Return pairs of name and text; unnamed texts are numbered.
 
     Raises:
-        UsageError: If there is no text, or another number of names.
+        UsageError: If there is no text, one is not text, or the number of names differs.
     """
     names = [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
     if isinstance(texts, str) or not texts or len(names) != len(texts):
         raise UsageError("texts: give a list of at least one text, and one name per text or none")
+    check_texts("texts", texts)
     return list(zip(names, texts, strict=True))
 
 
 def list_prompts(prompts: Sequence[str] | str) -> list[str]:
-    """Return the prompts as a list; a single text is one prompt."""
+    """Return the prompts as a list; a single text is one prompt.
+
+    Raises:
+        UsageError: If a prompt is not text.
+    """
+    check_texts("prompts", [prompts] if isinstance(prompts, str | bytes) else prompts)
     return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def check_texts(name: str, texts: Sequence[object]) -> None:
+    """Raise `UsageError` if one of several texts is something else, such as bytes."""
+    other = next((text for text in texts if not isinstance(text, str)), None)
+    if other is not None:
+        raise UsageError(f"{name}: give text (str), not {type(other).__name__}")
 
 
 def check_memory_type(memory: object, expected: type) -> None:

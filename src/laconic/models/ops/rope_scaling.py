@@ -95,13 +95,18 @@ ROPE_SCALINGS: dict[str, Callable[[RopeConfig, int, Tensor], ScaledFrequencies]]
 FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")  # scalings that do not depend on the text's length
 
 
-def get_movable_rope(rope: RopeConfig | None, family: str) -> RopeConfig:
+def get_movable_rope(rope: RopeConfig | None, family: str, hint: str) -> RopeConfig:
     """Return the rotation of a model whose cached keys can be rotated on to other positions.
+
+    Args:
+        rope: Rotation, if the model has one.
+        family: Model type, for the error.
+        hint: What to do about the error.
 
     Raises:
         UsageError: If the family has learned positions, or frequencies that depend on the length.
     """
     if rope is None or rope.kind not in FIXED_FREQUENCIES:
         scheme = "learned positions" if rope is None else f"{rope.kind} RoPE"
-        raise UsageError(f"memories of {family} with {scheme} cannot be moved; use one memory at a time")
+        raise UsageError(f"cached keys of {family} with {scheme} cannot be moved to other positions; {hint}")
     return rope
