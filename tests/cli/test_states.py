@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import laconic
+from laconic.compression.memory_file import abbreviate_hash
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
@@ -277,9 +278,9 @@ def test_attention_cache_stays_within_the_positions(run: RunCli, place: Path) ->
 def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     code, out, _ = run("inspect", me)
     assert code == 0
-    assert out.startswith(f"me.safetensors: state of hope, 1 row, {len(BOOK)} tokens read, ")
+    assert out.startswith(f"me.safetensors: fast-weight state of hope, 1 row, {len(BOOK)} tokens read, ")
     for line in (
-        f"model      {learner(place).model.weights_fingerprint[:12]}…",
+        f"model      {abbreviate_hash(learner(place).model.weights_fingerprint)}",
         "schema ",
         "level      chunk 4 in 2 layers: ",
         "memory     projections in 2 layers: ",

@@ -25,6 +25,7 @@ from laconic.generation.prompt import (
     Prompt,
     TokenizerLike,
     build_prompt,
+    check_is_decoder,
     check_rows,
     check_vocabulary,
     prefill,
@@ -36,7 +37,7 @@ from laconic.generation.text_stream import IncrementalDetokenizer
 from laconic.interfaces import RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
-from laconic.models.decoder import Decoder, check_is_decoder
+from laconic.models.decoder import Decoder
 
 
 def generate(

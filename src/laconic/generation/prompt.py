@@ -191,6 +191,12 @@ def check_nonempty_rows(attention_mask: Tensor) -> None:
         raise UsageError(f"row {int(empty[0])} of the prompt has no token")
 
 
+def check_is_decoder(model: object) -> None:
+    """Raise `UsageError` for a model of `laconic.load`, which has a decoder but is none."""
+    if hasattr(model, "decoder") and not hasattr(model, "config"):
+        raise UsageError(f"a {type(model).__name__} is not a decoder; pass its attribute decoder")
+
+
 def check_vocabulary(tokenizer: TokenizerLike, vocab_size: int) -> None:
     """Raise InputError if the tokenizer has more ids than the model has embeddings; added tokens may be unused."""
     size = getattr(tokenizer, "base_vocab_size", getattr(tokenizer, "vocab_size", 0))

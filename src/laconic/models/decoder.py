@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.errors import UsageError
 from laconic.models import parameters
 from laconic.models.activations import capture_model, list_activation_places, unknown_activation_message
 from laconic.models.block import EAGER_ACTIVATIONS, ForwardContext, build_context
@@ -374,12 +373,6 @@ def check_forward_inputs(
             raise ValueError(f"attention_bias {list(shape)} does not broadcast to {list(full_shape)}")
     if backend not in ATTENTION_BACKENDS:
         raise ValueError(f"attn_implementation={backend!r} is unknown; use one of {', '.join(ATTENTION_BACKENDS)}")
-
-
-def check_is_decoder(model: object) -> None:
-    """Raise `UsageError` for a model of `laconic.load`, which has a decoder but is none."""
-    if hasattr(model, "decoder") and not hasattr(model, "config"):
-        raise UsageError(f"a {type(model).__name__} is not a decoder; pass its attribute decoder")
 
 
 def check_inputs_embeds(config: DecoderConfig, inputs_embeds: Tensor) -> None:

@@ -23,8 +23,8 @@ from laconic.compression.kv.selection import (
     repeat_tokens,
 )
 from laconic.errors import UsageError
-from laconic.generation.prompt import check_ids
-from laconic.models.decoder import Decoder, check_is_decoder
+from laconic.generation.prompt import check_ids, check_is_decoder
+from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
 
 DEFAULT_KEEP = 0.125
