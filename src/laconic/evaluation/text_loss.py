@@ -17,8 +17,8 @@ from laconic.evaluation.results_store import EvalItem, EvalJob, EvalKind
 from laconic.evaluation.statistics import Difference, Estimate, estimate_mean, paired_difference
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult, describe_evaluation
 from laconic.evaluation.tables import Column, build_table, figures_to_json, format_percent, format_signed
-from laconic.evaluation.token_scores import score_targets
 from laconic.experiment.load_run import LoadedRun
+from laconic.losses import score_rows_in_chunks
 from laconic.storage.manifest import hash_json
 
 TASK = "loss"
@@ -88,7 +88,7 @@ class TextLossSuite:
             for name in (names[i] for i in indices):
                 ids = torch.tensor([windows[name]], device=decoder.token_embedding.weight.device)
                 hidden_states = decoder(decoder.embed(ids)).hidden_states[0, :-1]
-                nll, is_correct = score_targets(decoder.logits, hidden_states, ids[0, 1:])
+                nll, is_correct = score_rows_in_chunks(decoder.logits, hidden_states, ids[0, 1:])
                 metrics = {"nats": float(nll.mean()), "correct": float(is_correct.float().mean())}
                 items.append([EvalItem(name, {CONDITION: metrics})])
             return items

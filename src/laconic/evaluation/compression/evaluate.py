@@ -16,7 +16,7 @@ from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.evaluation.token_scores import score_grid
+from laconic.losses import score_grid
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context

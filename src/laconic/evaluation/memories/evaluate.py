@@ -31,9 +31,9 @@ from laconic.evaluation.memories.documents import (
 )
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import EvalRequest, describe_evaluation
-from laconic.evaluation.token_scores import score_targets
 from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.load_run import LoadedRun
+from laconic.losses import score_rows_in_chunks
 from laconic.storage.manifest import hash_json
 
 TASK = "memories"
@@ -55,7 +55,7 @@ def score_probes(
     nats, is_right = list[float](), list[bool]()
     for states, probe in zip(hidden_states, probes, strict=True):
         n, targets = len(probe.ids), torch.tensor(probe.ids[-probe.num_scored :], device=device)
-        nll, is_correct = score_targets(compute_logits, states[n - probe.num_scored - 1 : n - 1], targets)
+        nll, is_correct = score_rows_in_chunks(compute_logits, states[n - probe.num_scored - 1 : n - 1], targets)
         nats.append(float(nll.mean()))
         is_right.append(bool(is_correct.all()))
     return nats, is_right
