@@ -14,12 +14,14 @@ from laconic.latent.answering import (
     prompt_with_question,
 )
 from laconic.latent.codi import Codi
+from laconic.latent.last_pass import run_until_last_pass
 from laconic.latent.pccot import Pccot
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 from tests.models.fixtures import FAMILIES, fresh
+from tests.tolerances import FLOAT32, error
 
 EOS = 2
 
@@ -42,11 +44,12 @@ def build_decoding(**changes: object) -> AnswerDecoding:
     return AnswerDecoding(**(settings | changes))  # type: ignore[arg-type]
 
 
-def build_model(name: str, num_iterations: int | None, **changes: object) -> tuple[Decoder, LatentThoughts]:
+def build_model(
+    name: str, num_iterations: int | None, num_latents: int = 3, **changes: object
+) -> tuple[Decoder, LatentThoughts]:
     decoder, mode = fresh(name), "sequential" if num_iterations is None else "jacobi"
-    return decoder, LatentThoughts(
-        decoder, num_latents=3, num_iterations=num_iterations, schedule=mode, control_init="normal", **changes
-    )  # type: ignore[arg-type]
+    options = {"num_latents": num_latents, "num_iterations": num_iterations, "schedule": mode, "control_init": "normal"}
+    return decoder, LatentThoughts(decoder, **options, **changes)  # type: ignore[arg-type]
 
 
 def answer_from_latents(
@@ -197,7 +200,7 @@ def test_answers_are_equal_after_save_and_load(tmp_path: object) -> None:
 @torch.no_grad()
 def test_answers_with_a_jacobi_tolerance_equal_single_rows() -> None:
     decoder, thoughts = build_model("llama", 5)
-    batch, decoding = questions(4, 1, 6, pads=2), build_decoding(answer_prompt=(9, 8), jacobi_tolerance=0.8)
+    batch, decoding = questions(4, 1, 6, pads=2), build_decoding(answer_prompt=(9, 8), jacobi_tolerance=1.2)
     got = answer_from_latents(decoder, thoughts, batch, decoding)
     fixed = answer_from_latents(decoder, thoughts, batch, build_decoding(answer_prompt=(9, 8)))
     assert sum(p.total for p in got.passes) < sum(p.total for p in fixed.passes)
@@ -206,6 +209,26 @@ def test_answers_with_a_jacobi_tolerance_equal_single_rows() -> None:
         assert (one.token_ids[0], one.passes[0], one.cache_positions[0]) == (
             got.token_ids[b], got.passes[b], got.cache_positions[b]
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize(("M", "T"), [(1, 1), (1, 2), (4, 1), (4, 3), (4, 4), (4, 6)])
+def test_run_until_last_pass_equals_all_passes_over_all_latents(name: str, M: int, T: int) -> None:
+    """Leaving out z_M and the final latents changes no latent, no key and no value."""
+    decoder, thoughts = build_model(name, T, M)
+    batch = questions(4, 1, 6, pads=2)
+    with torch.no_grad():
+        embeds, mask = decoder.embed(batch.question_ids), batch.question_mask
+        whole = thoughts.think(decoder, question=embeds, attention_mask=mask)
+        last = run_until_last_pass(decoder, thoughts, thoughts.build_prefix(decoder, None, embeds, mask), M)
+        N = last.embeds.shape[1]
+        output = decoder(last.embeds, last.cache, attention_mask=last.attention_mask)
+    assert max(1, M + 1 - T) == N
+    assert last.passes[0] == PassCounts(0, 1, min(T, M), 0)
+    assert error(last.embeds, whole.latents[:, -N:]) <= FLOAT32
+    assert error(output.hidden_states, whole.hidden_states[:, -N:]) <= FLOAT32
+    caches = [torch.stack([*cache.keys, *cache.values]) for cache in (output.cache, whole.cache)]
+    assert error(*caches) <= FLOAT32
 
 
 def test_prompt_after_latents_adds_passes() -> None:

@@ -213,7 +213,8 @@ def test_decoder_activations_have_the_names_of_capture() -> None:
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_forward_last_only_equals_the_last_position(name: str, backend: str) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_forward_num_outputs_equals_the_last_positions(n: int, name: str, backend: str) -> None:
     decoder = fresh(name)
     decoder.attn_implementation = backend
     inputs, mask = x(2, 12, decoder.config.hidden_size), torch.ones(2, 12, dtype=torch.bool)
@@ -223,9 +224,9 @@ def test_forward_last_only_equals_the_last_position(name: str, backend: str) -> 
         for columns in (slice(0, 7), slice(7, 12)):
             part = None if attention_mask is None else attention_mask[:, columns]
             whole = decoder(inputs[:, columns], cache, attention_mask=part)
-            last = decoder(inputs[:, columns], cache, attention_mask=part, last_only=True)
-            assert last.hidden_states.shape[1] == 1
-            assert_close(last.hidden_states, whole.hidden_states[:, -1:], FLOAT32)
+            last = decoder(inputs[:, columns], cache, attention_mask=part, num_outputs=n)
+            assert last.hidden_states.shape[1] == n
+            assert_close(last.hidden_states, whole.hidden_states[:, -n:], FLOAT32)
             assert all(torch.equal(a, b) for a, b in zip(last.cache.keys, whole.cache.keys, strict=True))
             cache = whole.cache
 

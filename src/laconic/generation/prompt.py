@@ -258,7 +258,7 @@ def prefill_cache(
         state,
         attention_mask=attention_mask,
         position_ids=None if position_ids is None else position_ids[:, columns],
-        last_only=attention_mask is None,
+        num_outputs=1 if attention_mask is None else None,
     )
 
 

@@ -8,7 +8,7 @@ projection; bot the last vector of the prefix; T the number of Jacobi iterations
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -130,12 +130,12 @@ def run_latent_rollout(
 
 
 def read_placeholders(
-    decoder: ForwardFn, prefix: LatentPrefix, placeholders: Float[Tensor, "B M D"]
+    decoder: ForwardFn, prefix: LatentPrefix, placeholders: Float[Tensor, "B M D"], **options: Any
 ) -> tuple[DecoderOutput, KVCache]:
-    """Read prefix and placeholders in one pass; return its output, and the cache without the placeholders."""
+    """Read prefix and placeholders with `options` of the decoder; return its output, and the cache of the prefix."""
     (B, M, _), mask = placeholders.shape, prefix.attention_mask
     mask = None if mask is None else torch.cat([mask, mask.new_ones(B, M)], 1)
-    output = decoder(torch.cat([prefix.embeds, placeholders], 1), prefix.cache, attention_mask=mask)
+    output = decoder(torch.cat([prefix.embeds, placeholders], 1), prefix.cache, attention_mask=mask, **options)
     return output, output.cache.crop(output.cache.S - M)
 
 

@@ -78,8 +78,8 @@ def run_stepwise_rollout(
         last = yield from read_sequential(prefix, M, project)
         passes = PassCounts(1, 0, M, 0)
     else:
-        last = yield from read_jacobi(prefix, placeholders, T, project)
-        passes = PassCounts(0, 1, T, 0)
+        last = yield from read_jacobi(prefix, placeholders, min(T, M), project)
+        passes = PassCounts(0, 1, min(T, M), 0)
     yield last._replace(inputs_embeds=torch.cat([last.inputs_embeds, suffix.to(last.inputs_embeds.dtype)], 1))
     return StepwiseCounts(passes, M)
 
@@ -97,14 +97,15 @@ def read_sequential(
 def read_jacobi(
     prefix: Float[Tensor, "1 Np D"], placeholders: Float[Tensor, "1 M D"], num_iterations: int, project: ProjectFn
 ) -> Generator[RolloutRead, Tensor, RolloutRead]:
-    """Read placeholders, then all latents in every iteration, each time in the same slots; return the last read."""
-    M, first = placeholders.shape[1], torch.cat([prefix, placeholders], 1)
+    """Read placeholders, then in every iteration the latents that `iterate_latents` reads; return the last read."""
+    M = placeholders.shape[1]
     if num_iterations == 0:
-        return RolloutRead(first)
-    z = initial_latents((yield RolloutRead(first, num_outputs=M + 1)), project)
+        return RolloutRead(torch.cat([prefix, placeholders], 1))
+    z = project((yield RolloutRead(torch.cat([prefix, placeholders[:, 1:]], 1), num_outputs=M)))
     for _ in range(num_iterations - 1):
-        z = jacobi_update(z, (yield RolloutRead(z, num_outputs=M, num_replaced=M)), project)
-    return RolloutRead(z, num_replaced=M)
+        n = z.shape[1] - 1  # in the cache behind the final latents, before this iteration and in it
+        z = project((yield RolloutRead(z[:, :-1], num_outputs=n, num_replaced=n)))
+    return RolloutRead(z, num_replaced=z.shape[1] - 1)
 
 
 def read_adaptive(

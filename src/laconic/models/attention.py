@@ -55,9 +55,11 @@ class AttentionMask(NamedTuple):
     visible: Bool[Tensor, "#B T P"] | None
     bias: Float[Tensor, "#B #T #P"] | None
 
-    def of_last_query(self) -> "AttentionMask":
-        """Return the mask of the last query alone, which plain causality lets see every slot."""
-        mask, visible, bias = (None if x is None else x[..., -1:, :] for x in (self.mask, self.visible, self.bias))
+    def of_last_queries(self, n: int, P: int, device: torch.device) -> "AttentionMask":
+        """Return the mask of the last n queries over P slots; plain causality lets a single one see them all."""
+        mask, visible, bias = (None if x is None else x[..., -n:, :] for x in (self.mask, self.visible, self.bias))
+        if self.causal and n > 1:
+            mask = torch.ones(1, 1, n, P, dtype=torch.bool, device=device).tril(P - n)
         return AttentionMask(False, mask, visible, bias)
 
 

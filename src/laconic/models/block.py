@@ -35,16 +35,12 @@ def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: floa
     return weight * (u * torch.rsqrt(u.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def layer_norm(
-    x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], bias: Float[Tensor, " D"], eps: float
-) -> Float[Tensor, "*rows D"]:
+def layer_norm(x: Float[Tensor, "*rows D"], weight: Tensor, bias: Tensor, eps: float) -> Float[Tensor, "*rows D"]:
     """Eq. C2: (x - mean) / sqrt(var + eps) weight + bias, with the variance over D (not D - 1)."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def gated_mlp_hidden(
-    gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], activation: str
-) -> Float[Tensor, "*rows F"]:
+def gated_mlp_hidden(gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], activation: str) -> Tensor:
     """Eq. C17: act(W_g y) * W_u y, the input of W_d."""
     return ACTIVATIONS[activation](gate) * up
 
@@ -84,7 +80,7 @@ def build_norm(config: DecoderConfig) -> nn.Module:
 class ForwardContext(NamedTuple):
     """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend, KV prefix.
 
-    With `real_tokens`, blocks read and return [1, N, D]. With `last_only`, the last block returns [B, 1, D].
+    With `real_tokens`, blocks read and return [1, N, D]. With `num_outputs`, the last block returns so many positions.
     """
 
     cos: Float[Tensor, "#B 1 T E"] | None
@@ -93,7 +89,7 @@ class ForwardContext(NamedTuple):
     backend: str
     prefix: KVPrefix | None = None
     real_tokens: RealTokens | None = None
-    last_only: bool = False
+    num_outputs: int | None = None
 
 
 def build_context(
@@ -206,16 +202,17 @@ class Block(nn.Module):
         context: ForwardContext,
         capture: CaptureFn = capture_nothing,
         capture_scores: bool = False,
-    ) -> tuple[Float[Tensor, "B #T D"], Tensor, Tensor]:
+    ) -> tuple[Float[Tensor, "B n D"], Tensor, Tensor]:
         """Return the attention output, and the keys and values including the past ones."""
         q, k, v = self.qkv_heads(y, capture)
         if context.real_tokens:
             q, k, v = map(context.real_tokens.scatter_heads, (q, k, v))
         q, k = capture("q_rot", self.apply_rope(q, context)), capture("k_rot", self.apply_rope(k, context))
         k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
-        if context.last_only and self.index == self.config.num_hidden_layers - 1:
-            masks = tuple(mask.of_last_query() for mask in context.masks)
-            q, context = q[:, :, -1:], context._replace(masks=masks)
+        if context.num_outputs is not None and self.index == self.config.num_hidden_layers - 1:
+            q = q[:, :, -context.num_outputs :]
+            mask = context.masks[-1].of_last_queries(q.shape[2], k.shape[2], q.device)
+            context = context._replace(masks=(*context.masks[:-1], mask))
         c = self.attend(q, k, v, context, capture, capture_scores)
         c = context.real_tokens.gather(c) if context.real_tokens else c
         return capture("attn_out", self.project_output(c)), k, v
@@ -262,7 +259,7 @@ class Block(nn.Module):
         past: PastKeyValues | None,
         context: ForwardContext,
         capture_names: frozenset[str] = frozenset(),
-    ) -> tuple[Float[Tensor, "B #T D"], Tensor, Tensor, dict[str, Tensor]]:
+    ) -> tuple[Float[Tensor, "B n D"], Tensor, Tensor, dict[str, Tensor]]:
         """Eq. C19: r = x + attention(norm1(x)); y = r + MLP(norm2(r)).
 
         Returns:
@@ -277,6 +274,6 @@ class Block(nn.Module):
         capture_scores = not capture_names.isdisjoint(EAGER_ACTIVATIONS)
         y1 = capture("norm1", self.submodule("norm1")(x))
         out, k, v = self.self_attention(y1, past, context, capture, capture_scores)
-        r = capture("resid1", (x[:, -out.shape[1] :] if context.last_only else x) + drop(out))
+        r = capture("resid1", (x if context.num_outputs is None else x[:, -out.shape[1] :]) + drop(out))
         y2 = capture("norm2", self.submodule("norm2")(r))
         return capture("resid2", r + drop(self.mlp_forward(y2, capture))), k, v, activations

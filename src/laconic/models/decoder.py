@@ -244,7 +244,7 @@ class Decoder(nn.Module):
         position_ids: Int[Tensor, "B T"] | None = None,
         attention_bias: Float[Tensor, "#B #T #P"] | None = None,
         capture: tuple[str, ...] = (),
-        last_only: bool = False,
+        num_outputs: int | None = None,
     ) -> DecoderOutput:
         """Read T embeddings per row on top of a cache.
 
@@ -258,7 +258,7 @@ class Decoder(nn.Module):
             capture: Activations to return: a name of `laconic.models.activations` ("k": of every layer; "k.3": of
                 layer 3), "hidden" (the inputs of every layer and the last output), "logits", … The same names are keys
                 of `DecoderOutput.activations`: "k.3" is a tensor, "k" the tuple of all layers.
-            last_only: Return the hidden states of the last position only, which saves most of the last block.
+            num_outputs: Return the hidden states of so many last positions only, which saves most of the last block.
 
         Raises:
             ValueError: Shapes, dtypes, positions or cache do not fit.
@@ -290,8 +290,8 @@ class Decoder(nn.Module):
             backend=self.attn_implementation,
             all_valid=all_valid,
             needs_visible=past.prefix is not None or any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request),
-        )._replace(prefix=past.prefix, last_only=last_only)
-        if self.training and not all_valid and not last_only:
+        )._replace(prefix=past.prefix, num_outputs=num_outputs)
+        if self.training and not all_valid and num_outputs is None:
             context = context._replace(real_tokens=find_real_tokens(mask, frozenset[str]().union(*request[:-1])))
         x = self.add_positions(inputs_embeds, position_ids)
         activations = {"embed": x} if "embed" in request[-1] else {}
@@ -324,7 +324,7 @@ class Decoder(nn.Module):
         context: ForwardContext,
         request: tuple[frozenset[str], ...],
         activations: dict[str, Tensor],
-    ) -> tuple[Float[Tensor, "B #T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    ) -> tuple[Float[Tensor, "B n D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
         pairs: list[tuple[Tensor, Tensor]] = []
         every = self.activation_checkpointing if self.training else 0
