@@ -230,6 +230,13 @@ def test_read_text_needs_no_room_for_summary_positions() -> None:
         method.read_text(torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11]]), None, memory)
 
 
+def test_read_text_alone_may_exceed_the_sliding_window() -> None:
+    method, text = compressor(sizes={"sliding_windows": (None, 8)}), torch.arange(4, 16)[None]
+    assert method.read_text(text).shape[1] == 12
+    with pytest.raises(UsageError, match="a sliding window of 8"):
+        method.read_text(text, None, method.compress(text[:, :4]))
+
+
 def test_max_segments() -> None:
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40) == 8  # 40 + 3 + 7 * 3 = 64
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(62) == 0

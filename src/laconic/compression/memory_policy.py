@@ -5,6 +5,7 @@ Accumulation is that of AutoCompressors (arXiv:2305.14788), replacement that of 
 Symbols: M_i memory after segment i, sigma^i its vectors, N_i their number; K summary positions per segment.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Float32, Int
@@ -114,6 +115,8 @@ def check_fits(
     compresses: bool = True,
 ) -> None:
     """Raise `UsageError` if memory, text and summary positions exceed the model's positions or sliding window."""
+    if not (num_slots or compresses):  # a text alone may exceed the sliding window
+        decoder_config = replace(decoder_config, sliding_windows=(None,) * decoder_config.num_hidden_layers)
     room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens, compresses=compresses)
     if room is None or num_slots <= room:
         return

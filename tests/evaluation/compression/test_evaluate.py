@@ -20,15 +20,19 @@ from laconic.evaluation.compression.evaluate import (
     evaluate_batch,
     split_context,
 )
-from laconic.evaluation.compression.run import AutoCompressorReader
+from laconic.evaluation.compression.run import ContextCompressor
 
 V = 11
 
 
 class SumReader:
-    """A reader whose next token depends on the sum of all real ids before it and of its memory's vectors."""
+    """A method whose next token depends on the sum of all real ids before it and of its memory's vectors."""
 
-    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor, memory: SummaryMemory | None) -> Tensor:
+    @property
+    def decoder(self) -> "SumReader":
+        return self
+
+    def read_text(self, input_ids: Tensor, attention_mask: Tensor, memory: SummaryMemory | None) -> Tensor:
         before = 0 if memory is None else memory.vectors.sum((1, 2))[:, None]
         return ((input_ids * attention_mask).cumsum(1).double() + before)[..., None]
 
@@ -67,7 +71,7 @@ def compress(split: ContextTail) -> CompressedContext:
 
 
 def make_conditions() -> list[ContextCondition]:
-    reader = SumReader()
+    reader: Any = SumReader()
     return [
         ContextCondition("none", reader),
         ContextCondition("compressed", reader, compress),
@@ -114,8 +118,8 @@ def test_evaluate_batch_scores_the_same_tokens_under_each_condition() -> None:
 
 
 def test_compress_other_text_takes_the_document_half_the_data_set_further_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AutoCompressorReader, "compress", lambda _, split, rule: split.names)
-    source, reader = RandomDocuments(), AutoCompressorReader(cast(Any, None), 0)
+    monkeypatch.setattr(ContextCompressor, "compress", lambda _, split, rule: split.names)
+    source, reader = RandomDocuments(), ContextCompressor(cast(Any, None), 0)
     names = reader.compress_other_text(split_context(source.batch([0, 3, 4], 0, 0)), source)
     assert names == ("row 2", "row 0", "row 1")
 

@@ -4,8 +4,8 @@ Symbols: B documents, C columns of context, T of a tail, n segments of a context
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.lm_baseline import LanguageModelBaseline
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation.results_store import EvalItem
-from laconic.losses import score_grid
+from laconic.losses import LogitsFn, score_grid
 
 BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context
@@ -43,16 +45,6 @@ class ContextTail:
     def segments(self) -> tuple[slice, ...]:
         """Columns of each segment of the context."""
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
-
-    def to(self, device: torch.device) -> "ContextTail":
-        return replace(
-            self,
-            context=self.context.to(device),
-            tail=self.tail.to(device),
-            loss_mask=self.loss_mask.to(device),
-            row_index=self.row_index.to(device),
-            num_facts=None if self.num_facts is None else self.num_facts.to(device),
-        )
 
 
 def split_context(batch: Any) -> ContextTail:
@@ -87,29 +79,20 @@ class CompressedContext(NamedTuple):
     expected_lengths: Float[Tensor, "B n"] | None
 
 
-class SegmentReader(Protocol):
-    """Reads texts, after a memory or alone."""
-
-    def hidden_states(
-        self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], memory: SummaryMemory | None
-    ) -> Float[Tensor, "B T D"]: ...
-    def logits(self, hidden_states: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]: ...
-
-
 @dataclass(frozen=True)
 class ContextCondition:
     """What precedes a tail.
 
     Attributes:
         name: Name of the condition.
-        reader: Reads the tail.
+        reader: The method that reads the tail.
         compress: Compresses the context; None if the context is text.
         end_tokens: Number of last tokens of the context (`ALL_TOKENS` for the whole), or the name of an earlier
             condition whose number of vectors is used.
     """
 
     name: str
-    reader: SegmentReader
+    reader: AutoCompressor | LanguageModelBaseline
     compress: Callable[[ContextTail], CompressedContext] | None = None
     end_tokens: int | str = 0
 
@@ -149,25 +132,16 @@ def run_condition(
     split: ContextTail, condition: ContextCondition, earlier: Mapping[str, ConditionTensors]
 ) -> ConditionTensors:
     """Score the tails of a batch under one condition; a text may be as long as the vectors of an `earlier` one."""
-    reader, T = condition.reader, split.tail.shape[1]
-    if condition.compress is not None:
-        compressed = condition.compress(split)
-        mask = torch.ones_like(split.tail, dtype=torch.bool)
-        hidden_states = reader.hidden_states(split.tail, mask, compressed.memory)
-        return ConditionTensors(
-            *score_tail(reader, hidden_states, split),
-            compressed.memory.num_vectors,
-            compressed.vectors_per_segment,
-            compressed.expected_lengths,
-        )
-    if isinstance(condition.end_tokens, str):
-        sizes = earlier[condition.end_tokens].context_sizes
-    else:
-        sizes = torch.full_like(split.row_index, condition.end_tokens)
+    compressed, end = None if condition.compress is None else condition.compress(split), condition.end_tokens
+    sizes = earlier[end].context_sizes if isinstance(end, str) else torch.full_like(split.row_index, end)
     sizes = sizes.clamp(max=split.context.shape[1])
     input_ids, mask = build_text_context(split, sizes)
-    hidden_states = reader.hidden_states(input_ids, mask, None)[:, input_ids.shape[1] - T :]
-    return ConditionTensors(*score_tail(reader, hidden_states, split), sizes)
+    memory = None if compressed is None else compressed.memory
+    hidden_states = condition.reader.read_text(input_ids, mask, memory)[:, -split.tail.shape[1] :]
+    scores = score_tail(condition.reader.decoder.logits, hidden_states, split)
+    if compressed is None:
+        return ConditionTensors(*scores, sizes)
+    return ConditionTensors(*scores, compressed.memory.num_vectors, *compressed[1:])
 
 
 def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
@@ -179,11 +153,11 @@ def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[I
 
 
 def score_tail(
-    reader: SegmentReader, hidden_states: Float[Tensor, "B T D"], split: ContextTail
+    logits: LogitsFn, hidden_states: Float[Tensor, "B T D"], split: ContextTail
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """Return nats and correctness of each scored token, predicted from the one before it; 0 and False elsewhere."""
     targets = split.tail.masked_fill(~split.loss_mask, IGNORE_INDEX)[:, 1:]
-    nll, is_correct = score_grid(reader.logits, hidden_states[:, :-1], targets)
+    nll, is_correct = score_grid(logits, hidden_states[:, :-1], targets)
     return F.pad(nll, (1, 0)), F.pad(is_correct, (1, 0))
 
 

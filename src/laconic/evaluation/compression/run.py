@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import DocumentBatch
@@ -48,8 +47,8 @@ DEFAULT_DOCUMENTS = 200
 
 
 @dataclass(frozen=True)
-class AutoCompressorReader:
-    """An AutoCompressor under evaluation; `seed` is that of sampled lengths."""
+class ContextCompressor:
+    """An AutoCompressor that compresses contexts; `seed` is that of sampled lengths."""
 
     method: AutoCompressor
     seed: int
@@ -101,41 +100,11 @@ class AutoCompressorReader:
         What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
         """
         rows = [(row + len(source) // 2) % len(source) for row in split.row_index.tolist()]
-        return self.compress(split_context(source.batch(rows, 0, 0)).to(split.row_index.device), None)
+        return self.compress(split_context(source.batch(rows, 0, 0).to(split.row_index.device)), None)
 
     def with_rule(self, rule: StopRule | None = None) -> Callable[[ContextTail], CompressedContext]:
         """Return `compress` with a rule; None is the run's own."""
         return partial(self.compress, rule=rule)
-
-    def hidden_states(
-        self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], memory: SummaryMemory | None
-    ) -> Float[Tensor, "B T D"]:
-        """Compute the last hidden states of a text after a memory, or alone."""
-        model = self.method.segment_model
-        memory = model.empty_memory(len(input_ids)) if memory is None else memory
-        return model.read_segment(memory, input_ids, attention_mask)
-
-    def logits(self, hidden_states: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
-        """Compute the decoder's logits, without control rows."""
-        return self.method.decoder.logits(hidden_states)
-
-
-@dataclass(frozen=True)
-class BaselineReader:
-    """A language-model baseline under evaluation; it reads text only."""
-
-    method: LanguageModelBaseline
-
-    def hidden_states(
-        self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], memory: SummaryMemory | None
-    ) -> Float[Tensor, "B T D"]:
-        """Compute the last hidden states of a text."""
-        decoder = self.method.decoder
-        return decoder(decoder.embed(input_ids), attention_mask=attention_mask).hidden_states
-
-    def logits(self, hidden_states: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
-        """Compute the decoder's logits."""
-        return self.method.decoder.logits(hidden_states)
 
 
 def load_untrained_method(run: LoadedRun) -> AutoCompressor:
@@ -174,50 +143,51 @@ def build_conditions(
     room = run.parts.decoder.config.max_position_embeddings - T
     if isinstance(method, LanguageModelBaseline):
         ends = [2**i for i in range(C.bit_length()) if 2**i < C and 2**i <= room] if all_lengths else []
-        reader = BaselineReader(method)
         return [
-            ContextCondition("none", reader),
-            *(ContextCondition(f"end {n}", reader, end_tokens=n) for n in ends),
-            *([ContextCondition("full", reader, end_tokens=ALL_TOKENS)] if room >= C else []),
+            ContextCondition("none", method),
+            *(ContextCondition(f"end {n}", method, end_tokens=n) for n in ends),
+            *([ContextCondition("full", method, end_tokens=ALL_TOKENS)] if room >= C else []),
         ]
     assert isinstance(method, AutoCompressor)
-    reader = AutoCompressorReader(method, run.recipe.seed)
+    compressor = ContextCompressor(method, run.recipe.seed)
     conditions = [
-        ContextCondition("none", reader),
-        ContextCondition("compressed", reader, reader.with_rule()),
-        ContextCondition("truncated", reader, end_tokens="compressed"),
+        ContextCondition("none", method),
+        ContextCondition("compressed", method, compressor.with_rule()),
+        ContextCondition("truncated", method, end_tokens="compressed"),
     ]
     if len(source) > 1:
-        conditions.append(ContextCondition("other text", reader, partial(reader.compress_other_text, source=source)))
+        compress_other_text = partial(compressor.compress_other_text, source=source)
+        conditions.append(ContextCondition("other text", method, compress_other_text))
     if C + method.segment_model.prefix_length <= room:
-        conditions.append(ContextCondition("full", reader, end_tokens=ALL_TOKENS))
+        conditions.append(ContextCondition("full", method, end_tokens=ALL_TOKENS))
     if untrained is not None:
-        before = AutoCompressorReader(untrained, run.recipe.seed)
-        conditions.append(ContextCondition("untrained none", before))
-        conditions.append(ContextCondition("untrained", before, before.with_rule()))
+        before = ContextCompressor(untrained, run.recipe.seed)
+        conditions.append(ContextCondition("untrained none", untrained))
+        conditions.append(ContextCondition("untrained", untrained, before.with_rule()))
     if method.config.length_policy != "fixed":
-        conditions.append(ContextCondition("oracle length", reader, reader.compress_with_best_lengths))
-    return conditions + (length_conditions(reader) if all_lengths else [])
+        conditions.append(ContextCondition("oracle length", method, compressor.compress_with_best_lengths))
+    return conditions + (length_conditions(compressor) if all_lengths else [])
 
 
-def length_conditions(reader: AutoCompressorReader) -> list[ContextCondition]:
+def length_conditions(compressor: ContextCompressor) -> list[ContextCondition]:
     """Return the fixed lengths of a method with equally long text, and the rules of its stop head."""
-    config, conditions = reader.method.config, list[ContextCondition]()
+    method, conditions = compressor.method, list[ContextCondition]()
+    config = method.config
     if config.length_policy == "fixed":
         return conditions
     for n in spread_lengths(config.possible_lengths):
         name = f"n = {n}"
         conditions += [
-            ContextCondition(name, reader, reader.with_rule(StopRule("fixed", num_vectors=n))),
-            ContextCondition(f"end, {name}", reader, end_tokens=name),
+            ContextCondition(name, method, compressor.with_rule(StopRule("fixed", num_vectors=n))),
+            ContextCondition(f"end, {name}", method, end_tokens=name),
         ]
     if config.length_policy != "stop_head":
         return conditions
     for q in QUANTILES:
         rule = StopRule("quantile", quantile=q)
-        conditions.append(ContextCondition(f"quantile {q:g}", reader, reader.with_rule(rule)))
-    conditions.append(ContextCondition("sampled", reader, reader.with_rule(StopRule("sample"))))
-    return [*conditions, ContextCondition("soft", reader, reader.with_rule(StopRule("soft")))]
+        conditions.append(ContextCondition(f"quantile {q:g}", method, compressor.with_rule(rule)))
+    conditions.append(ContextCondition("sampled", method, compressor.with_rule(StopRule("sample"))))
+    return [*conditions, ContextCondition("soft", method, compressor.with_rule(StopRule("soft")))]
 
 
 @dataclass(frozen=True)
@@ -269,7 +239,7 @@ def build_document_job(request: EvalRequest, run: LoadedRun, eval_set: Compressi
     result = RunResult(metadata.run, name, (run.recipe.seed,), (), collect_recipe_info(run.recipe))
 
     def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
-        split = split_context(source.batch(indices, 0, 0)).to(request.device)
+        split = split_context(source.batch(indices, 0, 0).to(request.device))
         return [[item] for item in evaluate_batch(split, conditions)]
 
     def summarize(items: Sequence[EvalItem]) -> dict[str, Any]:
