@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from laconic.config.nested import CMSOptions
 from laconic.errors import UsageError
-from laconic.models.block import Block
-from laconic.models.config import DecoderConfig
 from laconic.nested import state as states
 from laconic.nested.cms.cms_reference import cms_reference
 from laconic.nested.cms.layer import CMS, accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
@@ -172,37 +170,6 @@ def test_cms_zero_learning_rate_is_the_static_mlp_bit_for_bit(optimizer: str, st
     assert not any(level.num_tokens.any() or level.num_updates.any() for level in require_levels(state))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_cms_from_mlp_keeps_the_output_bit_for_bit(family: str) -> None:
-    config = DecoderConfig.tiny(family)
-    block = Block(config, 0)
-    for n, p in enumerate(block.parameters()):
-        nn.init.normal_(p, generator=torch.Generator().manual_seed(n))
-    mlp, x = block.get_submodule("mlp"), torch.randn(2, 7, config.hidden_size)
-    expected = block.mlp_forward(x)
-    for structure in STRUCTURES:
-        for residual in ("residual", "plain") if structure != "independent" else ("residual",):
-            options = CMSOptions(
-                inner_objective="associative", structure=structure, residual=residual, associative_target="start"
-            )
-            assert torch.equal(CMS.from_mlp(mlp, (8,), options, activation=config.activation)(x)[0], expected)
-        options = CMSOptions(inner_objective="associative", structure=structure)
-        cms = CMS.from_mlp(mlp, (8, 16), options, activation=config.activation)
-        assert torch.equal(cms(x)[0], expected)
-        down = cms.shape.projections[-1]
-        shared = dict(mlp.named_parameters())[f"{down}.weight"]
-        assert dict(cms.named_parameters())[f"levels.0.{down}.weight"] is shared
-
-
-def test_cms_from_mlp_copies_added_levels() -> None:
-    mlp = Block(DecoderConfig.tiny("llama"), 1).get_submodule("mlp")
-    cms = CMS.from_mlp(mlp, (2, 4), new_level_init="copy")
-    for name, p in mlp.named_parameters():
-        assert cms.get_parameter(f"levels.0.{name}") is p
-        assert torch.equal(cms.get_parameter(f"levels.1.{name}"), p)
-        assert cms.get_parameter(f"levels.1.{name}") is not p
-
-
 def test_cms_every_weight_gets_a_gradient() -> None:
     """If the text is longer than twice the slowest chunk."""
     for structure in STRUCTURES:
@@ -273,8 +240,8 @@ def test_cms_update_is_clipped_to_a_share_of_the_start() -> None:
             start = clipped.get_parameter(f"levels.0.{name}.weight")
             assert (frobenius_norm(change) <= 0.1 * start.norm() * (1 + 1e-12)).all()
             assert (frobenius_norm(require_levels(unclipped(x)[1])[0].change[name]) > 0.1 * start.norm()).any()
-    options = CMSOptions(inner_objective="associative", inner_lr=1.0)
-    grown = CMS.from_mlp(clipped.get_submodule("levels.0"), (2, 4), options)
+    grown = build((2, 4), inner_lr=1.0)
+    nn.init.zeros_(grown.get_parameter("levels.1.down_proj.weight"))
     assert to_dense(require_levels(grown(x)[1])[1].change["down_proj"]).any(), "a level that starts at zero changes"
 
 
@@ -354,7 +321,5 @@ def test_cms_refuses_inconsistent_options_and_inputs() -> None:
         chunk_sizes((3, 1), 8)
     with pytest.raises(UsageError, match="donor_map"):
         place_levels(2, (4, 8), "depth", [0, 3])
-    with pytest.raises(UsageError, match="Linear"):
-        CMS.from_mlp(nn.Linear(3, 3))
     with pytest.raises(UsageError, match="no levels"):
         build()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

@@ -1,25 +1,13 @@
 """Initial weights of the levels of a continuum memory system."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.errors import UsageError
 from laconic.nested.cms.level import CMSShape
 from laconic.nested.init import sample_normal, softplus_inverse
 
 GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 ZERO_STEP_BIAS = -1e4  # the bias at which softplus is 0 in every floating-point type
-
-
-def find_mlp_projections(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of an MLP's linear maps, the down-projection last."""
-    children = dict(module.named_children())
-    for names in (GATED_MLP, ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj")):
-        if all(name in children for name in names):
-            return names
-    raise UsageError(
-        f"cms: {type(module).__name__} with children {list(children)} is not an MLP; expected up_proj and down_proj"
-    )
 
 
 def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float | None = None) -> dict[str, Tensor]:

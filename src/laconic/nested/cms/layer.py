@@ -5,7 +5,7 @@ layer learns by its associative objective. For the next token's loss, `forward_l
 the linear maps, `level.linear_errors` turns a loss into their errors, and `accumulate_tokens` learns from these.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.config.nested import CMSOptions, LevelConnection, NewLevelInit, OuterGradient
+from laconic.config.nested import CMSOptions, LevelConnection, OuterGradient
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import rms_norm
-from laconic.nested.cms.init import GATED_MLP, find_mlp_projections, init_weights
+from laconic.nested.cms.init import GATED_MLP, init_weights
 from laconic.nested.cms.level import (
     CMSParams,
     CMSShape,
@@ -203,56 +203,6 @@ class CMS(nn.Module):
         )
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         register_parameters(self, init_weights(self.shape, generator))
-
-    @classmethod
-    def from_mlp(
-        cls,
-        mlp: nn.Module,
-        chunk_sizes: Sequence[int] = (64, 512),
-        options: CMSOptions | None = None,
-        *,
-        activation: str = "silu",
-        new_level_init: NewLevelInit = "zero",
-    ) -> "CMS":
-        """Build levels on a trained MLP, which becomes level 0 and shares its tensors.
-
-        Args:
-            mlp: A module with `gate_proj`, `up_proj` and `down_proj`, with the last two, or with `fc1` and `fc2`.
-            chunk_sizes: Tokens between two updates of each level, fastest first.
-            options: Options of the levels, by default the associative objective with the start as its target.
-            activation: Activation of the MLP.
-            new_level_init: Whether a slower level starts with a zero down-projection or copies level 0.
-
-        Raises:
-            UsageError: For another kind of module.
-        """
-        projections = find_mlp_projections(mlp)
-        maps = {name: mlp.get_submodule(name) for name in projections}
-        up = maps[projections[-2]].weight
-        assert isinstance(up, Tensor)
-        options = options or CMSOptions(inner_objective="associative", associative_target="start")
-        has_bias = "bias" in dict(maps[projections[-1]].named_parameters())
-        cms = cls(
-            up.shape[1], up.shape[0], chunk_sizes, options,
-            activation=activation, projections=projections, has_bias=has_bias,
-        ).to(up)  # fmt: skip
-        cms._share_start(0, maps)
-        with torch.no_grad():
-            if "a" in dict(cms.named_parameters(recurse=False)):
-                cms.get_parameter("a").fill_(1.0)
-            for l in range(1, len(chunk_sizes)):
-                for name, module in maps.items():
-                    for kind, p in module.named_parameters(recurse=False):
-                        level_p = cms.get_parameter(f"levels.{l}.{name}.{kind}")
-                        level_p.copy_(p if new_level_init == "copy" else level_p * (name != projections[-1]))
-        return cms
-
-    def _share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
-        """Use the tensors of these linear maps as the start of level `l`."""
-        for name, module in projections.items():
-            target = self.get_submodule(f"levels.{l}.{name}")
-            for kind, p in module.named_parameters(recurse=False):
-                target.register_parameter(kind, p)
 
     @property
     def params(self) -> CMSParams:
