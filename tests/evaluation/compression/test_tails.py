@@ -1,5 +1,7 @@
 """Document tails after contexts, and excerpts of contexts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,6 @@ def make_tails(limit: int | None = None) -> DocumentTails:
 )
 def test_segment_ends_count_back_from_the_tail(n: int, segment: int, ends: tuple[int, ...]) -> None:
     assert segment_ends(n, segment, 40) == ends
-    assert make_tails().continuation_batch([0], n, segment).segment_ends == ends
 
 
 def test_sample_tails_covers_all_documents_without_overlap() -> None:
@@ -35,9 +36,9 @@ def test_sample_tails_covers_all_documents_without_overlap() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 30, 120, 200])
-def test_continuation_batch_scores_the_same_tail_after_any_context(n: int) -> None:
-    result = make_tails()
-    batch = result.continuation_batch([0, 3], n, 50)
+def test_batch_scores_the_same_tail_after_any_context(n: int) -> None:
+    result = replace(make_tails(), context_tokens=n)
+    batch = result.batch([0, 3], 0, 0)
     assert batch.input_ids.shape == (2, n + 40)
     assert batch.input_ids[:, n:].tolist() == result.token_ids[[0, 3], 200:].tolist()
     assert batch.input_ids[:, :n].tolist() == result.token_ids[[0, 3], 200 - n : 200].tolist()
@@ -48,10 +49,10 @@ def test_continuation_batch_scores_the_same_tail_after_any_context(n: int) -> No
     assert batch.document_ids == (result.names[0], result.names[3])
 
 
-def test_excerpt_batch_copies_from_the_context() -> None:
-    result = make_tails()
-    batch = result.excerpt_batch(range(5), 200, 50)
-    assert batch.segment_ends == (50, 100, 150, 200, 248)
+def test_batch_of_excerpts_copies_from_the_context() -> None:
+    result = replace(make_tails(), excerpt_tokens=48)
+    batch = result.batch(range(5), 0, 0)
+    assert batch.segment_ends == (40, 80, 120, 160, 200, 248)
     starts: list[int] = []
     for row in batch.input_ids.tolist():
         context, span = row[:200], row[200:]
@@ -59,14 +60,11 @@ def test_excerpt_batch_copies_from_the_context() -> None:
         assert context[at : at + 48] == span
         starts.append(at)
     assert len(set(starts)) > 3
-    assert result.excerpt_batch([4, 1], 200, 50).input_ids.tolist() == batch.input_ids[[4, 1]].tolist()
+    assert result.batch([4, 1], 0, 0).input_ids.tolist() == batch.input_ids[[4, 1]].tolist()
     assert batch.loss_mask.sum(1).tolist() == [47] * 5
+    assert result.fingerprint != make_tails().fingerprint
 
 
-def test_tails_reject_lengths_that_are_too_long() -> None:
+def test_sample_tails_rejects_lengths_that_are_too_long() -> None:
     with pytest.raises(InputError, match=r"1,200 tokens of a document, .* has 1,000"):
         sample_tails(("a",), (book(1000),), 1000, 200)
-    with pytest.raises(InputError, match="201 tokens exceeds the 200"):
-        make_tails().continuation_batch([0], 201, 50)
-    with pytest.raises(InputError, match="48 tokens exceeds the context of 47"):
-        make_tails().excerpt_batch([0], 47, 50)

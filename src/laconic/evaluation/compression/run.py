@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from laconic.batches import DocumentBatch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import StopRule, default_rule
 from laconic.compression.lm_baseline import LanguageModelBaseline
@@ -36,7 +34,6 @@ from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.halting.estimators import best_length_label
 from laconic.halting.stop_distribution import draw_uniforms
 from laconic.interfaces import TrainingData
-from laconic.storage.strict_json import to_canonical_json
 
 EXCERPT = "excerpt"
 CONTEXT_QUARTERS = (1, 4, 8, 12)  # lengths of contexts, in quarters of a segment
@@ -190,35 +187,6 @@ def length_conditions(compressor: ContextCompressor) -> list[ContextCondition]:
     return [*conditions, ContextCondition("soft", method, compressor.with_rule(StopRule("soft")))]
 
 
-@dataclass(frozen=True)
-class TailDataset:
-    """Tails of held-out documents after `context_tokens` each, or excerpts of them (`TrainingData`)."""
-
-    tails: DocumentTails
-    context_tokens: int
-    excerpt_tokens: int | None
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of all ids and of how they are split."""
-        settings = {
-            "names": self.tails.names,
-            "context_tokens": self.context_tokens,
-            "segment_tokens": self.tails.tail_tokens,
-            "excerpt_tokens": self.excerpt_tokens,
-        }
-        return sha256(to_canonical_json(settings).encode() + self.tails.token_ids.astype("<i4").tobytes()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self.tails.names)
-
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        sizes = self.context_tokens, self.tails.tail_tokens  # a tail is one segment
-        if self.excerpt_tokens is None:
-            return self.tails.continuation_batch(rows, *sizes)
-        return self.tails.excerpt_batch(rows, *sizes, self.excerpt_tokens)
-
-
 class CompressionEvalSet(NamedTuple):
     """A data set, its conditions, and the number of documents per batch."""
 
@@ -308,6 +276,6 @@ def build_text_sets(
         n = quarters * S // 4
         if not (excerpt_tokens or 1) <= n <= tails.context_tokens or (limit is not None and -(-n // S) >= limit):
             continue
-        data = TailDataset(tails, n, excerpt_tokens)
+        data = replace(tails, context_tokens=n, excerpt_tokens=excerpt_tokens)
         conditions = build_conditions(run, data, n, excerpt_tokens or S, all_lengths=n == S, untrained=untrained)
         yield CompressionEvalSet(f"{name}-{n}", data, conditions, max(BATCH_TOKENS // (n + S), 1))

@@ -6,6 +6,7 @@ tokens but the first are scored, whatever precedes it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from laconic import rng
 from laconic.batches import DocumentBatch
 from laconic.data.documents.tokenize import TokenArray
 from laconic.errors import InputError
+from laconic.storage.strict_json import to_canonical_json
 
 EXCERPT_TOKENS = 48
 EXCERPT_KEY = 5  # random stream of the excerpts' positions
@@ -27,55 +29,50 @@ def segment_ends(context_tokens: int, segment_tokens: int, tail_tokens: int) -> 
 
 @dataclass(frozen=True)
 class DocumentTails:
-    """Stretches of documents: their token ids [rows, context + tail], and document and start of each as its name."""
+    """Tails of held-out documents after `context_tokens` each, or excerpts of those contexts (`TrainingData`).
+
+    Attributes:
+        token_ids: Stretches of documents, which end with the tail.
+        names: Document and start of each stretch.
+        tail_tokens: Tokens of a tail, which is one segment.
+        context_tokens: Tokens before each tail that are read.
+        excerpt_tokens: Tokens copied from a random position of each context in place of the tail; None for the tail.
+    """
 
     token_ids: TokenArray
     names: tuple[str, ...]
     tail_tokens: int
+    context_tokens: int
+    excerpt_tokens: int | None = None
 
     @property
-    def context_tokens(self) -> int:
-        """Number of tokens before the tail."""
-        return self.token_ids.shape[1] - self.tail_tokens
+    def fingerprint(self) -> str:
+        """SHA-256 of all ids and of how they are split."""
+        settings = {
+            "names": self.names,
+            "context_tokens": self.context_tokens,
+            "segment_tokens": self.tail_tokens,
+            "excerpt_tokens": self.excerpt_tokens,
+        }
+        return sha256(to_canonical_json(settings).encode() + self.token_ids.astype("<i4").tobytes()).hexdigest()
 
-    def continuation_batch(self, rows: Sequence[int], context_tokens: int, segment_tokens: int) -> DocumentBatch:
-        """Build a batch of the last `context_tokens` before each tail, and the tails.
+    def __len__(self) -> int:
+        return len(self.names)
 
-        Raises:
-            InputError: If the stretches have fewer tokens.
-        """
-        if context_tokens > self.context_tokens:
-            raise InputError(
-                f"a context of {context_tokens} tokens exceeds the {self.context_tokens} tokens before the tail"
-            )
-        ids = self.token_ids[list(rows)][:, self.context_tokens - context_tokens :]
-        return self._build_batch(ids, rows, context_tokens, segment_tokens)
-
-    def excerpt_batch(
-        self, rows: Sequence[int], context_tokens: int, segment_tokens: int, excerpt_tokens: int = EXCERPT_TOKENS
-    ) -> DocumentBatch:
-        """Build a batch of contexts whose tail is an excerpt of them, at a random position of each row.
-
-        Raises:
-            InputError: If the context is shorter than the excerpt.
-        """
-        if context_tokens < excerpt_tokens:
-            raise InputError(f"an excerpt of {excerpt_tokens} tokens exceeds the context of {context_tokens} tokens")
-        context = self.continuation_batch(rows, context_tokens, segment_tokens).input_ids.numpy()[:, :context_tokens]
-        uniforms = rng.uniform(0, EXCERPT_KEY, np.asarray(rows, dtype=np.int64))
-        start = (uniforms * (context_tokens - excerpt_tokens + 1)).astype(np.int64)
-        excerpt = np.take_along_axis(context, start[:, None] + np.arange(excerpt_tokens), 1)
-        return self._build_batch(np.concatenate([context, excerpt], 1), rows, context_tokens, segment_tokens)
-
-    def _build_batch(
-        self, token_ids: TokenArray, rows: Sequence[int], context_tokens: int, segment_tokens: int
-    ) -> DocumentBatch:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
+        """Build the same batch in every epoch and step."""
+        C = self.context_tokens
+        token_ids = self.token_ids[list(rows), -C - self.tail_tokens :].astype(np.int64)
+        if self.excerpt_tokens is not None:
+            uniforms = rng.uniform(0, EXCERPT_KEY, np.asarray(rows, dtype=np.int64))
+            start = (uniforms * (C - self.excerpt_tokens + 1)).astype(np.int64)
+            excerpt = np.take_along_axis(token_ids, start[:, None] + np.arange(self.excerpt_tokens), 1)
+            token_ids = np.concatenate([token_ids[:, :C], excerpt], 1)
         loss_mask = torch.zeros(token_ids.shape, dtype=torch.bool)
-        loss_mask[:, context_tokens + 1 :] = True
-        total = token_ids.shape[1]
-        ends = segment_ends(context_tokens, segment_tokens, total - context_tokens) if context_tokens else (total,)
+        loss_mask[:, C + 1 :] = True
+        ends = segment_ends(C, self.tail_tokens, token_ids.shape[1] - C)
         return DocumentBatch(
-            torch.as_tensor(token_ids.astype(np.int64)),
+            torch.as_tensor(token_ids),
             torch.ones(token_ids.shape, dtype=torch.bool),
             loss_mask,
             ends,
@@ -103,4 +100,4 @@ def sample_tails(
         )
     sampled = [starts[i] for i in rng.permutation(len(starts), 0, limit=limit)]
     token_ids = np.stack([ids[d][start : start + length] for d, start in sampled])
-    return DocumentTails(token_ids, tuple(f"{names[d]}@{start}" for d, start in sampled), tail_tokens)
+    return DocumentTails(token_ids, tuple(f"{names[d]}@{start}" for d, start in sampled), tail_tokens, context_tokens)
