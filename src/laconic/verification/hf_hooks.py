@@ -6,52 +6,14 @@ Shapes: B rows, T new positions, S cached positions, P = S + T, H query heads, G
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from laconic.models.config import WEIGHT_NAMES, WeightNames
 from laconic.verification.traces import LayerActivations, ParityCase
-
-
-class ModulePaths(NamedTuple):
-    """Names of the modules of a transformers model; from `norm1` on they are relative to a layer."""
-
-    layers: str
-    final_norm: str
-    norm1: str
-    norm2: str
-    attention: str
-    queries: str
-    keys: str
-    values: str
-    output: str
-    gate: str
-    up: str
-    down: str
-    fused: bool = False
-
-
-LLAMA_PATHS = ModulePaths(
-    "model.layers", "model.norm", "input_layernorm", "post_attention_layernorm", "self_attn", "q_proj", "k_proj",
-    "v_proj", "o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
-MODULE_PATHS = {
-    "llama": LLAMA_PATHS,
-    "mistral": LLAMA_PATHS,
-    "qwen2": LLAMA_PATHS,
-    "qwen3": LLAMA_PATHS,
-    "smollm3": LLAMA_PATHS,
-    "gpt2": ModulePaths(
-        "transformer.h", "transformer.ln_f", "ln_1", "ln_2", "attn", "c_attn", "", "", "c_proj", "", "mlp.c_fc",
-        "mlp.c_proj", True,
-    ),
-    "opt": ModulePaths(
-        "model.decoder.layers", "model.decoder.final_layer_norm", "self_attn_layer_norm", "final_layer_norm",
-        "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "", "fc1", "fc2",
-    ),
-}  # fmt: skip
 
 # The recording function of each attention module.
 ATTENTION_HOOKS: "WeakKeyDictionary[nn.Module, Callable[..., Any]]" = WeakKeyDictionary()
@@ -81,13 +43,18 @@ def repeat_kv_heads(k: Tensor, H: int) -> Tensor:
     return k[:, :, None].expand(B, G, H // G, P, E).reshape(B, H, P, E)
 
 
+def find_attention(layer: nn.Module, names: WeightNames) -> nn.Module:
+    """Return the attention of a layer, which holds its output projection."""
+    return layer.get_submodule(names.o.rpartition(".")[0])
+
+
 class HookRecorder:
     """Hooks on one model while a case runs; passes the activations of each finished layer to `emit`."""
 
     def __init__(self, model: Any, case: ParityCase, emit: Callable[[LayerActivations], None]) -> None:
         self.model, self.case, self.emit = model, case, emit
-        self.paths = MODULE_PATHS[model.config.model_type]
-        self.layers: list[Any] = list(model.get_submodule(self.paths.layers))
+        self.names = WEIGHT_NAMES[model.config.model_type]
+        self.layers: list[Any] = list(model.get_submodule(self.names.layers))
         self.current, self.final, self.T, self.S = LayerActivations(0, -1), LayerActivations(0, -1), 0, 0
         self.handles: list[Any] = []
 
@@ -102,29 +69,29 @@ class HookRecorder:
         self.current.activations[name] = value if is_batched else value.view(B, self.T, -1)
 
     def __enter__(self) -> None:
-        paths = self.paths
+        names = self.names
         for l, layer in enumerate(self.layers):
-            attention = layer.get_submodule(paths.attention)
+            attention: Any = find_attention(layer, names)
             ATTENTION_HOOKS[attention] = self.attention_hook
             self.hook_input(layer, self.layer_start_hook(l))
             outputs = {
-                "norm1": paths.norm1, "norm2": paths.norm2, "attn_out": f"{paths.attention}.{paths.output}",
-                "gate": paths.gate, "up": paths.up, "mlp_out": paths.down,
+                "norm1": names.norm1, "norm2": names.norm2, "attn_out": names.o, "gate": names.gate, "up": names.up,
+                "mlp_out": names.down,
             }  # fmt: skip
             for stage, name in outputs.items():
                 if name:
                     self.hook_output(layer.get_submodule(name), lambda out, stage=stage: self.record(stage, out))
-            self.hook_input(layer.get_submodule(paths.norm2), lambda x: self.record("resid1", x))
-            self.hook_input(layer.get_submodule(paths.down), lambda x: self.record("mid", x))
-            self.hook_projections(attention, attention.head_dim)
+            self.hook_input(layer.get_submodule(names.norm2), lambda x: self.record("resid1", x))
+            self.hook_input(layer.get_submodule(names.down), lambda x: self.record("mid", x))
+            self.hook_projections(layer, attention.head_dim)
             self.hook_output(layer, self.finish_layer)
-        self.hook_output(self.model.get_submodule(paths.final_norm), self.record_final_norm)
+        self.hook_output(self.model.get_submodule(names.final_norm), self.record_final_norm)
 
     def __exit__(self, *_: Any) -> None:
         for handle in self.handles:
             handle.remove()
         for layer in self.layers:
-            ATTENTION_HOOKS.pop(layer.get_submodule(self.paths.attention), None)
+            ATTENTION_HOOKS.pop(find_attention(layer, self.names), None)
 
     def hook_input(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
         """Call `callback` with the module's first input."""
@@ -142,26 +109,26 @@ class HookRecorder:
 
         self.handles.append(module.register_forward_hook(hook))
 
-    def hook_projections(self, module: Any, E: int) -> None:
+    def hook_projections(self, layer: nn.Module, E: int) -> None:
         """Record q, k, v split into heads; with a q/k norm both before and after it."""
-        paths = self.paths
-        if paths.fused:
+        names = self.names
+        if names.qkv:
 
             def split(x: Tensor) -> None:
                 for name, part in zip("qkv", x.chunk(3, -1), strict=True):
                     self.record(name, split_heads(part, E))
 
-            self.hook_output(module.get_submodule(paths.queries), split)
+            self.hook_output(layer.get_submodule(names.qkv), split)
             return
-        has_norm = hasattr(module, "q_norm")
-        q, k = ("q_raw", "k_raw") if has_norm else ("q", "k")
-        for stage, name in ((q, paths.queries), (k, paths.keys), ("v", paths.values)):
-            projection = module.get_submodule(name)
-            self.hook_output(projection, lambda x, stage=stage: self.record(stage, split_heads(x, E)))
-        if has_norm:
-            for stage in "qk":
-                norm = module.get_submodule(f"{stage}_norm")
-                self.hook_output(norm, lambda x, stage=stage: self.record(stage, x.transpose(1, 2)))
+        q, k = ("q_raw", "k_raw") if names.q_norm else ("q", "k")
+        for stage, path in ((q, names.q), (k, names.k), ("v", names.v)):
+            assert path
+            self.hook_output(layer.get_submodule(path), lambda x, stage=stage: self.record(stage, split_heads(x, E)))
+        for stage, path in (("q", names.q_norm), ("k", names.k_norm)):
+            if path:
+                self.hook_output(
+                    layer.get_submodule(path), lambda x, stage=stage: self.record(stage, x.transpose(1, 2))
+                )
 
     def layer_start_hook(self, l: int) -> Callable[[Tensor], None]:
         """Return the hook that runs when layer `l` starts."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.verification.hf_hooks import MODULE_PATHS, HookRecorder, hooked_attention
+from laconic.models.config import WEIGHT_NAMES
+from laconic.verification.hf_hooks import HookRecorder, find_attention, hooked_attention
 from laconic.verification.traces import LayerActivations, ParityCase, scaled, threaded_generator
 
 ATTENTION_NAME = "laconic_parity"
@@ -41,8 +42,8 @@ class TransformersReference:
         self.model = self.model.to(device).eval()
         self.cache_class: Any = transformers.DynamicCache
         self.name = f"transformers {transformers.__version__}"
-        self.paths = MODULE_PATHS[self.model.config.model_type]
-        self.layers: list[Any] = list(self.model.get_submodule(self.paths.layers))
+        self.names = WEIGHT_NAMES[self.model.config.model_type]
+        self.layers: list[Any] = list(self.model.get_submodule(self.names.layers))
         self.dtype = dtype
 
     def iterate_stages(self, case: ParityCase) -> Iterator[LayerActivations]:
@@ -81,8 +82,8 @@ class TransformersReference:
         """Multiply the model's query weights by a power of two, and restore them on exit."""
         parameters: list[Tensor] = []
         for layer in self.layers:
-            attention = layer.get_submodule(self.paths.attention)
-            if self.paths.fused:
+            attention: Any = find_attention(layer, self.names)
+            if self.names.qkv:
                 D = attention.embed_dim
                 parameters += [attention.c_attn.weight[:, :D], attention.c_attn.bias[:D]]
             else:
