@@ -8,6 +8,7 @@ import pytest
 from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT, extract_last_digit
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
+from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.results_store import EvalItem, EvalJob, EvalMetadata, run_resumable
 
 EXAMPLES = [ReasoningExample(f"q{i}", f"{i} + 1 =", (), str((i + 1) % 10)) for i in range(23)]
@@ -28,13 +29,12 @@ def test_match_answers_gives_records_and_figures(tmp_path: Path) -> None:
     result = ReasoningResult.from_items(items, "last digit", 100)
     assert [record.id for record in result.records] == [f"q{i}" for i in range(23)]
     assert result.correct.sum() == 18
-    figures = result.to_json()
-    assert (figures["questions"], figures["unanswered"], figures["protocol"]) == (23, 5, "last digit")
-    assert figures["accuracy"] == pytest.approx(18 / 23)
-    assert figures["interval"][0] < 18 / 23 < figures["interval"][1]
-    assert figures["majority_baseline"] == {"answer": "1", "share": pytest.approx(3 / 23)}
-    assert figures["passes"] == {"prompt": 0, "latent_setup": 1, "latent": 3, "answer": 2, "total": 6}
-    assert figures["cache_positions"] == {"begin": 9, "end": 11, "bytes": 1100}
+    assert sum(record.prediction is None for record in result.records) == 5
+    assert result.majority_baseline == ("1", pytest.approx(3 / 23))
+    row = ReasoningRow("digits", "run", "", (0,), (result,))
+    assert row.accuracy.low < 18 / 23 < row.accuracy.high
+    assert row.mean_passes == (0, 1, 3, 2)
+    assert (row.mean_cache_positions, row.cache_bytes) == ((9, 11), 1100)
 
 
 def test_extract_last_digit() -> None:

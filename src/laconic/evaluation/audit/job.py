@@ -9,16 +9,15 @@ import torch
 
 from laconic.batches import ReasoningBatch
 from laconic.errors import InputError
-from laconic.evaluation.audit.verdict import AS_TRAINED, ThoughtAudit, audit_to_json
+from laconic.evaluation.audit.verdict import AS_TRAINED
 from laconic.evaluation.inspection import interventions
 from laconic.evaluation.inspection.dataset import load_batch, reference_means_of
 from laconic.evaluation.inspection.inspected_run import InspectedRun
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec, ReferenceMeans
 from laconic.evaluation.paired_proportions import min_questions
-from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult, match_answers
+from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import budget_warnings, bytes_per_position, decoding_for, gold_hash
-from laconic.evaluation.reasoning.table import ReasoningRow
 from laconic.evaluation.results_store import EvalItem, EvalJob
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.load_run import LoadedRun
@@ -81,8 +80,8 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         InputError: There are too few questions for any effect to be significant.
         UsageError: The run's method has no latents, or this step of the run has none yet.
     """
-    name, decoding = run_name(run.folder), decoding_for(run, questions)
-    inspected = InspectedRun(run, name, decoding)
+    decoding = decoding_for(run, questions)
+    inspected = InspectedRun(run, run_name(run.folder), decoding)
     first = load_batch(inspected, questions.source, np.array([0]))
     with torch.no_grad():
         conditions = list_conditions(inspected.think(first).latents.shape[1], inspected.num_iterations)
@@ -94,7 +93,7 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         )
     donors = interventions.choose_donors(len(questions.examples), AUDIT_SEED).tolist()
     audited = AuditedQuestions(inspected, questions, conditions, donors)
-    num_bytes = bytes_per_position(run)
+    figures = {"protocol": questions.protocol.name, "bytes_per_position": bytes_per_position(run)}
 
     @cache
     def means() -> ReferenceMeans:
@@ -103,11 +102,6 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
     @torch.no_grad()
     def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
         return [[item] for item in audit_batch(audited, list(indices), means())]
-
-    def summarize(items: Sequence[EvalItem]) -> Mapping[str, Any]:
-        answers = ReasoningResult.from_items(items, questions.protocol.name, num_bytes)
-        row = ReasoningRow(questions.name, name, "", (run.recipe.seed,), (answers,))
-        return audit_to_json(ThoughtAudit(row, [items])) | {"bytes_per_position": num_bytes}
 
     key = {
         "data": questions.source.fingerprint,
@@ -122,7 +116,7 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         evaluate,
         batch_size,
         questions.order,
-        summarize,
+        lambda _: figures,
         (*questions.notes, *budget_warnings(run, questions)),
         questions,
     )

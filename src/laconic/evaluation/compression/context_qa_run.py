@@ -1,7 +1,7 @@
 """Run context question answering and in-context classification with a compressor."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -16,10 +16,9 @@ from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
-from laconic.evaluation.compression.context_qa_report import result_to_json
 from laconic.evaluation.labelled_texts import LabelledText, load_labelled_texts, order_demonstrations
 from laconic.evaluation.results_store import EvalItem, EvalJob
-from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
+from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.generation.config import GenerationConfig
@@ -53,15 +52,7 @@ def build_file_job(request: EvalRequest, run: LoadedRun, file: Path) -> EvalJob:
         num_items, batch_size, order = len(job.items), 8, None
     key = {"data": sha256(file.read_bytes()).hexdigest()}
     metadata = describe_evaluation(run, "context_qa", file.stem, limit=request.limit, variant=variant, key=key)
-    result = RunResult(metadata.run, file.stem, (run.recipe.seed,), (), variant=variant)
-    return EvalJob(
-        metadata,
-        num_items,
-        lambda indices: [[job.run_item(i)] for i in indices],
-        batch_size,
-        order,
-        lambda items: result_to_json(replace(result, items_by_seed=[items])),
-    )
+    return EvalJob(metadata, num_items, lambda indices: [[job.run_item(i)] for i in indices], batch_size, order)
 
 
 def detect_kind(file: Path) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,9 @@ from laconic.evaluation.compression.evaluate import (
     evaluate_batch,
     split_context,
 )
-from laconic.evaluation.compression.table import result_to_json
 from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, sample_tails
 from laconic.evaluation.results_store import EvalItem, EvalJob
-from laconic.evaluation.suite import EvalRequest, RunResult, describe_evaluation
+from laconic.evaluation.suite import EvalRequest, describe_evaluation
 from laconic.experiment.from_recipe import build_data, build_model
 from laconic.experiment.from_recipe.methods import build_method
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
@@ -187,33 +186,23 @@ def length_conditions(compressor: ContextCompressor) -> list[ContextCondition]:
     return [*conditions, ContextCondition("soft", method, compressor.with_rule(StopRule("soft")))]
 
 
-class CompressionEvalSet(NamedTuple):
-    """A data set, its conditions, and the number of documents per batch."""
-
-    name: str
-    source: TrainingData
-    conditions: Sequence[ContextCondition]
-    batch_size: int
-
-
-def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
-    return [build_document_job(request, run, eval_set) for eval_set in build_eval_sets(run, split, request.limit)]
-
-
-def build_document_job(request: EvalRequest, run: LoadedRun, eval_set: CompressionEvalSet) -> EvalJob:
-    name, source, conditions, batch_size = eval_set
+def build_document_job(
+    request: EvalRequest,
+    run: LoadedRun,
+    name: str,
+    source: TrainingData,
+    conditions: Sequence[ContextCondition],
+    num_tokens: int,
+) -> EvalJob:
+    """Return the evaluation of a run on a data set whose rows have at most `num_tokens`."""
     key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
     metadata = describe_evaluation(run, "compression", name, limit=request.limit, key=key)
-    result = RunResult(metadata.run, name, (run.recipe.seed,), (), collect_recipe_info(run.recipe))
 
     def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
         split = split_context(source.batch(indices, 0, 0).to(request.device))
         return [[item] for item in evaluate_batch(split, conditions)]
 
-    def summarize(items: Sequence[EvalItem]) -> dict[str, Any]:
-        return result_to_json(replace(result, items_by_seed=[items]))
-
-    return EvalJob(metadata, len(source), evaluate, batch_size, summarize=summarize)
+    return EvalJob(metadata, len(source), evaluate, max(BATCH_TOKENS // num_tokens, 1))
 
 
 def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
@@ -234,8 +223,8 @@ def collect_recipe_info(recipe: Recipe) -> dict[str, Any]:
     return info | {name: getattr(head, name) for name in names}
 
 
-def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[CompressionEvalSet]:
-    """Build the data sets of a split that a run's recipe holds out: "test", "valid", or "excerpt" of the test split.
+def build_document_jobs(request: EvalRequest, run: LoadedRun, split: str) -> list[EvalJob]:
+    """Build the evaluations on what a run's recipe holds out: "test", "valid", or "excerpt" of the test split.
 
     Raises:
         InputError: If there are no such documents.
@@ -246,30 +235,36 @@ def build_eval_sets(run: LoadedRun, split: str, limit: int | None) -> list[Compr
     if recipe.data.source == "recall":
         if split == EXCERPT:
             raise InputError("excerpt: fact recall has no text to copy an excerpt from; use test")
-        source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part, limit).source
+        source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part, request.limit).source
         task = recipe.data.recall
         C, T = task.segment_tokens * task.num_segments, 2 * task.num_queries
         conditions = build_conditions(run, source, C, T, all_lengths=True, untrained=untrained)
-        return [CompressionEvalSet(part, source, conditions, max(BATCH_TOKENS // (C + T), 1))]
+        return [build_document_job(request, run, part, source, conditions, C + T)]
     source = build_data.load_held_out_rows(recipe, run.parts.tokenizer, max_positions, part).source
     assert isinstance(source, DocumentDataset)
     S = recipe.data.text.mean_segment_tokens
     longest = max(map(len, source.ids)) - S
     contexts = [n * S // 4 for n in CONTEXT_QUARTERS if n * S // 4 <= longest] or [S // 4]
-    tails = sample_tails(source.names, source.ids, max(contexts), S, limit or DEFAULT_DOCUMENTS)
-    sets = list(build_text_sets(run, part, tails, EXCERPT_TOKENS if split == EXCERPT else None, untrained))
-    if not sets:
+    tails = sample_tails(source.names, source.ids, max(contexts), S, request.limit or DEFAULT_DOCUMENTS)
+    excerpt_tokens = EXCERPT_TOKENS if split == EXCERPT else None
+    jobs = list(build_text_jobs(request, run, part, tails, excerpt_tokens, untrained))
+    if not jobs:
         needs = f"holds an excerpt of {EXCERPT_TOKENS} and fits" if split == EXCERPT else "fits"
         raise InputError(
             f"{split}: no context of up to {tails.context_tokens} tokens {needs} the run; use a run with other segments"
         )
-    return sets
+    return jobs
 
 
-def build_text_sets(
-    run: LoadedRun, part: str, tails: DocumentTails, excerpt_tokens: int | None, untrained: AutoCompressor | None
-) -> Iterator[CompressionEvalSet]:
-    """Yield a data set for each context length that fits the run; all lengths only for one whole segment."""
+def build_text_jobs(
+    request: EvalRequest,
+    run: LoadedRun,
+    part: str,
+    tails: DocumentTails,
+    excerpt_tokens: int | None,
+    untrained: AutoCompressor | None,
+) -> Iterator[EvalJob]:
+    """Yield an evaluation for each context length that fits the run; all lengths only for one whole segment."""
     S, name = tails.tail_tokens, part if excerpt_tokens is None else f"{part}-{EXCERPT}"
     limit = run.method.max_segments(S) if isinstance(run.method, AutoCompressor) else None
     for quarters in CONTEXT_QUARTERS:
@@ -278,4 +273,4 @@ def build_text_sets(
             continue
         data = replace(tails, context_tokens=n, excerpt_tokens=excerpt_tokens)
         conditions = build_conditions(run, data, n, excerpt_tokens or S, all_lengths=n == S, untrained=untrained)
-        yield CompressionEvalSet(f"{name}-{n}", data, conditions, max(BATCH_TOKENS // (n + S), 1))
+        yield build_document_job(request, run, f"{name}-{n}", data, conditions, n + S)

@@ -52,7 +52,7 @@ class MajorityBaseline(NamedTuple):
 
 @dataclass(frozen=True)
 class ReasoningResult:
-    """The answers of one run to one question set, matched by a protocol; the figures are means over them."""
+    """The answers of one run to one question set, matched by a protocol."""
 
     records: tuple[AnswerRecord, ...]
     protocol: str
@@ -71,32 +71,6 @@ class ReasoningResult:
     def majority_baseline(self) -> MajorityBaseline:
         answer, count = Counter(record.gold for record in self.records).most_common(1)[0]
         return MajorityBaseline(answer, count / len(self.records))
-
-    @property
-    def mean_passes(self) -> tuple[float, float, float, float]:
-        """Forward passes per question: prompt, latent setup, latents, answer."""
-        prompt, setup, latent, answer = np.array([record.passes for record in self.records], dtype=np.float64).mean(0)
-        return float(prompt), float(setup), float(latent), float(answer)
-
-    @property
-    def mean_cache_positions(self) -> tuple[float, float]:
-        begin, end = np.array([record.cache_positions for record in self.records], dtype=np.float64).mean(0).tolist()
-        return begin, end
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures, without the records."""
-        accuracy, (begin, end) = statistics.estimate_proportion(self.correct), self.mean_cache_positions
-        return {
-            "protocol": self.protocol,
-            "bytes_per_position": self.bytes_per_position,
-            "questions": len(self.records),
-            "accuracy": accuracy.mean,
-            "interval": [accuracy.low, accuracy.high],
-            "majority_baseline": self.majority_baseline._asdict(),
-            "unanswered": sum(record.prediction is None for record in self.records),
-            "passes": dict(zip(PassCounts._fields, self.mean_passes, strict=True)) | {"total": sum(self.mean_passes)},
-            "cache_positions": {"begin": begin, "end": end, "bytes": end * self.bytes_per_position},
-        }
 
 
 def match_answers(

@@ -157,7 +157,7 @@ def build_question_job(
         evaluate,
         batch_size,
         questions.order,
-        lambda items: ReasoningResult.from_items(items, protocol.name, cache_bytes).to_json(),
+        lambda _: {"protocol": protocol.name, "bytes_per_position": cache_bytes},
         (*questions.notes, *budget_warnings(run, questions, condition)),
         questions,
     )

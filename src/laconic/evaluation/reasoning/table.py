@@ -65,11 +65,14 @@ class ReasoningRow:
 
     @property
     def mean_passes(self) -> tuple[float, ...]:
-        return tuple(np.mean([result.mean_passes for result in self.results], axis=0).tolist())
+        """Forward passes per question: prompt, latent setup, latents, answer."""
+        passes = [np.mean([record.passes for record in result.records], axis=0) for result in self.results]
+        return tuple(np.mean(passes, axis=0).tolist())
 
     @property
     def mean_cache_positions(self) -> tuple[float, float]:
-        begin, end = np.mean([result.mean_cache_positions for result in self.results], axis=0).tolist()
+        positions = [np.mean([record.cache_positions for record in result.records], axis=0) for result in self.results]
+        begin, end = np.mean(positions, axis=0).tolist()
         return begin, end
 
     @property
