@@ -128,20 +128,6 @@ def test_load_recipe_reports_all_errors_and_no_missing_key_for_a_typo(kava: Path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (KAVA.replace("[latents]", "[thinking]"), r"\[thinking\]"),
-        (KAVA.replace("learning_rate", "lr"), "train.lr"),
-        (KAVA.replace("source", "kind"), "data.kind"),
-    ],
-)
-def test_load_recipe_refuses_renamed_keys(kava: Path, text: str, name: str) -> None:
-    kava.write_text(text)
-    with pytest.raises(UsageError, match=rf"^kava\.toml: {name} was renamed before laconic 0\.1\.0"):
-        load_recipe(kava)
-
-
 def test_find_recipe_file_suggests_names() -> None:
     with pytest.raises(InputError, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
         load_recipe("demo-kawa")

@@ -679,7 +679,8 @@ def test_resolve_device_map_takes_one_device() -> None:
     resolve = weights.resolve_device_map
     assert resolve("cpu", None) == resolve(None, "cpu") == resolve(None, {"": "cpu"}) == "cpu"
     assert resolve(None, {"model": 1, "lm_head": 1}) == "cuda:1"
-    assert resolve(None, "auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve(None, "auto") == "auto"
+    assert weights.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for device_map in ("balanced", {"a": 0, "b": "cpu"}, {"": "disk"}, {}):
         with pytest.raises(UsageError, match="a decoder lies on one device"):
             resolve(None, device_map)

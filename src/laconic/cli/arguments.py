@@ -13,7 +13,8 @@ from laconic.errors import UsageError
 from laconic.training.trackers import TrackerName
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
-OutputFormat = Literal["human", "json"]
+OutputFormat = Annotated[Literal["human", "json"], arg(help="json: print one JSON object to standard output")]
+Device = Annotated[str, arg(help="auto (the first GPU, else the CPU), cpu, cuda, cuda:1, …")]
 # Options that default to None: the help shows neither None nor a second default after the one in the text.
 OptionalInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 OptionalFloat = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]

@@ -93,7 +93,6 @@ class DataMakeCommand:
     results_only_fraction: float = 0.0
     """digits, gsm-variants: mean fraction of the questions that end in : and whose chain has results only (24)"""
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Generate and write the rows."""

@@ -31,10 +31,6 @@ from laconic.storage.strict_json import abbreviate
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Groups of keys of which a recipe sets exactly one; an override with another key of the group replaces it.
 EXCLUSIVE_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))
-# Tables and keys that were renamed before version 0.1.0.
-OLD_TABLES = ("thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring", "reading", "halting",
-              "memory", "levels", "learning")  # fmt: skip
-OLD_KEYS = {"data": {"kind"}, "train": {"what", "lr", "batch"}, "model": {"start"}}
 
 
 @dataclass
@@ -75,7 +71,6 @@ def load_recipe(
     """
     path = find_recipe_file(path_or_name)
     draft = RecipeDraft(path.name, parse_recipe_file(path))
-    refuse_old_recipe(draft)
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)
     for key, text in deduplicate_overrides(overrides, draft.notes):
         apply_override(draft, key, text, flags)
@@ -111,17 +106,6 @@ def parse_recipe_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
-
-
-def refuse_old_recipe(draft: RecipeDraft) -> None:
-    """Raise UsageError for a recipe with the table and key names of an earlier version."""
-    for table, value in draft.content.items():
-        old_keys = OLD_KEYS.get(table, set()) & value.keys() if isinstance(value, dict) else set[str]()
-        if (table in OLD_TABLES and isinstance(value, dict)) or old_keys:
-            name = f"{table}.{min(old_keys)}" if old_keys else f"[{table}]"
-            raise UsageError(
-                f"{draft.file}: {name} was renamed before laconic 0.1.0; laconic train --schema lists the current names"
-            )
 
 
 def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:

@@ -4,17 +4,16 @@ Rows of Parquet files and of Hub data sets pass through the same functions, so t
 """
 
 import json
-import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from laconic.data.parquet_and_hub import read_parquet
 from laconic.errors import InputError, translate_os_errors
-from laconic.storage.strict_json import MAX_JSON_DEPTH
+from laconic.storage.strict_json import MAX_JSON_DEPTH, build_object, parse_finite_float, reject_constant
 
 MAX_LINE_BYTES = 10_000_000
 MAX_INTEGER = 2**63  # 2^53 would refuse products in published rows
@@ -284,36 +283,18 @@ def check_characters(text: str) -> None:
             raise RowError(column, kind, message)
 
 
-def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"duplicate key {duplicate[:60]!r}; keep one")
-    return row
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number; remove the row")
-
-
 def _parse_integer(text: str) -> int:
     if len(text) > 20 or abs(int(text)) >= MAX_INTEGER:
         raise ValueError(f"integer {text[:20]} is beyond 2^63; put it in quotes")
     return int(text)
 
 
-def _parse_float(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(f"{text[:20]} is out of range; put it in quotes")
-    return float(text)
-
-
 PLAIN_DECODER = json.JSONDecoder()
 STRICT_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object_from_pairs,
-    parse_constant=_refuse_constant,
+    object_pairs_hook=build_object,
+    parse_constant=reject_constant,
     parse_int=_parse_integer,
-    parse_float=_parse_float,
+    parse_float=parse_finite_float,
 )
 
 

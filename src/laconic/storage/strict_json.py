@@ -66,9 +66,9 @@ def parse_json(data: bytes, label: str, *, is_strict: bool = True) -> dict[str, 
     if parts > MAX_JSON_PARTS:
         raise InputError(f"{label}: {parts:,} values; the limit is {MAX_JSON_PARTS:,}")
     strict_options: dict[str, Any] = {
-        "object_pairs_hook": _check_duplicate_keys,
-        "parse_constant": _reject_constant,
-        "parse_float": _parse_float,
+        "object_pairs_hook": build_object,
+        "parse_constant": reject_constant,
+        "parse_float": parse_finite_float,
     }
     try:
         value: object = json.loads(data.decode(), parse_int=_parse_integer, **(strict_options if is_strict else {}))
@@ -102,8 +102,8 @@ def validate_json(kind: type[Value], value: object, label: str, remedy: str) -> 
         raise InputError(f"{label}: {key}{reason}; {remedy}") from None
 
 
-def _check_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict; raise `ValueError` for a repeated key."""
+def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict; raise `ValueError` for a repeated key."""
     result = dict(pairs)
     if len(result) < len(pairs):
         seen: set[str] = set()
@@ -112,7 +112,7 @@ def _check_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _reject_constant(text: str) -> NoReturn:
+def reject_constant(text: str) -> NoReturn:
     """Raise `ValueError` for NaN and infinity."""
     raise ValueError(f"{text} is not a JSON number")
 
@@ -124,7 +124,7 @@ def _parse_integer(text: str) -> int:
     return int(text)
 
 
-def _parse_float(text: str) -> float:
+def parse_finite_float(text: str) -> float:
     """Return a finite float."""
     value = float(text)
     if not math.isfinite(value):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalProtocol, OptionalStr, OutputFormat, check_minimum, to_utf8
+from laconic.cli.arguments import Device, OptionalProtocol, OptionalStr, OutputFormat, check_minimum, to_utf8
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class AuditCommand:
     """latest, best (by validation during training), or the number of a step"""
     batch_size: int = 64
     """questions per batch"""
-    device: OptionalStr = None
-    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    device: Device = "auto"
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         check_minimum(2, limit=self.limit)

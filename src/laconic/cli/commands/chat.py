@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import OptionalDtype, OptionalQuantization, OptionalStr, check_minimum, parse_dtype, to_utf8
+from laconic.cli.arguments import (
+    Device,
+    OptionalDtype,
+    OptionalQuantization,
+    OptionalStr,
+    check_minimum,
+    parse_dtype,
+    to_utf8,
+)
 from laconic.cli.files import check_memories, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.sampling_flags import SamplingFlags
@@ -59,8 +67,7 @@ class ChatCommand(SamplingFlags):
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     quantize: OptionalQuantization = None
     """int8: round the weights of a checkpoint to 8 bits, which decodes faster on CPUs and takes less memory"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, …"""
+    device: Device = "auto"
     revision: OptionalStr = None
     """commit, tag or branch on the hub"""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import (
+    Device,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
@@ -133,10 +134,8 @@ class CompressCommand:
     """dtype of the numbers in the file (default: the model's)"""
     seed: int = 0
     """random seed of --stop-rule sample and --method random"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, …"""
+    device: Device = "auto"
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         self.validate()

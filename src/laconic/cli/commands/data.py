@@ -37,7 +37,6 @@ class DataListCommand:
     """
 
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         from laconic.data.reasoning.catalog import DATASETS
@@ -98,7 +97,6 @@ class DataCheckCommand:
     data_dir: OptionalPath = None
     """folder of the data sets' files, for a data set by name (default: the hub)"""
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Return 66 if rows are invalid, else 0."""

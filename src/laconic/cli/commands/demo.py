@@ -111,7 +111,6 @@ class DemoCommand:
     out: OptionalPath = None
     """directory to write the runs and report.html to (default: runs/demo, or runs/demo-fast)"""
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Return 0 when every run is trained and evaluated, 1 if no chain was learned well enough to distil from."""

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.cli.arguments import OutputFormat, command_line, to_utf8
+from laconic.cli.arguments import Device, OutputFormat, command_line, to_utf8
 from laconic.cli.files import print_json, write_file
 from laconic.console import log_message, progress, status
 
@@ -24,10 +24,8 @@ class DemoReadCommand:
     """plain model with a context of 2,048 or more: folder, hub name, .gguf or short name"""
     out: Path = Path("runs/demo-read")
     """directory to write memory.safetensors and report.html to"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, …"""
+    device: Device = "auto"
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         import torch
@@ -50,7 +48,7 @@ class DemoReadCommand:
         threads = pluralize(torch.get_num_threads(), "thread")
         facts = [
             ("model", model),
-            ("device", f"{self.device}, {threads}, PyTorch {torch.__version__}"),
+            ("device", f"{decoder.token_embedding.weight.device}, {threads}, PyTorch {torch.__version__}"),
             ("chapter", f"{comparison.num_tokens:,} tokens: {TITLE}"),
             ("time", f"{time.monotonic() - start:.0f} s"),
             ("command", command_line()),

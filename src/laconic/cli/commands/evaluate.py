@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import (
+    Device,
     OptionalInt,
     OptionalQuantization,
     OptionalStr,
@@ -99,10 +100,8 @@ class EvaluateCommand:
     """memories: also train a cartridge, from the selection by kvzip, for this many steps; slow"""
     quantize: OptionalQuantization = None
     """models: int8 evaluates with weights rounded to 8 bits; --baseline MODEL compares with the unrounded ones"""
-    device: OptionalStr = None
-    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    device: Device = "auto"
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         self.validate()

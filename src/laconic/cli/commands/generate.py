@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
+    Device,
     OptionalDtype,
     OptionalFloat,
     OptionalInt,
@@ -103,8 +104,7 @@ class GenerateCommand(SamplingFlags):
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     quantize: OptionalQuantization = None
     """int8: round the weights to 8 bits, which decodes faster on CPUs and takes less memory"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, …"""
+    device: Device = "auto"
     revision: OptionalStr = None
     """commit, tag or branch on the hub"""
     allow_missing: UseAppendAction[tuple[str, ...]] = ()
@@ -112,7 +112,6 @@ class GenerateCommand(SamplingFlags):
     logprobs: bool = False
     """in JSON output: add the log probability of each new token, in nats"""
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Generate; the text goes to standard output, the statistics to standard error."""

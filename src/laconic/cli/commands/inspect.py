@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
+    Device,
     OptionalInt,
     OptionalPath,
     OptionalProtocol,
@@ -54,10 +55,8 @@ class InspectCommand:
     """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
     out: OptionalPath = None
     """HTML page to write (default: inspect.html; none with --format json)"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, …"""
+    device: Device = "auto"
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         from laconic.experiment.load_run import is_export

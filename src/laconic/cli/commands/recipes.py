@@ -49,7 +49,6 @@ class RecipesListCommand:
     """
 
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         recipes = list(list_recipes())
@@ -95,7 +94,6 @@ class RecipesKeysCommand:
     text: Annotated[Positional[OptionalStr], arg(metavar="TEXT")] = None
     """print only the keys whose name or meaning contains this"""
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         from laconic.config.key_help import iter_tables

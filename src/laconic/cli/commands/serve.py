@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.cli.arguments import (
+    Device,
     OptionalDtype,
     OptionalFloat,
     OptionalInt,
@@ -62,8 +63,7 @@ class ServeCommand:
     jacobi_tolerance: OptionalFloat = None
     """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
     change is below this (default: 0, all of them)"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, …"""
+    device: Device = "auto"
     revision: OptionalStr = None
     """commit, tag or branch on the hub"""
     max_batch_size: int = 16

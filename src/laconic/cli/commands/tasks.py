@@ -57,7 +57,6 @@ class TasksListCommand:
     """
 
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         from laconic.data.reasoning.catalog import DATASETS

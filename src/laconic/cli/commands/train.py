@@ -16,9 +16,9 @@ from tyro.conf import Positional, arg
 
 from laconic import __version__
 from laconic.cli.arguments import (
+    Device,
     OptionalInt,
     OptionalPath,
-    OptionalStr,
     OptionalTracker,
     OutputFormat,
     check_minimum,
@@ -71,10 +71,8 @@ class TrainCommand:
     """also send the metrics to this tracker: trackio, wandb or tensorboard; metrics.jsonl is always written"""
     track_project: str = "laconic"
     """project of trackio or wandb"""
-    device: OptionalStr = None
-    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    device: Device = "auto"
     format: OutputFormat = "human"
-    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
         """Return 0 when every run is finished."""
@@ -234,16 +232,14 @@ def parse_resume(text: str) -> Any:
     return int(number)
 
 
-def select_device(device: str | None) -> Any:
-    """Return the torch device; by default the rank's GPU or the first, else the CPU."""
+def select_device(device: str) -> Any:
+    """Return the torch device, which is this rank's for "cuda", and for "auto" if there is a GPU."""
     import torch
 
     from laconic.models.checkpoints.weights import resolve_device
 
-    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # set by torchrun
-    if device is None:
-        device = local if torch.cuda.is_available() else "cpu"
-    return resolve_device(local if device == "cuda" else device)
+    is_local = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if is_local else device)  # set by torchrun
 
 
 def describe_environment(device: str, ranks: int) -> dict[str, Any]:

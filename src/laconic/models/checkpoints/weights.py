@@ -150,7 +150,13 @@ def load_weights(
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
-    """Return a device, the CPU by default. Raise UsageError if torch cannot use it."""
+    """Return a device: the CPU by default, for "auto" the first GPU if there is one.
+
+    Raises:
+        UsageError: torch cannot use the device.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         resolved = torch.device(device or "cpu")
         if resolved.type != "cuda":
@@ -167,7 +173,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
 def resolve_device_map(
     device: torch.device | str | None, device_map: str | Mapping[str, Any] | None
 ) -> torch.device | str | None:
-    """Return the device that transformers' `device_map` names: one for the whole model, or "auto" for the first GPU.
+    """Return the device that transformers' `device_map` names: one for the whole model, or "auto".
 
     Raises:
         UsageError: It spreads the model over several devices, or `device` is set as well.
@@ -176,8 +182,6 @@ def resolve_device_map(
         return device
     if device is not None:
         raise UsageError(f"device={device} and device_map={device_map!r}: pass one of them")
-    if device_map == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
     devices = {device_map} if isinstance(device_map, str) else set(device_map.values())
     if len(devices) != 1 or devices & {"balanced", "balanced_low_0", "sequential", "disk"}:
         raise UsageError(f"device_map={device_map!r}: a decoder lies on one device; pass device='cuda' or device='cpu'")
