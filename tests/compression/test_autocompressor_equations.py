@@ -65,8 +65,8 @@ def test_read_segment(name: str) -> None:
     def compute(
         decoder: Any, memory: Tensor, memory_mask: Tensor, embeds: Tensor, mask: Tensor, e: Tensor, zero: bool
     ) -> Any:
-        inputs = compression_segment.SegmentInputs(memory_of(memory, memory_mask), embeds, mask)
-        states = compression_segment.read_segment(decoder, reading, inputs, e)
+        before = memory_of(memory, memory_mask)
+        states = compression_segment.read_segment(decoder, reading, before, embeds, mask, summary_embeds=e)
         return states.summary_states, states.text_states.masked_fill(~mask[..., None], 0.0)
 
     misreadings = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in POSITION_TABLE_MISREADINGS}
@@ -82,8 +82,8 @@ def test_read_segment_by_finite_differences() -> None:
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
     def compute(memory: Tensor, embeds: Tensor, e: Tensor) -> Tensor:
-        inputs = compression_segment.SegmentInputs(memory_of(memory, memory_mask), embeds, mask)
-        return compression_segment.read_segment(decoder, CompressionConfig(max_vectors=2), inputs, e).summary_states
+        config, before = CompressionConfig(max_vectors=2), memory_of(memory, memory_mask)
+        return compression_segment.read_segment(decoder, config, before, embeds, mask, summary_embeds=e).summary_states
 
     assert gradcheck(compute, leaves)
 

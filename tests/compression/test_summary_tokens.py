@@ -1,17 +1,17 @@
 """VL1, VL2, VL25 to VL29 and CP1 against their oracles: summary vectors and memory policies."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.compression import segment as compression_segment
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, drop_oldest_segments, exceeds_budget
 from laconic.compression.segment import replace_last_with_trigger
-from laconic.compression.segment_model import mask_trigger_targets
+from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
 from laconic.compression.summary_tokens import (
     SummaryParameters,
     last_token_embeds,
@@ -125,8 +125,8 @@ class Written(torch.nn.Module):
         self.inside = inside
 
     def forward(self, decoder: Any, memory: SummaryMemory, embeds: Tensor, mask: Tensor, n: int) -> Tensor:
-        inputs = compression_segment.SegmentInputs(memory, embeds, mask)
-        return compression_segment.compress_segment(decoder, self.inside, inputs, n).summary_states
+        with patch.object(decoder, "embed", lambda _: embeds):
+            return SegmentModel(decoder, self.inside).compress_segment(memory, mask.long(), mask, n).summary_states
 
 
 @pytest.mark.equation("halting", "VL2")

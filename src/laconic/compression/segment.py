@@ -8,7 +8,6 @@ attended by nothing. K is the largest number of summary positions, D the width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,34 +16,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds
+from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.errors import UsageError
 from laconic.halting.stop_distribution import attention_gate_bias
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.next_token import last_valid
 
 PositionScheme = Literal["contiguous", "reserved", "zero"]
 StopCheck = Callable[[Tensor], bool]
-
-
-@dataclass(frozen=True)
-class SegmentInputs:
-    """The text of a segment and what precedes it.
-
-    Attributes:
-        memory: M_{i-1}, in front of the text.
-        text_embeds: Embeddings of the text.
-        attention_mask: Mask of the text.
-        bos_token_id: Id of bos, if prompts begin with it.
-    """
-
-    memory: SummaryMemory
-    text_embeds: Float[Tensor, "B T D"]
-    attention_mask: Bool[Tensor, "B T"]
-    bos_token_id: int | None = None
 
 
 class SegmentOutput(NamedTuple):
@@ -178,13 +159,15 @@ def build_memory_prompt(
 def read_segment(
     decoder: Decoder,
     config: CompressionConfig,
-    inputs: SegmentInputs,
+    memory: SummaryMemory,
+    text_embeds: Float[Tensor, "B T D"],
+    attention_mask: Bool[Tensor, "B T"],
+    bos_token_id: int | None = None,
     summary_embeds: Float[Tensor, "*#B n D"] | None = None,
 ) -> SegmentOutput:
     """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n]; a soft memory is gated."""
-    memory, text_embeds, mask = inputs.memory, inputs.text_embeds, inputs.attention_mask
-    (B, T), n = mask.shape, 0 if summary_embeds is None else summary_embeds.shape[-2]
-    prompt = build_memory_prompt(decoder, config, memory, inputs.bos_token_id, mask, n)
+    (B, T), n = attention_mask.shape, 0 if summary_embeds is None else summary_embeds.shape[-2]
+    prompt = build_memory_prompt(decoder, config, memory, bos_token_id, attention_mask, n)
     parts, P = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds], prompt.inputs_embeds.shape[1]
     if summary_embeds is not None:
         parts.append(summary_embeds.to(text_embeds.dtype).expand(B, -1, -1))
@@ -236,50 +219,6 @@ def generate_summaries(
         if should_stop is not None and should_stop(torch.cat(states, 1)):
             break
     return torch.cat(states, 1)
-
-
-def compress_segment(
-    decoder: Decoder,
-    summaries: SummaryParameters,
-    inputs: SegmentInputs,
-    num_vectors: int,
-    *,
-    keep_graph: bool = True,
-    should_stop: StopCheck | None = None,
-) -> CompressionOutput:
-    """Compute the states from which a segment's vectors are made, by the configured kind of summary.
-
-    Args:
-        decoder: Decoder that reads the segment.
-        summaries: Summary tokens or trigger.
-        inputs: The text and what precedes it.
-        num_vectors: Number of summary positions; pooled and selected summaries have none.
-        keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
-        should_stop: Ends that loop early, see `generate_summaries`.
-    """
-    config, text_embeds, attention_mask = summaries.config, inputs.text_embeds, inputs.attention_mask
-    if config.summary == "parallel":
-        last = None
-        if summaries.copies_last_tokens:
-            last = last_token_embeds(text_embeds, attention_mask, summaries.K)[:, :num_vectors]
-        output = read_segment(decoder, config, inputs, summaries.summary_inputs(num_vectors, last))
-        return CompressionOutput(output.text_states, output.summary_states, output.summary_states[:, 0], last)
-    if config.summary in ("pool", "select"):
-        output = read_segment(decoder, config, inputs)
-        return CompressionOutput(
-            output.text_states, output.summary_states, masked_mean(output.text_states, attention_mask)
-        )
-    if config.trigger_placement == "replace":
-        text_embeds = replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask)
-        output = read_segment(decoder, config, replace(inputs, text_embeds=text_embeds))
-        z = last_valid(output.text_states, attention_mask)[:, None]
-    else:
-        output = read_segment(decoder, config, inputs, summaries.trigger_vector[None])
-        z = output.summary_states
-    with torch.set_grad_enabled(keep_graph and torch.is_grad_enabled()):
-        start = output if keep_graph else output._replace(cache=output.cache.detach())
-        states = generate_summaries(decoder, summaries, inputs.memory, z, start, num_vectors, should_stop)
-    return CompressionOutput(output.text_states, states, z[:, 0])
 
 
 def masked_mean(h: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B D"]:

@@ -20,21 +20,23 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import SegmentVectors, check_fits, exceeds_budget, update_memory
 from laconic.compression.segment import (
     CompressionOutput,
-    SegmentInputs,
     StopCheck,
     build_memory_prompt,
-    compress_segment,
+    generate_summaries,
     mark_last_valid,
+    masked_mean,
     read_segment,
+    replace_last_with_trigger,
     resolve_position_scheme,
 )
-from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
+from laconic.compression.summary_tokens import SummaryParameters, last_token_embeds, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
 from laconic.halting.stop_distribution import scale_by_survival
 from laconic.losses import score_rows, score_rows_in_chunks
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
+from laconic.models.next_token import last_valid
 
 ReadAndCompressed = tuple[Tensor, CompressionOutput | None]
 run_checkpointed: Callable[..., ReadAndCompressed] = partial(  # pyright: ignore[reportUnknownVariableType]
@@ -123,8 +125,7 @@ class SegmentModel:
         before = self.apply_gate(memory)
         with self.reading_context():
             embeds = self.decoder.embed(input_ids)
-            inputs = SegmentInputs(before, embeds, attention_mask, self.bos_token_id)
-            output = read_segment(self.decoder, self.config, inputs)
+            output = read_segment(self.decoder, self.config, before, embeds, attention_mask, self.bos_token_id)
         return output.text_states
 
     def prefill_memory(self, memory: SummaryMemory) -> KVCache | None:
@@ -146,12 +147,40 @@ class SegmentModel:
         keep_graph: bool = True,
         should_stop: StopCheck | None = None,
     ) -> CompressionOutput:
-        """Compute the states that a text's vectors are computed from; see `segment.compress_segment`."""
-        embeds = self.decoder.embed(input_ids)
-        inputs = SegmentInputs(self.apply_gate(memory), embeds, attention_mask, self.bos_token_id)
-        return compress_segment(
-            self.decoder, self.summaries, inputs, num_vectors, keep_graph=keep_graph, should_stop=should_stop
+        """Compute the states from which a text's vectors are made, by the configured kind of summary.
+
+        Args:
+            memory: M_{i-1}, in front of the text.
+            input_ids: The text.
+            attention_mask: Mask of the text.
+            num_vectors: Number of summary positions; pooled and selected summaries have none.
+            keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
+            should_stop: Ends that loop early, see `generate_summaries`.
+        """
+        config, summaries, memory = self.config, self.summaries, self.apply_gate(memory)
+        text_embeds, summary_embeds, last = self.decoder.embed(input_ids), None, None
+        if config.summary == "parallel":
+            if summaries.copies_last_tokens:
+                last = last_token_embeds(text_embeds, attention_mask, summaries.K)[:, :num_vectors]
+            summary_embeds = summaries.summary_inputs(num_vectors, last)
+        elif config.trigger_placement == "replace":
+            text_embeds = replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask)
+        elif config.summary == "autoregressive":
+            summary_embeds = summaries.trigger_vector[None]
+        output = read_segment(
+            self.decoder, config, memory, text_embeds, attention_mask, self.bos_token_id, summary_embeds
         )
+        h, z = output.text_states, output.summary_states
+        if config.summary == "parallel":
+            return CompressionOutput(h, z, z[:, 0], last)
+        if config.summary in ("pool", "select"):
+            return CompressionOutput(h, z, masked_mean(h, attention_mask))
+        if config.trigger_placement == "replace":
+            z = last_valid(h, attention_mask)[:, None]
+        with torch.set_grad_enabled(keep_graph and torch.is_grad_enabled()):
+            start = output if keep_graph else output._replace(cache=output.cache.detach())
+            states = generate_summaries(self.decoder, summaries, memory, z, start, num_vectors, should_stop)
+        return CompressionOutput(h, states, z[:, 0])
 
     def read_and_compress(
         self,
@@ -224,8 +253,7 @@ class SegmentModel:
         """Compute the last hidden states of the teacher, the base model without a memory, over a text."""
         with self.teacher_context():
             memory, embeds = self.empty_memory(len(input_ids)), self.decoder.embed(input_ids)
-            inputs = SegmentInputs(memory, embeds, attention_mask, self.bos_token_id)
-            output = read_segment(self.decoder, self.config, inputs)
+            output = read_segment(self.decoder, self.config, memory, embeds, attention_mask, self.bos_token_id)
         return output.text_states
 
     def reads_as_teacher(self, memory: SummaryMemory) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from laconic import rng
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.segment import SegmentInputs, build_memory_prompt, read_segment
+from laconic.compression.segment import build_memory_prompt, read_segment
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
@@ -256,7 +256,7 @@ class ICLClassification:
         nlls: list[float] = []
         with self.compressor.reading_mode():
             embeds = decoder.embed(input_ids)
-            output = read_segment(decoder, model.config, SegmentInputs(memory, embeds, mask, bos_token_id))
+            output = read_segment(decoder, model.config, memory, embeds, mask, bos_token_id)
             for i in range(0, len(self.label_ids), LABEL_BATCH_SIZE):
                 ids, mask = (x.to(input_ids.device) for x in pad_rows(self.label_ids[i : i + LABEL_BATCH_SIZE]))
                 n, T = ids.shape
