@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -46,18 +47,6 @@ def drop_chain_prefix(batch: ReasoningBatch, remaining: Bool[Tensor, "B Nc"]) ->
     )
 
 
-def encode_batch(
-    decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None, *, with_chain: bool
-) -> Float[Tensor, "B N D"]:
-    """Read question, chain and answer in one pass; return hidden states from the last question token on."""
-    ids, masks = [batch.question_ids, batch.answer_ids], [batch.question_mask, batch.answer_mask]
-    if with_chain:
-        ids.insert(1, batch.chain_ids)
-        masks.insert(1, batch.chain_mask)
-    output = decoder(decoder.embed(torch.cat(ids, 1)), cache, attention_mask=torch.cat(masks, 1))
-    return output.hidden_states[:, batch.question_ids.shape[1] - 1 :]
-
-
 def compute_single_loss(
     name: str, decoder: Decoder, hidden: Float[Tensor, "B N D"], targets: Int[Tensor, "B N"], batch: ReasoningBatch
 ) -> StepOutput:
@@ -67,7 +56,63 @@ def compute_single_loss(
     return StepOutput(result.loss, {name: result.loss.detach(), f"{name}_right": result.accuracy})
 
 
-class Cot(PromptedAnswers):
+class WrittenReasoning(PromptedAnswers):
+    """Base of methods that read and write text only, with one cross-entropy over what follows the question.
+
+    Attributes:
+        loss_name: Name of the loss's denominator and metrics.
+        writes_chain: Whether a chain comes before the answer.
+    """
+
+    loss_name: ClassVar[str] = "student"
+    writes_chain: ClassVar[bool] = True
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def drop_removed(self, batch: ReasoningBatch) -> ReasoningBatch:
+        """Return the batch without the chain tokens that the method removes at this step; by default none are.
+
+        Args:
+            batch: Questions, chains and answers.
+        """
+        return batch
+
+    def build_targets(self, batch: ReasoningBatch) -> Int[Tensor, "B N"]:
+        """Return the targets from the last question token on."""
+        return build_teacher_targets(batch) if self.writes_chain else build_student_targets(batch)
+
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
+        """Count the targets of each term of the loss."""
+        return {self.loss_name: count_scored(self.build_targets(self.drop_removed(batch)))}
+
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
+        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
+
+        Args:
+            batch: Questions, chains and answers.
+            state: Cache of the documents, or None.
+        """
+        remaining = self.drop_removed(batch)
+        ids, masks = [batch.question_ids, batch.answer_ids], [batch.question_mask, batch.answer_mask]
+        if self.writes_chain:
+            ids.insert(1, remaining.chain_ids)
+            masks.insert(1, remaining.chain_mask)
+        output = self.decoder(self.decoder.embed(torch.cat(ids, 1)), state, attention_mask=torch.cat(masks, 1))
+        hidden = output.hidden_states[:, batch.question_ids.shape[1] - 1 :]
+        return compute_single_loss(self.loss_name, self.decoder, hidden, self.build_targets(remaining), batch)
+
+    def prompt_answers(
+        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
+    ) -> AnswerPrompt:
+        """Return what the generated ids follow. Arguments are those of `prompt_answers`."""
+        if self.writes_chain:
+            return prompt_with_chain(self.decoder, questions, decoding, state)
+        return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)
+
+
+class Cot(WrittenReasoning):
     """Explicit chain of thought: chain and answer are written and scored.
 
     Args:
@@ -85,34 +130,11 @@ class Cot(PromptedAnswers):
         ['teacher', 'teacher_right']
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Count the targets of each term of the loss."""
-        return {"teacher": count_scored(build_teacher_targets(batch))}
-
-    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
-
-        Args:
-            batch: Questions, chains and answers.
-            state: Cache of the documents, or None.
-        """
-        hidden = encode_batch(self.decoder, batch, state, with_chain=True)
-        return compute_single_loss("teacher", self.decoder, hidden, build_teacher_targets(batch), batch)
-
-    def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-    ) -> AnswerPrompt:
-        """Return what chain and answer follow. Arguments are those of `prompt_answers`."""
-        return prompt_with_chain(self.decoder, questions, decoding, state)
-
-    prompt_chains = prompt_answers
+    loss_name = "teacher"
+    prompt_chains = WrittenReasoning.prompt_answers
 
 
-class NoCot(PromptedAnswers):
+class NoCot(WrittenReasoning):
     """No chain of thought: the answer follows the question.
 
     Args:
@@ -130,26 +152,4 @@ class NoCot(PromptedAnswers):
         ['student', 'student_right']
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Count the targets of each term of the loss."""
-        return {"student": count_scored(build_student_targets(batch))}
-
-    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
-
-        Args:
-            batch: Questions and answers.
-            state: Cache of the documents, or None.
-        """
-        hidden = encode_batch(self.decoder, batch, state, with_chain=False)
-        return compute_single_loss("student", self.decoder, hidden, build_student_targets(batch), batch)
-
-    def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-    ) -> AnswerPrompt:
-        """Return what the answer follows."""
-        return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)
+    writes_chain = False

@@ -12,11 +12,7 @@ from torch import Tensor
 
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import ICoTConfig
-from laconic.interfaces import StepOutput
-from laconic.latent.answering import AnswerDecoding, AnswerPrompt, PromptedAnswers, prompt_with_chain
-from laconic.latent.cot import compute_single_loss, drop_chain_prefix, encode_batch
-from laconic.losses import build_teacher_targets, count_scored
-from laconic.models.cache import KVCache
+from laconic.latent.cot import WrittenReasoning, drop_chain_prefix
 from laconic.models.decoder import Decoder
 from laconic.rng import uniform
 
@@ -31,7 +27,7 @@ def tokens_to_remove(
     return torch.minimum(s + o, chain_length.to(o.dtype)).long()
 
 
-class Icot(PromptedAnswers):
+class Icot(WrittenReasoning):
     """iCoT: question, the rest of the chain, answer; everything after the question is scored.
 
     Args:
@@ -63,8 +59,8 @@ class Icot(PromptedAnswers):
         max_chain_length: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.decoder, self.config, self.seed = decoder, config, seed
+        super().__init__(decoder)
+        self.config, self.seed = config, seed
         self.steps_per_removal = max(1, round(steps_per_epoch / config.tokens_removed_per_epoch))
         self.max_chain_length = math.inf if max_chain_length is None else max_chain_length
 
@@ -91,28 +87,7 @@ class Icot(PromptedAnswers):
         r = tokens_to_remove(s, u.to(length.device), length, smoothing)
         return drop_chain_prefix(batch, batch.chain_mask.cumsum(1) > r[:, None])
 
-    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Count the targets of each term of the loss."""
-        return {"student": count_scored(build_teacher_targets(self.drop_removed(batch)))}
-
-    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions.
-
-        Args:
-            batch: Questions, chains and answers.
-            state: Cache of the documents, or None.
-        """
-        remaining = self.drop_removed(batch)
-        hidden = encode_batch(self.decoder, remaining, state, with_chain=True)
-        return compute_single_loss("student", self.decoder, hidden, build_teacher_targets(remaining), batch)
-
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether more tokens are removed than one step before, unless all chains were gone already."""
         before = self.scheduled_removal(max(0, batch.step - 1))
         return before < self.max_chain_length and self.scheduled_removal(batch.step) > before
-
-    def prompt_answers(
-        self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
-    ) -> AnswerPrompt:
-        """Return what the rest of the chain follows."""
-        return prompt_with_chain(self.decoder, questions, decoding, state)
