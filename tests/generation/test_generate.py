@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -510,6 +511,11 @@ def test_generate_beyond_the_rope_positions_warns_once() -> None:
         {"prefill_chunk_size": 0},
         {"eos_count": 0},
         {"stop_strings": ["a", ""]},
+        {"top_k": 5.0},
+        {"seed": None},
+        {"seed": 2**64},
+        {"eos_token_ids": "</s>"},
+        {"suppress_token_ids": [1.5]},
     ],
     ids=str,
 )
@@ -524,6 +530,7 @@ def test_generation_config_refuses_values_out_of_range(options: dict[str, Any]) 
         ({"stop_strings": "a"}, "need a tokenizer"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 rows"),
         ({"eos_token_ids": 1000}, "eos_token_ids=1000"),
+        ({"eos_token_ids": np.int64(1000)}, "eos_token_ids=1000"),
         ({"suppress_token_ids": [5, 97]}, "suppress_token_ids=97"),
     ],
 )
@@ -577,10 +584,10 @@ def test_generate_refuses_a_tokenizer_of_another_model() -> None:
 def test_generate_refuses_states_and_embeddings_of_another_shape() -> None:
     decoder = decoder_of("llama", torch.float32)
     cache = decoder(decoder.embed(torch.tensor([[1], [2]]))).cache
-    with pytest.raises(ValueError, match="2 rows"):
+    with pytest.raises(UsageError, match="3 prompts on a state of 2 rows"):
         generate(decoder, input_ids=[[1], [2], [3]], state=cache)
     other = decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).cache
-    with pytest.raises(ValueError, match="KV heads"):
+    with pytest.raises(UsageError, match="KV heads"):
         generate(decoder, input_ids=[[1]], state=other)
     for embeds in (torch.zeros(1, 2, 64), torch.zeros(3, 48)):
         with pytest.raises(ValueError, match="inputs_embeds"):

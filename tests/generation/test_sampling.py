@@ -140,6 +140,19 @@ def test_detokenizer_of_a_real_tokenizer_emits_its_text() -> None:
         assert before + joined == tokenizer.decode(ids)
 
 
+def test_detokenizer_keeps_a_replacement_character_of_the_prompt_and_ends_at_a_late_stop() -> None:
+    pieces = {0: b"a", 1: "\ufffd".encode(), 2: b" b", 3: b"abSTOP\xc3"}
+
+    def decode(ids: list[int]) -> str:
+        return b"".join(pieces[i] for i in ids).decode(errors="replace")
+
+    detokenizer = IncrementalDetokenizer(decode, [0, 1], ())
+    assert detokenizer.append(2) + detokenizer.flush() == " b"
+    detokenizer = IncrementalDetokenizer(decode, [0], ["STOP"])
+    assert detokenizer.append(3) + detokenizer.flush() == "ab"
+    assert detokenizer.found_stop
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45])
 def test_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.randn(3, 50)

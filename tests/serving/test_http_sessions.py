@@ -82,6 +82,21 @@ def test_session_learns_forks_resets_and_is_deleted(
     assert learner.get(f"/v1/sessions/{fork['id']}").status_code == 404
 
 
+def test_session_keeps_its_attention_cache_if_no_length_is_given(start_server: StartServer) -> None:
+    """Clients leave max_tokens out or send a large number; what was read just before must still be seen."""
+    client = start_server(NestedTextModel.from_pretrained("stories260k"))
+    session = post(client, "")["id"]
+    post(client, f"/{session}/learn", text="Tim had a blue kite. " * 4)
+    body = {"prompt": "Tim had", "temperature": 0, "session": session}
+    texts = [
+        client.post("/v1/completions", json=body | length).json()["choices"][0]["text"]
+        for length in ({"max_tokens": 8}, {"max_tokens": 100_000}, {})
+    ]
+    assert texts[0]
+    assert texts[1].startswith(texts[0])
+    assert texts[2].startswith(texts[0]) or texts[0].startswith(texts[2])
+
+
 def test_sessions_of_a_plain_checkpoint(start_server: StartServer) -> None:
     """As `laconic generate --learn` has them, with BOS before the first text alone."""
     stories = NestedTextModel.from_pretrained("stories260k")

@@ -221,6 +221,24 @@ def test_artifact_refuses_nonfinite_tensors(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_temporary_folder_that_another_writer_removes_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of the same target takes a folder without a lock for one that a killed writer left."""
+    open_file, removed = os.open, list[str]()
+
+    def open_late(path: str, flags: int, *args: int) -> int:
+        if ".tmp-" in str(path) and not removed:
+            os.rmdir(path)
+            removed.append(str(path))
+        return open_file(path, flags, *args)
+
+    monkeypatch.setattr(temporary.os, "open", open_late)
+    atomic.write_text_atomically(tmp_path / "a.txt", "text")
+    assert removed
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_write_file_atomically_where_there_are_no_folder_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(temporary, "fcntl", None)  # as on Windows
     path = tmp_path / "a.json"

@@ -274,3 +274,9 @@ def test_deterministic_kernels_are_restored() -> None:
     )
     assert seen == [True]
     assert not torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        train(TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=1)))
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

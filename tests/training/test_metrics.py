@@ -23,6 +23,7 @@ def test_metrics_writer_lines(tmp_path: Path) -> None:
         {"step": 2},
     ]
     again = MetricsWriter(path, length)
+    assert again.flush_to_disk() == length
     again.write({"step": 2, "loss": 1.0})
     again.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import SupportsIndex
 
 from laconic.errors import UsageError
@@ -18,6 +19,14 @@ def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
     """Raise UsageError naming the option, its value and the allowed range."""
     if not is_valid:
         raise UsageError(f"{name}={value:g} must be {rule}")
+
+
+def list_integers(name: str, value: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
+    """Return an integer, or several, as a list. Raise UsageError for anything else."""
+    try:
+        return [index(i) for i in ([value] if isinstance(value, SupportsIndex) else value)]
+    except TypeError:
+        raise UsageError(f"{name}={value!r} must be an integer or a list of integers") from None
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class GenerationConfig:
     on_finish: OnFinish | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count"):
+        for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count", "top_k"):
             value = getattr(self, name)
             if not isinstance(value, SupportsIndex):
                 raise UsageError(f"{name}={value!r} must be an integer")
@@ -93,6 +102,10 @@ class GenerationConfig:
         check_range("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
         check_range("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
         check_range("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "> 0")
+        for seed in list_integers("seed", self.seed):
+            check_range("seed", seed, -(2**63) <= seed < 2**64, "in [-2^63, 2^64)")
+        for name in ("eos_token_ids", "suppress_token_ids"):
+            list_integers(name, () if getattr(self, name) is None else getattr(self, name))
         if "" in self.stop_list:
             raise UsageError("stop_strings contains an empty string, which would end every row at once; remove it")
 

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import SupportsIndex, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -19,7 +19,7 @@ from laconic.generation.backends import (
     clone_outside_inference,
     final_state,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_range
+from laconic.generation.config import GREEDY, GenerationConfig, check_range, list_integers
 from laconic.generation.prompt import (
     InputIds,
     Prompt,
@@ -122,9 +122,7 @@ def generate(
 def resolve_eos(decoder: Decoder, config: GenerationConfig) -> tuple[int, ...]:
     """Return the ids that end a row, from the options or else from the model's configuration."""
     eos = config.eos_token_ids
-    if eos is None:
-        return decoder.config.eos_token_ids
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    return decoder.config.eos_token_ids if eos is None else tuple(list_integers("eos_token_ids", eos))
 
 
 def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) -> Sampler:
@@ -133,15 +131,16 @@ def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) ->
     eos = resolve_eos(decoder, config)
     option_ids = (
         ("eos_token_ids", eos if config.eos_token_ids is not None else ()),
-        ("suppress_token_ids", config.suppress_token_ids),
+        ("suppress_token_ids", suppressed := list_integers("suppress_token_ids", config.suppress_token_ids)),
     )
     for name, ids in option_ids:
         for i in ids:
             check_range(name, i, 0 <= i < V, f"in [0, {V}), the vocabulary")
-    seeds = [config.seed] * rows if isinstance(config.seed, int) else list(config.seed)
+    seeds = list_integers("seed", config.seed)
+    seeds = seeds * rows if isinstance(config.seed, SupportsIndex) else seeds
     if len(seeds) != rows:
         raise UsageError(f"seed has {len(seeds)} entries for {rows} rows; pass one per row or a single int")
-    return Sampler(config, seeds, prompt.token_ids, [i for i in eos if i < V], config.suppress_token_ids)
+    return Sampler(config, seeds, prompt.token_ids, [i for i in eos if i < V], suppressed)
 
 
 def resolve_update_flags(
@@ -182,7 +181,11 @@ def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | R
     rows, device = len(prompt.attention_mask), prompt.attention_mask.device
     cache = state if isinstance(state, KVCache) else None
     if cache is not None:
-        cache.check_fits(decoder.config, rows)
+        check_rows(rows, cache.B)
+        try:
+            cache.check_fits(decoder.config, rows)
+        except ValueError as error:
+            raise UsageError(f"{error}; pass the state of this model") from None
     elif state is not None:
         recurrent = as_recurrent(state)
         check_rows(rows, len(recurrent.position))

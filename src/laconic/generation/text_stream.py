@@ -46,15 +46,20 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """Return the pending text: an incomplete character, or the beginning of a stop string."""
-        rest = "" if self.found_stop else self.pending + self.decode_new_text()
+        if self.found_stop:
+            return ""
+        ready = self.emit(self.decode_new_text())
+        rest, self.pending = "" if self.found_stop else self.pending, ""
         self.text += rest
-        return rest
+        return ready + rest
 
     def decode_new_text(self) -> str:
         """Decode the text since the last piece."""
         if not self.token_ids:
             return ""
-        return self.decode(self.token_ids[self.start :])[len(self.decoded_prefix.rstrip(REPLACEMENT_CHARACTER)) :]
+        text, prefix = self.decode(self.token_ids[self.start :]), self.decoded_prefix
+        is_continued = text.startswith(prefix)  # else the new ids complete the character that the prefix ends in
+        return text[len(prefix if is_continued else prefix.rstrip(REPLACEMENT_CHARACTER)) :]
 
     def emit(self, piece: str) -> str:
         """Return the text that cannot belong to a stop string, or the text before one."""

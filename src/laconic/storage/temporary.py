@@ -44,6 +44,8 @@ def _create_locked_folder(target: Path) -> tuple[Path, int | None]:
         folder.mkdir()
         try:
             handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # another writer took it for abandoned before it was locked
+            continue
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise

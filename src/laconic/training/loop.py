@@ -91,6 +91,7 @@ def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Itera
     On a CPU subnormal numbers are flushed to zero, because sharp attention produces many and they are slow.
     """
     before, options = torch.are_deterministic_algorithms_enabled(), cast(Any, torch.utils.deterministic)
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = options.fill_uninitialized_memory
     torch.use_deterministic_algorithms(before or config.deterministic or device.type == "cpu")
     options.fill_uninitialized_memory = False
@@ -99,5 +100,5 @@ def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Itera
         yield
     finally:
         torch.set_flush_denormal(False)
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
         options.fill_uninitialized_memory = fill

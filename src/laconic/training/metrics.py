@@ -30,6 +30,7 @@ class MetricsWriter:
             self.file = path.open("ab")
             length = self.file.tell()
             self.file.truncate(min(start, length))
+            self.file.seek(0, os.SEEK_END)  # truncating does not move the position, which says where the file ends
             self.hash = hashlib.sha256(path.read_bytes())
         self.is_complete = length >= start
         if not self.is_complete:

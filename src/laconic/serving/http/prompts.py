@@ -22,6 +22,7 @@ from laconic.serving.requests import EngineRequest
 from laconic.serving.thinking import count_question_tokens
 
 ANSWER_TOKENS = 128  # default max_tokens of runs that answer questions
+MIN_ANSWER_TOKENS = 128  # an attention cache that leaves less room for an answer is emptied
 MAX_SEED = 2**63
 
 
@@ -192,13 +193,19 @@ def build_generation_config(
         body: The request.
         prompt: Its prompt.
         max_tokens: Largest number of new tokens, lowered to the server's limit and to what fits after the prompt, as
-            in vLLM and llama.cpp: clients send large values for "until it ends". None: as many as that.
+            in vLLM and llama.cpp: clients send large values for "until it ends". None: as many as that. In a session,
+            what fits after its attention cache, so that the cache need not be emptied.
         limits: Limits of the server.
 
     Raises:
         ApiError: 400 if `min_tokens` is over `max_tokens`.
     """
-    largest = max(1, min(prompt.room, limits.max_generated_tokens or prompt.room))
+    room, fast_weights = prompt.room, prompt.prefix.fast_weights
+    cache = None if fast_weights is None else fast_weights.attention_cache
+    if cache is not None and isinstance(served.model, NestedTextModel):
+        left = min(room, served.model.attention_window - prompt.num_tokens) - cache.S
+        room = left if left >= MIN_ANSWER_TOKENS else room
+    largest = max(1, min(room, limits.max_generated_tokens or room))
     default = largest if prompt.question is None else ANSWER_TOKENS
     num_tokens = min(default if max_tokens is None else max_tokens, largest)
     if body.min_tokens is not None and body.min_tokens > num_tokens:
