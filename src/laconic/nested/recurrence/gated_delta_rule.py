@@ -64,37 +64,10 @@ class DecayProducts(NamedTuple):
     from_start: Float[Tensor, "B H T 1"]
 
 
-class EraseSteps(NamedTuple):
-    """Step sizes of the erasures.
-
-    Attributes:
-        step: e_t.
-        over_decay: e_t / decay_t. An erasure reads S_{t-1}, so its products G end at t - 1: G[t - 1] = G[t] / decay_t.
-    """
-
-    step: Float[Tensor, "B H T 1"]
-    over_decay: Float[Tensor, "B H T 1"]
-
-
-class InitialMomentum(NamedTuple):
-    """Momentum at the start of a chunk, and its factor in the state after each token."""
-
-    N: StateMatrices
-    factor: Float[Tensor, "B H T 1"]
-
-
-class ChunkProducts(NamedTuple):
-    """Products of the gates within a chunk.
-
-    Attributes:
-        G: Of decay, the factors of erasures and of the state.
-        c: Of decay and momentum, the factors of writes; G without momentum.
-        initial: Momentum at the start of the chunk, if there is any.
-    """
-
-    G: DecayProducts
-    c: DecayProducts
-    initial: InitialMomentum | None
+# e_t, and e_t / decay_t: an erasure reads S_{t-1}, so its products G end at t - 1: G[t - 1] = G[t] / decay_t.
+EraseSteps = tuple[Float[Tensor, "B H T 1"], Float[Tensor, "B H T 1"]]
+# G of erasures and of the state, and c of writes and of the initial momentum; c is G without momentum.
+GateProducts = tuple[DecayProducts, DecayProducts]
 
 
 def mask_gates(gates: Gates) -> Gates:
@@ -170,21 +143,20 @@ def chunk_gated_delta_rule(
     G = decay_products(gates.decay)
     c, L = (G, None) if gates.momentum is None else momentum_products(G, gates.momentum, gates.valid)
     write = gates.step_size[..., None] * u
-    initial = InitialMomentum(N, c.from_start) if L is not None and N is not None else None
-    products, erased = ChunkProducts(G, c, initial), None
+    initial, erased = None if L is None else N, None
     if gates.erase is not None:
-        steps = EraseSteps(gates.erase[..., None], (gates.erase / gates.decay.clamp(min=MIN_GATE))[..., None])
+        steps = (gates.erase[..., None], (gates.erase / gates.decay.clamp(min=MIN_GATE))[..., None])
         if L is None:
             write = solve_writes(S, k, write, steps, G, anchor)
         else:
-            erased = solve_erasures(S, k, write, steps, products, anchor)
+            erased = solve_erasures(S, initial, k, write, steps, (G, c), anchor)
     end = slice(-1, None)
     S_end = torch.addcmul((write * c.between[..., end, :].mT).mT @ k, G.from_start[..., end, :], S)
     if erased is not None:
         S_end = S_end - (erased * G.between[..., end, :].mT).mT @ k
     if initial is not None:
-        S_end = S_end + c.from_start[..., end, :] * initial.N
-    Y = None if q is None else read_out(S, k, q, write, erased, products, read)
+        S_end = S_end + c.from_start[..., end, :] * initial
+    Y = None if q is None else read_out(S, initial, k, q, write, erased, (G, c), read)
     N_end = None
     if L is not None and N is not None:
         N_end = L.from_start[..., end, :] * N + (write * L.between[..., end, :].mT).mT @ k
@@ -192,15 +164,16 @@ def chunk_gated_delta_rule(
 
 
 def solve_writes(
-    S: StateMatrices, k: Tensor, write: Tensor, erase: EraseSteps, G: DecayProducts, anchor: Tensor | None
+    S: StateMatrices, k: Tensor, write: Tensor, steps: EraseSteps, G: DecayProducts, anchor: Tensor | None
 ) -> Float[Tensor, "B H T O"]:
     """Solve for W = step_t u_t - e_t r_t of every token, without momentum.
 
     Writes and erasures then decay alike: (I + e/decay K Kᵀ⊙G) W = step U - e anchor - e/decay G_0 S_0 k.
     """
-    write = write if anchor is None else torch.addcmul(write, erase.step, anchor, value=-1)
-    write = torch.addcmul(write, erase.over_decay * G.from_start, k @ S.mT, value=-1)
-    return solve_unit_lower(erase.over_decay * (k @ k.mT) * G.between, write)
+    e, e_over_decay = steps
+    write = write if anchor is None else torch.addcmul(write, e, anchor, value=-1)
+    write = torch.addcmul(write, e_over_decay * G.from_start, k @ S.mT, value=-1)
+    return solve_unit_lower(e_over_decay * (k @ k.mT) * G.between, write)
 
 
 def solve_unit_lower(A: Float[Tensor, "B H T T"], rhs: Float[Tensor, "B H T O"]) -> Float[Tensor, "B H T O"]:
@@ -212,44 +185,45 @@ def solve_unit_lower(A: Float[Tensor, "B H T T"], rhs: Float[Tensor, "B H T O"])
 
 def solve_erasures(
     S: StateMatrices,
+    N: StateMatrices | None,
     k: Tensor,
     write: Tensor,
-    erase: EraseSteps,
-    products: ChunkProducts,
+    steps: EraseSteps,
+    products: GateProducts,
     anchor: Tensor | None,
 ) -> Float[Tensor, "B H T O"]:
     """Solve for R = e_t r_t of every token, with momentum.
 
     (I + e/decay K Kᵀ⊙G) R = e (anchor + what the initial state, its momentum and the writes hold at k).
     """
-    (G, c, initial), similarity = products, k @ k.mT
+    (G, c), (e, e_over_decay), similarity = products, steps, k @ k.mT
     r = (similarity * shift_right(c.between)) @ write
-    if initial is not None:
-        r = r + shift_right(initial.factor) * (k @ initial.N.mT)
+    if N is not None:
+        r = r + shift_right(c.from_start) * (k @ N.mT)
     r = r if anchor is None else r + anchor
-    rhs = torch.addcmul(erase.step * r, erase.over_decay * G.from_start, k @ S.mT)
-    return solve_unit_lower(erase.over_decay * similarity * G.between, rhs)
+    rhs = torch.addcmul(e * r, e_over_decay * G.from_start, k @ S.mT)
+    return solve_unit_lower(e_over_decay * similarity * G.between, rhs)
 
 
 def read_out(
     S: StateMatrices,
+    N: StateMatrices | None,
     k: Tensor,
     q: Tensor,
     write: Tensor,
     erased: Tensor | None,
-    products: ChunkProducts,
+    products: GateProducts,
     read: ReadTime,
 ) -> Float[Tensor, "B H T O"]:
     """Return S_t q_t of every token, or S_{t-1} q_t."""
-    (G, c, initial), before, similarity = products, read == "before", q @ k.mT
+    (G, c), before, similarity = products, read == "before", q @ k.mT
     y = (similarity * (shift_right(c.between) if before else c.between)) @ write
     y = torch.addcmul(y, shift_right(G.from_start, 1.0) if before else G.from_start, q @ S.mT)
     if erased is not None:
         y = y - (similarity * (shift_right(G.between) if before else G.between)) @ erased
-    if initial is None:
+    if N is None:
         return y
-    factor = shift_right(initial.factor) if before else initial.factor
-    return y + factor * (q @ initial.N.mT)
+    return y + (shift_right(c.from_start) if before else c.from_start) * (q @ N.mT)
 
 
 def limit_step(step_size: PerToken, decay: PerToken) -> PerToken:
