@@ -1,8 +1,8 @@
 """Inspect one question: logit lens, similarity to a chain, what is selected of it, answers under interventions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -87,18 +87,6 @@ def append_generated_chain(
     return replace(row, answer_ids=answer, number_span=(prompt, len(answer) - 1), distill_column=prompt - 1)
 
 
-class PartCounter:
-    """Reports the parts of an inspection as they begin, for a progress bar; a total of 0 is unknown."""
-
-    def __init__(self, callback: ProgressCallback | None) -> None:
-        self.callback, self.total, self.num_begun = callback, 0, 0
-
-    def begin(self, name: str) -> None:
-        if self.callback is not None:
-            self.callback(name, self.num_begun, self.total)
-        self.num_begun += 1
-
-
 class ChangedAnswer(NamedTuple):
     """The answer under an intervention; for "swap" also the answer to the donor's question."""
 
@@ -155,20 +143,25 @@ def inspect_question(
 ) -> QuestionInspection:
     """Inspect a run on one question with its chain; without other questions, "mean" and "swap" are left out.
 
-    `progress` is called as each part begins, with its name, the number of finished parts, and their total.
+    `progress` is called as each part begins, with its name, the number of finished parts, and their total, 0 at first.
     """
-    batch, parts = batch.to(run.device), PartCounter(progress)
-    parts.begin("thinking and answering")
+    batch, num_begun, total = batch.to(run.device), count(), 0
+
+    def begin(name: str) -> None:
+        if progress is not None:
+            progress(name, next(num_begun), total)
+
+    begin("thinking and answering")
     rollout = run.think(batch, record_passes=True)
-    parts.total = 4 + len(interventions.list_interventions(rollout.latents.shape[1]))
+    total = 4 + len(interventions.list_interventions(rollout.latents.shape[1]))
     answer = run.answer(batch, rollout).texts[0]
     lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
     inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     n = int(batch.chain_mask.sum())
     if run.has_teacher and n:
-        parts.begin("comparing the latents with the chain")
+        begin("comparing the latents with the chain")
         inspection = with_chain(inspection, run, batch, rollout, run.teacher_chain(batch), n)
-    return with_interventions(inspection, run, batch, rollout, others, seed, parts)
+    return with_interventions(inspection, run, batch, rollout, others, seed, begin)
 
 
 def with_chain(
@@ -205,23 +198,23 @@ def with_interventions(
     rollout: LatentRollout,
     others: TrainingData | None,
     seed: int,
-    parts: PartCounter,
+    begin: Callable[[str], None],
 ) -> QuestionInspection:
     """Add the answers under each intervention that is possible."""
     means, donor_rollout, donor_answer = None, None, None
     if others is not None:
         num_questions = min(NUM_MEAN_QUESTIONS, len(others))
-        parts.begin(f"thinking about {num_questions} other questions for mean")
+        begin(f"thinking about {num_questions} other questions for mean")
         rows = [inspection_dataset.load_batch(run, others, np.arange(num_questions))]
         means = interventions.compute_reference_means(run, rows)
-        parts.begin("finding a question to swap with")
+        begin("finding a question to swap with")
         donor_rollout, donor_answer = find_donor(inspection, run, others)
     inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
     has_inputs = {"mean": means is not None, "swap": donor_rollout is not None}
     effects: list[ChangedAnswer] = []
     for spec in interventions.list_interventions(rollout.latents.shape[1]):
         if has_inputs.get(spec.kind, True):
-            parts.begin(f"{spec.kind} in {spec.target}")
+            begin(f"{spec.kind} in {spec.target}")
             answer = run.answer(batch, interventions.run_intervention(run, batch, spec, inputs)).texts[0]
             effects.append(ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None))
     return replace(inspection, effects=tuple(effects))
