@@ -70,6 +70,17 @@ def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: 
     assert len(repr(model)) < 200
 
 
+def test_reasoner_generate_follows_suppressed_ids_and_streams_text(place: Path) -> None:
+    model = laconic.load(train_tiny_run("nocot", place))
+    assert isinstance(model, Reasoner)
+    texts: list[str] = []
+    config = replace(SHORT, on_token=lambda row, token, text, logprob: texts.append(text))
+    (answer,) = model.generate(QUESTIONS[0], config)
+    assert "".join(texts) == model.tokenizer.decode(list(answer.token_ids))
+    (other,) = model.generate(QUESTIONS[0], replace(SHORT, suppress_token_ids=answer.token_ids))
+    assert not {*answer.token_ids} & {*other.token_ids}
+
+
 def test_load_every_method_is_tested() -> None:
     assert {*QUESTION_METHODS, *DOCUMENT_METHODS} == set(METHOD_TABLES)
 

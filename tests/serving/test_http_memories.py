@@ -10,15 +10,17 @@ from starlette.testclient import TestClient
 import laconic
 from laconic.compression.kv.compress import KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
-from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import MARK, compress_text, split_template
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
+from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.prompts import PromptPrefix, prepare_text
 from tests.runs import train_tiny_run
-from tests.serving.conftest import StartServer
+from tests.serving.conftest import NAME, StartServer
 from tests.serving.interleaving import check_no_leaks
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -104,6 +106,31 @@ def test_memory_of_a_chat_opens_the_conversation(client: TestClient, chat_model:
     assert (response.status_code, error["param"]) == (400, "messages")
     assert "remove the system message" in error["message"]
     assert "--" not in error["message"], "clients have no flags"
+
+
+def test_limit_of_prompts_does_not_count_the_text_of_a_memory(
+    chat_model: LanguageModel, start_server: StartServer
+) -> None:
+    server = start_server(chat_model, limits=ServerLimits(max_prompt_tokens=20))
+    memory = create(server, keep=0.5)
+    assert memory["tokens"] > 20
+    assert complete(server, memory["id"])
+    body = {"prompt": "a" * 21, "memory": [memory["id"]], "max_tokens": 1}
+    message = error_of(server.post("/v1/completions", json=body))[1]
+    assert message == f"prompt: 21 tokens, {NAME} takes at most 20; shorten it"
+
+
+def test_completion_after_a_memory_of_a_chat_ends_with_the_turn(chat_model: LanguageModel) -> None:
+    """The tokenizer's eos ends it too, as in chat completions and in `LanguageModel.generate`."""
+    old, config = chat_model.tokenizer, chat_model.decoder.config
+    end = old.backend.id_to_token(65)
+    tokenizer = Tokenizer(old.backend, {"eos_token": str(end)}, old.chat_template, old.fingerprint)
+    served = ApiModel("m", LanguageModel(chat_model.decoder, tokenizer))
+    memory = compress(chat_model, chat=True)
+    opening = split_template(tokenizer, MARK)[0]
+    prefix = PromptPrefix(ChatPrefix(memory.to_cache(), int(memory.num_tokens[0]), opening))
+    prompt = prepare_text(served, "When?", prefix, ServerLimits())
+    assert prompt.eos_token_ids == (*config.eos_token_ids, 65)
 
 
 def test_memories_survive_a_restart(

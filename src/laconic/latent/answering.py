@@ -272,14 +272,14 @@ def build_answer_config(
 ) -> GenerationConfig:
     """Return the options of `generate` for answers; the padding token is suppressed unless it is an eos."""
     sampling, pad = decoding.sampling, decoder.config.pad_token_id
-    suppressed = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
+    padding = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
     seeds = hash64(decoding.seed, row_index.cpu().numpy())
     return replace(
         sampling,
         max_tokens=decoding.max_tokens,
         eos_token_ids=decoding.eos_token_ids,
         eos_count=eos_count,
-        suppress_token_ids=suppressed,
+        suppress_token_ids=(*sampling.suppress_token_ids, *padding),
         seed=[int(seed) for seed in seeds],
         prefill_chunk_size=prompt_length,
         return_state=False,

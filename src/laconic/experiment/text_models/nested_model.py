@@ -248,6 +248,8 @@ class NestedTextModel:
         While a prompt updates the fast weights, `on_reading` is called with the tokens read, their total, and the nats
         per token.
         """
+        if not ids:
+            return []
         ids, state = match_rows(ids, state)
         if not self.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)

@@ -181,7 +181,8 @@ class Reasoner:
         if not isinstance(config.seed, int):
             raise UsageError("seed: give one number; rows are seeded by it and by their index")
         decoding = answer_decoding(self.run.parts, self.recipe, config.max_tokens, config, config.seed)
-        return replace(decoding, jacobi_tolerance=self.jacobi_tolerance)
+        tokenizer = None if config.on_token is None else self.run.parts.tokenizer  # for the text that it receives
+        return replace(decoding, jacobi_tolerance=self.jacobi_tolerance, tokenizer=tokenizer)
 
     def compress(self, texts: Sequence[str], *, names: Sequence[str] = ()) -> SummaryMemory:
         """Compress documents into summary vectors, for `generate` and `think`; `memory.save(path)` stores them.

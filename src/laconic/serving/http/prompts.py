@@ -75,7 +75,9 @@ def prepare_text(
         if bad is not None:
             raise ApiError(400, f"prompt: id {bad} is outside the vocabulary of {V:,} ids", "prompt")
     elif prefix.memory is not None and prefix.memory.opening:  # a memory of a chat is continued as a chat
-        ids = ChatSession(served.decoder, tokenizer, prefix=prefix.memory).encode([{"role": "user", "content": prompt}])
+        session = ChatSession(served.decoder, tokenizer, prefix=prefix.memory)
+        ids = session.encode([{"role": "user", "content": prompt}])
+        return check_prompt(served, ids, prefix, limits, session.eos_token_ids, "prompt")
     else:
         ids = tokenizer.encode(prompt, add_special_tokens=prefix == PromptPrefix())
     eos = model.stop_token_ids if isinstance(model, TextCompressor | NestedTextModel) else None
@@ -171,9 +173,10 @@ def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits
     used, context = num_tokens, served.context_size
     if prefix.memory is not None:
         used += prefix.memory.first_position or 0
-    largest = min(context - 1, limits.max_prompt_tokens or context - 1)
-    if used > largest:
-        memory = "" if used == num_tokens else f" with its memory of {used - num_tokens:,}"
+    limit = limits.max_prompt_tokens or context
+    if num_tokens > limit or used >= context:
+        memory = "" if num_tokens > limit or used == num_tokens else f" with its memory of {used - num_tokens:,}"
+        largest = min(limit, context - 1)
         message = f"{param}: {num_tokens:,} tokens{memory}, {served.name} takes at most {largest:,}; shorten it"
         raise ApiError(400, message, param, "context_length_exceeded")
     return context - used
