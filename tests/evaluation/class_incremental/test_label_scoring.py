@@ -59,7 +59,7 @@ def test_score_labels_with_candidates_gives_the_same_best(which: int, candidates
 
 
 def test_score_labels_with_candidates_reads_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.CANDIDATE_BATCH", 2)
+    monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.LABEL_BATCH", 2)
     many = [(i, (7 * i) % 24) for i in range(20)]
     model = RowCounter(sharpen(CacheAsState(streamed.decoder())))
     whole = score_labels(model, model.initial_state(1), PROMPTS, many)

@@ -7,7 +7,6 @@ Symbols: N prompts in all, b of them at once, K labels, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,8 +25,7 @@ from laconic.nested.state import FastWeightState, map_tensors
 T = TypeVar("T")
 ScoreArray = NDArray[np.float64]
 PROMPT_BATCH = 16  # prompts read at once
-LABEL_BATCH = 96  # pairs of prompt and label read at once
-CANDIDATE_BATCH = 48  # pairs read at once when only the best label is needed
+LABEL_BATCH = 48  # pairs of prompt and label read at once; with more, labels are read that cannot be the best
 MAX_CACHED_TOKENS = 16_384  # of all rows read at once; each has its own copy of the context's keys and values
 
 
@@ -44,11 +42,10 @@ def score_labels(
     best of these labels is fully scored; another may have an upper bound as its score.
     """
     scores = np.empty((len(prompts), len(label_ids)))
-    score = score_all if candidates is None else partial(score_candidates, candidates=candidates)
     with torch.no_grad():
         for batch, last, states in read_prompts(model, state, prompts):
             next_log_probs = F.log_softmax(model.logits(last).float(), -1).double()
-            scores[batch] = score(model, states, next_log_probs, label_ids).cpu().numpy()
+            scores[batch] = score_prompts(model, states, next_log_probs, label_ids, candidates).cpu().numpy()
     return scores
 
 
@@ -67,45 +64,27 @@ def read_prompts(
         yield batch, output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1], output.state
 
 
-def score_all(
-    model: StatefulLM, state: FastWeightState, next_log_probs: Tensor, label_ids: Sequence[TokenIds]
-) -> Tensor:
-    """Return the scores of all labels after b prompts, [b, K]; labels of similar length are read together."""
-    ids, mask = pad_right(label_ids, next_log_probs.device)
-    size = mask.sum(1)
-    scores = next_log_probs[:, ids[:, 0]] / size
-    labels = [k for k in size.argsort().tolist() if len(label_ids[k]) > 1]
-    pairs = [(b, k) for k in labels for b in range(len(scores))]
-    for some in split_into_batches(pairs, limit_batch(LABEL_BATCH, state)):
-        row, label = torch.tensor(some, device=ids.device).T
-        bounds = bound_scores(model, state, next_log_probs, ids, size, row, label)
-        scores[row, label] = bounds.gather(1, label[:, None])[:, 0]
-    return scores
-
-
-# --- reading only the labels that can be the best
-
-
-def score_candidates(
+def score_prompts(
     model: StatefulLM,
     state: FastWeightState,
     next_log_probs: Tensor,
     label_ids: Sequence[TokenIds],
-    candidates: Sequence[int],
+    candidates: Sequence[int] | None,
 ) -> Tensor:
-    """Return the score that `score_all` gives for the best candidate, and upper bounds for others.
+    """Return the scores of all labels after b prompts, [b, K], or with candidates that of the best and upper bounds.
 
-    The candidates with the highest bounds are read first, until no other can be better.
+    The labels with the highest bounds are read first; of candidates, until no other can be better.
     """
     K = len(label_ids)
     ids, mask = pad_right(label_ids, next_log_probs.device)
     size = mask.sum(1)
-    is_candidate = torch.tensor([k in candidates for k in range(K)], device=next_log_probs.device)
+    is_candidate = torch.tensor([candidates is None or k in candidates for k in range(K)], device=ids.device)
     bound = next_log_probs[:, ids[:, 0]] / size
-    is_scored, pairs_at_once = (size == 1).repeat(len(next_log_probs), 1), limit_batch(CANDIDATE_BATCH, state)
+    is_scored, pairs_at_once = (size == 1).repeat(len(next_log_probs), 1), limit_batch(LABEL_BATCH, state)
     while True:
-        best = bound.masked_fill(~(is_scored & is_candidate), -torch.inf).amax(1, keepdim=True)
-        is_open = ~is_scored & is_candidate & (bound >= best)
+        is_open = ~is_scored & is_candidate
+        if candidates is not None:
+            is_open &= bound >= bound.masked_fill(~(is_scored & is_candidate), -torch.inf).amax(1, keepdim=True)
         if not is_open.any():
             return bound
         labels_per_prompt = min(K, max(1, pairs_at_once // int(is_open.any(1).sum())))
