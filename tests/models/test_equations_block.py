@@ -13,7 +13,7 @@ from laconic.models.block import (
     ForwardContext,
     gated_mlp_hidden,
     layer_norm,
-    mlp_hidden,
+    plain_mlp_hidden,
     rms_norm,
 )
 from laconic.models.config import DecoderConfig
@@ -90,11 +90,11 @@ def test_gated_mlp_hidden(act: str) -> None:
 
 @pytest.mark.equation("llama", "C18")
 @pytest.mark.parametrize("act", list(ACTIVATIONS))
-def test_mlp_hidden(act: str) -> None:
+def test_plain_mlp_hidden(act: str) -> None:
     up = (torch.linspace(-4, 4, 42, dtype=torch.float64).reshape(2, 3, 7) + 0.01).requires_grad_()
     misread = MISREAD["C18"] if act in TANH_GELUS else {}
-    agree(mlp_hidden, ORACLE["C18"], misread, up, act, margin=5e-5)
-    assert gradcheck(lambda up: mlp_hidden(up, act), up)
+    agree(plain_mlp_hidden, ORACLE["C18"], misread, up, act, margin=5e-5)
+    assert gradcheck(lambda up: plain_mlp_hidden(up, act), up)
 
 
 def random_block(family: str, **changes: int) -> Block:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from laconic.models import rope
-from laconic.models.block import Block, RMSNorm, mlp_hidden
+from laconic.models.block import Block, RMSNorm, plain_mlp_hidden
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints.weight_memory import stack_rows
 from laconic.models.config import DecoderConfig
@@ -193,7 +193,7 @@ def fuse_mlp(layers: Sequence[TensorFn], config: DecoderConfig) -> TensorFn:
     def hidden(x: Float[Tensor, "B D"]) -> Float[Tensor, "B F"]:
         outputs = [layer(x) for layer in layers]
         if not config.gated_mlp:
-            return mlp_hidden(outputs[0], config.activation)
+            return plain_mlp_hidden(outputs[0], config.activation)
         gate, up = outputs if len(outputs) == 2 else outputs[0].chunk(2, -1)
         return ACTIVATIONS[config.activation](gate).mul_(up)
 

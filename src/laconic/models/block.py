@@ -45,7 +45,7 @@ def gated_mlp_hidden(gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"
     return ACTIVATIONS[activation](gate) * up
 
 
-def mlp_hidden(up: Float[Tensor, "*rows F"], activation: str) -> Float[Tensor, "*rows F"]:
+def plain_mlp_hidden(up: Float[Tensor, "*rows F"], activation: str) -> Float[Tensor, "*rows F"]:
     """Eq. C18: act(W_1 y + b_1), the input of W_2."""
     return ACTIVATIONS[activation](up)
 
@@ -251,7 +251,7 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T F"]:
         """Compute the input of the output projection: gated (C17), or not (C18)."""
         activation = self.config.activation
-        return mlp_hidden(up, activation) if gate is None else gated_mlp_hidden(gate, up, activation)
+        return plain_mlp_hidden(up, activation) if gate is None else gated_mlp_hidden(gate, up, activation)
 
     def forward(
         self,

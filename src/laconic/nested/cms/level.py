@@ -20,7 +20,7 @@ from torch import Tensor
 from laconic.config.nested import CMSOptions, OuterGradient
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
-from laconic.models.block import gated_mlp_hidden, mlp_hidden
+from laconic.models.block import gated_mlp_hidden, plain_mlp_hidden
 from laconic.models.ops.linear import linear_function
 from laconic.nested.cms.placement import check_chunk_sizes
 from laconic.nested.recurrence.memory_cells import l2_normalize
@@ -233,7 +233,7 @@ def level_mlp(
         gate = linear_map(params, l, shape.projections[0], level, records, z)
         hidden = gated_mlp_hidden(gate, up, shape.activation)
     else:
-        hidden = mlp_hidden(up, shape.activation)
+        hidden = plain_mlp_hidden(up, shape.activation)
     return linear_map(params, l, shape.projections[-1], level, records, hidden)
 
 
