@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from laconic.evaluation.class_incremental.metrics import METHODS, AccuracyRows, ForgettingMetrics
 from laconic.evaluation.report.page import PagePlot, PageSection, render_plots, render_table
 from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_heat_maps, plot_lines
 from laconic.evaluation.tables import Column, Table, build_table
 
+AccuracyArray = NDArray[np.float64]  # NaN where nothing was evaluated
 ClassIncrementalResults = Mapping[str, Any]  # as `ClassIncrementalPlan.summarise` returns them
 LEGEND = (
     "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen; "
@@ -68,38 +71,30 @@ def build_plots(results: ClassIncrementalResults) -> list[PagePlot]:
     plots += [
         PagePlot(f"{name}, {method}", text, plot_matrix(name, method, A))
         for method, A in matrices.items()
-        if A[0][0] is not None
+        if not np.isnan(A[0, 0])
     ]
     return plots
 
 
-def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyRows:
-    """Return the mean of accuracy matrices; None where they have none."""
-    rows = [list(zip(*same_row, strict=True)) for same_row in zip(*matrices, strict=True)]
-    return [[mean_present(cell) for cell in row] for row in rows]
+def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyArray:
+    """Return the mean of accuracy matrices; NaN where they have None."""
+    return np.array(matrices, dtype=np.float64).mean(0)
 
 
-def mean_present(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if there are none."""
-    present = [x for x in values if x is not None]
-    return sum(present) / len(present) if present else None
-
-
-def plot_matrix(name: str, method: str, A: AccuracyRows) -> Markup:
+def plot_matrix(name: str, method: str, A: AccuracyArray) -> Markup:
     """Plot A as a heat map: a row after each task, a column for each task."""
     numbers = [str(i + 1) for i in range(len(A))]
-    last = ", ".join(f"{100 * (x or 0):.0f}" for x in A[-1])
+    values = np.nan_to_num(A).tolist()
+    last = ", ".join(f"{100 * x:.0f}" for x in values[-1])
     alt_text = f"{name}, {method}: accuracy in percent on each task at the end: {last}"
-    values = [[x or 0.0 for x in row] for row in A]
     return plot_heat_maps([("", values)], numbers, numbers, alt_text, value_range=(0.0, 1.0))
 
 
-def plot_curves(name: str, matrices: Mapping[str, AccuracyRows]) -> Markup:
+def plot_curves(name: str, matrices: Mapping[str, AccuracyArray]) -> Markup:
     """Plot the mean of each row of A by method."""
     series: list[PlotSeries] = []
     for i, (method, A) in enumerate(matrices.items()):
-        means = [(n, mean_present(row)) for n, row in enumerate(A, 1)]
-        points = [(float(n), 100 * mean) for n, mean in means if mean is not None]
+        points = [(float(n), 100 * float(np.nanmean(row))) for n, row in enumerate(A, 1) if not np.isnan(row).all()]
         series.append(PlotSeries(method, points, color=i))
     return plot_lines(
         series, x_label="tasks learned", y_label="accuracy (%)", alt_text=f"{name}, accuracy (%)", is_percent=True
