@@ -17,7 +17,6 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 import laconic  # noqa: E402
 from laconic.errors import UsageError  # noqa: E402
 from laconic.evaluation import lm_eval_model  # noqa: E402
-from laconic.evaluation.lm_eval_model import cut_at  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TASKS = REPO / "tests/evaluation/lm_eval_tasks"
@@ -160,13 +159,8 @@ def test_laconic_lm_answers_with_thoughts(tmp_path: Path) -> None:
     reasoner = laconic.load(run)
     assert isinstance(reasoner, laconic.Reasoner)
     answers = reasoner.generate(["1+2=", "3*4=", "9-1="], laconic.GenerationConfig(max_tokens=5))
-    assert model.generate_until(requests) == [cut_at(answer.text, ["<"]) for answer in answers]
+    assert model.generate_until(requests) == [answer.text.split("<")[0] for answer in answers]
     with pytest.raises(UsageError, match="continues texts"):
         model._loglikelihood_tokens([(("a", "b"), [1], [2])])
     with pytest.raises(UsageError, match="reads no memories"):
         LaconicLM(str(run), memory="x.safetensors")
-
-
-def test_cut_at_the_first_stop_string() -> None:
-    assert cut_at("one. two, three", [",", "."]) == "one"
-    assert cut_at("one", ["."]) == "one"

@@ -4,18 +4,18 @@ lm-eval has no plug-ins for models, so `laconic-lm-eval`, which is its command l
 takes the place of `lm_eval`. In Python, importing this module registers the model.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils import Collator, normalize_gen_kwargs
+from lm_eval.models.utils import postprocess_generated_text as cut_text
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,6 +23,8 @@ import laconic
 from laconic.errors import UsageError
 from laconic.experiment.text_models.read_into_state import fit_attention_window
 from laconic.generation.config import GenerationConfig
+from laconic.generation.prompt import pad_left
+from laconic.losses import score_rows
 from laconic.models.cache import KVCache
 from laconic.nested.state import FastWeightState, select_rows
 
@@ -150,35 +152,30 @@ class LaconicLM(TemplateLM):
                 f"{self.pretrained} is a run that answers questions; lm-eval's loglikelihood tasks need a model that "
                 "continues texts"
             )
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
-        results: dict[int, tuple[float, bool]] = {}
+        collator: Any = Collator(requests, lambda request: -len(request[1]) - len(request[2]))
+        results: list[tuple[float, bool]] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
-            for start in range(0, len(order), self.batch_size):
-                rows = order[start : start + self.batch_size]
-                scores = self.score_batch([requests[i][1:] for i in rows])
-                for i, score in zip(rows, scores, strict=True):
-                    results[i] = score
-                    if requests[i][0] != ("", ""):
-                        self.cache_hook.add_partial("loglikelihood", requests[i][0], score)
-                bar.update(len(rows))
-        return [results[i] for i in range(len(requests))]
+            for batch in collator.get_batched(n=self.batch_size):
+                scores = self.score_batch([(context, continuation) for _, context, continuation in batch])
+                for request, score in zip(batch, scores, strict=True):
+                    results.append(score)
+                    if request[0] != ("", ""):
+                        self.cache_hook.add_partial("loglikelihood", request[0], score)
+                bar.update(len(batch))
+        return collator.get_original(results)
 
     def score_batch(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Return the log probability of each continuation in nats, and whether greedy decoding would write it.
 
         Pairs are context and continuation; long contexts lose their beginning.
         """
-        device = self._device
         inputs = [(context + continuation)[-(self.max_length + 1) :][:-1] for context, continuation in pairs]
-        T = max(map(len, inputs))
-        ids = torch.tensor([[0] * (T - len(row)) + row for row in inputs], device=device)
-        mask = torch.tensor([[False] * (T - len(row)) + [True] * len(row) for row in inputs], device=device)
+        ids, mask = (x.to(self._device) for x in pad_left(inputs))
         scores: list[tuple[float, bool]] = []
         for row, (_, continuation) in zip(self.read_batch(ids, mask), pairs, strict=True):
-            logprobs = self.model.decoder.logits(row[-len(continuation) :]).float().log_softmax(-1)
-            targets = torch.tensor(continuation, device=device)
-            total = float(logprobs.gather(1, targets[:, None]).sum())
-            scores.append((total, bool((logprobs.argmax(-1) == targets).all())))
+            targets = torch.tensor(continuation, device=self._device)
+            nats, is_correct = score_rows(self.model.decoder.logits, row[-len(targets) :], targets)
+            scores.append((-float(nats.sum()), bool(is_correct.all())))
         return scores
 
     def read_batch(self, ids: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
@@ -204,22 +201,18 @@ class LaconicLM(TemplateLM):
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Write continuations or answers, in batches of requests with the same options."""
-        groups: dict[str, list[int]] = defaultdict(list)
-        arguments: list[tuple[str, dict[str, Any]]] = [cast(Any, request.args) for request in requests]
-        for i, (_, options) in enumerate(arguments):
-            groups[repr(options)].append(i)
-        results: dict[int, str] = {}
+        arguments: list[Any] = [request.args for request in requests]
+        collator: Any = Collator(arguments, lambda pair: -len(pair[0]), group_by="gen_kwargs")
+        results: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
-            for rows in groups.values():
-                config, until = self.build_config(arguments[rows[0]][1])
-                rows.sort(key=lambda i: -len(arguments[i][0]))
-                for batch in (rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)):
-                    texts = self.write_texts([arguments[i][0] for i in batch], config, until)
-                    for i, text in zip(batch, texts, strict=True):
-                        results[i] = text
-                        self.cache_hook.add_partial("generate_until", arguments[i], text)
-                    bar.update(len(batch))
-        return [results[i] for i in range(len(requests))]
+            for batch in collator.get_batched(n=self.batch_size):
+                config, until = self.build_config(batch[0][1])
+                texts = self.write_texts([context for context, _ in batch], config, until)
+                for pair, text in zip(batch, texts, strict=True):
+                    results.append(text)
+                    self.cache_hook.add_partial("generate_until", pair, text)
+                bar.update(len(batch))
+        return collator.get_original(results)
 
     def build_config(self, options: dict[str, Any]) -> tuple[GenerationConfig, list[str]]:
         """Return the generation options and the stop strings of a task's `generation_kwargs`."""
@@ -232,13 +225,13 @@ class LaconicLM(TemplateLM):
         )
         return config, until
 
-    def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: Sequence[str]) -> list[str]:
+    def write_texts(self, contexts: Sequence[str], config: GenerationConfig, until: list[str]) -> list[str]:
         """Continue contexts, or answer them as questions, up to the first stop string."""
         if isinstance(self.model, laconic.Reasoner):
-            return [cut_at(answer.text, until) for answer in self.model.generate(contexts, config)]
+            return [cut_text(answer.text, until, None) for answer in self.model.generate(contexts, config)]
         if isinstance(self.model, laconic.NestedTextModel):
             generations = self.model.generate(contexts, self.state, config=config)
-            return [cut_at(generation.text, until) for generation in generations]
+            return [cut_text(generation.text, until, None) for generation in generations]
         decoder, room = self.model.decoder, self.max_length - config.max_tokens
         if room < 1:
             raise UsageError(f"max_gen_toks={config.max_tokens} leaves no room in a context of {self.max_length}")
@@ -252,12 +245,7 @@ class LaconicLM(TemplateLM):
                 decoder, self.tokenizer, input_ids=ids, state=cache, first_positions=first, config=config
             )
         # As `hf` decodes: the new ids alone, so that a SentencePiece tokenizer drops the space before the first word.
-        return [cut_at(self.tokenizer.decode(generation.token_ids), until) for generation in generations]
-
-
-def cut_at(text: str, stop_strings: Iterable[str]) -> str:
-    ends = [text.find(stop) for stop in stop_strings if stop in text]
-    return text[: min(ends)] if ends else text
+        return [cut_text(self.tokenizer.decode(generation.token_ids), until, None) for generation in generations]
 
 
 def run_lm_eval() -> None:
