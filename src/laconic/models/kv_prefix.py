@@ -119,33 +119,3 @@ class KVPrefix:
             for kind in ("keys", "values", "valid")
         )
         return cls(keys, values, valid, tensors["prefix_tokens"], sizes)
-
-
-def first_invalid_tensor(tensors: Mapping[str, Tensor], B: int, shape: tuple[int, int, int]) -> str | None:
-    """Return the name of a prefix tensor that is missing, unexpected, or does not fit B rows and a cache's shape.
-
-    Args:
-        tensors: Those whose name begins with `prefix_`.
-        B: Number of rows.
-        shape: Number of layers, number of KV heads, head size.
-    """
-    L, G, E = shape
-    kinds = ("keys", "values", "valid") if "prefix_valid.0" in tensors else ("keys", "values")
-    expected = {f"prefix_{kind}.{i}" for kind in kinds for i in range(L)} | {"prefix_tokens", "prefix_sizes"}
-    unmatched = min(tensors.keys() ^ expected, default=None)
-    if unmatched:
-        return unmatched
-    sizes, tokens = tensors["prefix_sizes"], tensors["prefix_tokens"]
-    if sizes.shape != (L, G) or sizes.dtype != torch.long or bool((sizes < 0).any()):
-        return "prefix_sizes"
-    if tokens.shape != (B,) or tokens.dtype != torch.long:
-        return "prefix_tokens"
-    for name in sorted(expected - {"prefix_tokens", "prefix_sizes"}):
-        kind, _, layer = name.partition(".")
-        N, x = int(sizes[int(layer)].sum()), tensors[name]
-        if kind == "prefix_valid":
-            if x.shape != (B, N) or x.dtype != torch.bool:
-                return name
-        elif x.shape != (B, N, E) or not x.is_floating_point():
-            return name
-    return None

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
-from laconic.models.kv_prefix import first_invalid_tensor as first_invalid_prefix_tensor
 from laconic.storage import atomic
 
 FILE_KIND = "cache"
+ExpectedTensor = tuple[tuple[int, ...], torch.dtype | None]  # shape, dtype; None is any floating-point dtype
 
 
 @runtime_checkable
@@ -46,22 +46,42 @@ def read_cache(path: Path, decoder: HasFingerprint) -> dict[str, Tensor]:
 
 def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
-    prefix = {name: t for name, t in tensors.items() if name.startswith("prefix_")}
-    layers = range(sum(name.startswith("keys.") for name in tensors))
-    expected = {f"{kind}.{i}" for kind in ("keys", "values") for i in layers} | {"positions", "valid"}
-    unmatched = min((tensors.keys() - prefix.keys()) ^ expected, default=None)
-    if unmatched:
-        return unmatched
-    valid, shapes = tensors["valid"], {name: tuple(t.shape) for name, t in tensors.items()}
-    if valid.ndim != 2 or valid.dtype != torch.bool:
-        return "valid"
-    if shapes["positions"] != shapes["valid"] or tensors["positions"].dtype != torch.long:
-        return "positions"
-    first = shapes["keys.0"] if layers else ()
-    if layers and (len(first) != 4 or first[::2] != shapes["valid"]):
-        return "keys.0"
-    bad = next((name for name in expected - {"positions", "valid"} if shapes[name] != first), None)
-    if bad or not prefix:
-        return bad
-    _, G, _, E = first or (0, 0, 0, 0)
-    return first_invalid_prefix_tensor(prefix, len(valid), (len(layers), G, E))
+    expected = list_expected_tensors(tensors)
+    for is_prefix in (False, True):
+        part = {name: x for name, x in expected.items() if name.startswith("prefix_") == is_prefix}
+        names = {name for name in tensors if name.startswith("prefix_") == is_prefix}
+        invalid = min(names ^ part.keys(), default=None)
+        invalid = invalid or next(
+            (name for name, x in part.items() if not is_as_expected(name, tensors[name], x)), None
+        )
+        if invalid:
+            return invalid
+    return None
+
+
+def is_as_expected(name: str, x: Tensor, expected: ExpectedTensor) -> bool:
+    """Return whether a tensor of a cache has the expected shape and dtype; sizes are not negative."""
+    shape, dtype = expected
+    has_dtype = x.is_floating_point() if dtype is None else x.dtype == dtype
+    return tuple(x.shape) == shape and has_dtype and not (name == "prefix_sizes" and bool((x < 0).any()))
+
+
+def list_expected_tensors(tensors: Mapping[str, Tensor]) -> dict[str, ExpectedTensor]:
+    """Return what each tensor of a cache must be, in the order in which they are checked.
+
+    The sizes are those of `valid` [B, S], `keys.0` [B, G, S, E] and `prefix_sizes` [L, G].
+    """
+    L, missing = sum(name.startswith("keys.") for name in tensors), torch.empty(0)
+    valid, keys, sizes = (tensors.get(name, missing) for name in ("valid", "keys.0", "prefix_sizes"))
+    B, S = valid.shape if valid.ndim == 2 else (0, 0)
+    G, E = keys.shape[1::2] if keys.ndim == 4 else (0, 0)
+    expected: dict[str, ExpectedTensor] = {"valid": ((B, S), torch.bool), "positions": ((B, S), torch.long)}
+    expected |= {f"{kind}.{i}": ((B, G, S, E), None) for kind in ("keys", "values") for i in range(L)}
+    if not any(name.startswith("prefix_") for name in tensors):
+        return expected
+    expected |= {"prefix_sizes": ((L, G), torch.long), "prefix_tokens": ((B,), torch.long)}
+    lengths = [int(N) for N in sizes.long().sum(1)] if sizes.shape == (L, G) else [0] * L
+    for kind in ("keys", "valid", "values") if "prefix_valid.0" in tensors else ("keys", "values"):
+        for i, N in enumerate(lengths):
+            expected[f"prefix_{kind}.{i}"] = ((B, N), torch.bool) if kind == "valid" else ((B, N, E), None)
+    return expected
