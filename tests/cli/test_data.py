@@ -76,16 +76,15 @@ def test_check_lists_problems_with_their_positions(run, tmp_path):
     (tmp_path / "rows.jsonl").write_text(f"{GOOD}\n{number}\n{again}", encoding="utf-8")
     code, out, _ = run("check", "rows.jsonl")
     assert code == 66
-    assert "rows.jsonl:2:1" in out
     assert "rows.jsonl:3:47: answer" in out
-    assert "2  problems" in out
+    assert "1  problem" in out
+    assert "note: blank lines, which are skipped" in out
     assert "1  duplicate questions (rows.jsonl:4)" in out
     assert "note: no line end after the last row" in out
     code, out, _ = run("check", "rows.jsonl", "--format", "json")
     report = json.loads(out)
     assert code == 66
     assert [(fault["line"], fault["column"], fault["kind"]) for fault in report["problems"]] == [
-        (2, 1, "blank lines"),
         (3, 47, "wrong types"),
     ]
     assert report["duplicates"] == [["rows.jsonl:1", "rows.jsonl:4"]]

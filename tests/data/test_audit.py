@@ -84,6 +84,6 @@ def test_scan_file_notes(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n{row}\r\n\n".encode())
     result = scan_file(tmp_path / "rows.jsonl")
     assert set(result.notes) == {
-        "a byte-order mark at the start", "lines end with CR LF (2 lines)", "blank lines at the end",
+        "a byte-order mark at the start", "lines end with CR LF (2 lines)", "blank lines, which are skipped",
     }  # fmt: skip
     assert not result.problems

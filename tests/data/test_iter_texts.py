@@ -32,7 +32,7 @@ def test_iter_texts_is_lazy() -> None:
         (b'{"words": "a"}', "2:1: text: no such field in "),
         (b'{"text": "a", "text": "b"}', "2:15: invalid JSON: duplicate key 'text'"),
         (b'{"text": "\xff"}', "2:11: byte 11 of the line is not UTF-8"),
-        (b"\n{}", "2:1: a blank line between rows"),
+        (b"\n{}", "3:1: text: no such field in {}"),
     ],
 )
 def test_iter_texts_refuses_invalid_rows(line: bytes, message: str) -> None:

@@ -104,7 +104,7 @@ FAULTS: list[tuple[bytes, str]] = [
         b'{"text": "a", "split": "dev"}\n',
         "a.jsonl:1:24: split: expected one of train, valid, validation, test",
     ),
-    (b'{"text": "a"}\n\n{"text": "b"}\n', "a.jsonl:2:1: a blank line between rows"),
+    (b'{"text": "a"}\n\n{"text": 3}\n', "a.jsonl:3:10: text: not a string"),
     (b'{"text": "a"\n', "a.jsonl:1:"),
     (b'{"text": "\xff"}\n', "a.jsonl:1:11: byte 11 of the line is not UTF-8"),
     (b"\n", "a.jsonl: contains no row"),

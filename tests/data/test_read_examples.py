@@ -117,13 +117,13 @@ def test_read_examples_notes(tmp_path: Path) -> None:
     line = json.dumps(ROW).encode()
     other = json.dumps(ROW | {"id": "b", "question": "?"}).encode()
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n" + other + b"\r\n\r\n\n")
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\n" + other + b"\r\n\r\n")
     read = read_examples(path, CONFIG)
     assert [e.id for e in read.examples] == ["a", "b"]
     assert read.notes == (
         "rows.jsonl: a byte-order mark at the start",
         "rows.jsonl: lines end with CR LF (3 lines)",
-        "rows.jsonl: blank lines at the end",
+        "rows.jsonl: blank lines, which are skipped (2 lines)",
     )
     path.write_bytes(line + b"\n" + other)
     assert read_examples(path, CONFIG).notes == ("rows.jsonl: no line end after the last row",)

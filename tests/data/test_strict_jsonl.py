@@ -77,7 +77,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "an id twice": (row(id="x") + row(id="x"), "2:71", "duplicate id 'x'"),
     "messages": (b'{"messages": []}\n', "1:1", "messages of which the last is the assistant's"),
     "prompts": (b'{"prompt": "a", "completion": 3}\n', "1:1", "both strings, or both lists of messages"),
-    "a blank line inside": (GOOD + b"\n" + GOOD, "2:1", "a blank line between rows"),
+    "another UTF-16": (GOOD.decode().encode("utf-16-be").join((b"\xfe\xff", b"\x00\n")), "1:1", "UTF-16"),
     "text turned round": (row(question="a \u202eb"), "1:17", "a bidirectional control character"),
     "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1:16", "a bidirectional control character"),
     "one JSON array": (
@@ -121,6 +121,13 @@ def test_parse_row_accepts_escaped_backslashes(tmp_path: Path) -> None:
 
 def test_read_examples_refuses_forty_files() -> None:
     assert len(BAD) >= 40
+
+
+def test_read_examples_of_another_file_format_reports_one_problem(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes((GOOD * 3).decode().encode("utf-16"))
+    with pytest.raises(InputError) as caught:
+        read_examples(tmp_path / "rows.jsonl", CONFIG)
+    assert str(caught.value) == "rows.jsonl:1:1: UTF-16 by its first bytes; save the file as UTF-8"
 
 
 def test_read_examples_message_format(tmp_path: Path) -> None:

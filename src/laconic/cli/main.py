@@ -101,8 +101,13 @@ COMMANDS: dict[str, Any] = {
     "version": Annotated[VersionCommand, subcommand("version")],
 }
 Command: Any = reduce(operator.or_, COMMANDS.values())
-# The subcommand that runs where flags or nothing follow the command.
-DEFAULT_SUBCOMMANDS = {"verify": "all", "recipes": "list", "data": "list", "demo": "think"}
+# Of each command with subcommands; the first one runs where flags or nothing follow the command.
+SUBCOMMANDS = {
+    "verify": ("all", "parity"),
+    "recipes": ("list", "show", "keys"),
+    "data": ("list", "check", "make"),
+    "demo": ("think", "read"),
+}
 
 
 def parse_command(args: list[str]) -> Any:
@@ -132,18 +137,20 @@ def parse_command(args: list[str]) -> Any:
             )
     except SystemExit as end:
         if end.code:
-            log_message(f"laconic: {summarise_usage_error(errors.getvalue())}")
+            command = ["laconic", *(name for name in args[:1] if name in COMMANDS)]
+            command += [name for name in args[1:2] if name in SUBCOMMANDS.get(args[0], ())]
+            log_message(f"laconic: {summarise_usage_error(errors.getvalue(), ' '.join(command))}")
         raise
 
 
 def insert_default_subcommand(args: list[str]) -> list[str]:
     """Return the arguments with the subcommand that a command such as `laconic data --format json` leaves out."""
     command, follows = args[:1], args[1:2]
-    if not command or command[0] not in DEFAULT_SUBCOMMANDS or follows in (["--help"], ["-h"]):
+    if not command or command[0] not in SUBCOMMANDS or follows in (["--help"], ["-h"]):
         return args
     if follows and not follows[0].startswith("-"):
         return args
-    return [*command, DEFAULT_SUBCOMMANDS[command[0]], *args[1:]]
+    return [*command, SUBCOMMANDS[command[0]][0], *args[1:]]
 
 
 def check_command_name(args: list[str]) -> None:
@@ -156,12 +163,12 @@ def check_command_name(args: list[str]) -> None:
     sys.exit(EXIT_USAGE)
 
 
-def summarise_usage_error(text: str) -> str:
-    """Return the first sentence of tyro's error box, with the option it suggests."""
+def summarise_usage_error(text: str, command: str) -> str:
+    """Return the first sentence of tyro's error box, with the option it suggests, or how to get help on a command."""
     body = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:]  # the first line is the title
     lines = [line for row in body if (line := row.strip("│")[1:].rstrip()).strip("─-╰╯ ")]
     if not lines:
-        return "cannot parse the arguments; see laconic --help"
+        return f"cannot parse the arguments; see {command} --help"
     suggestions = (lines[i + 1].split()[0] for i, row in enumerate(lines[:-1]) if row.strip().startswith("Perhaps you"))
     typed = " ".join(lines[:2]).split()
     suggestion = next((word for word in suggestions if word not in typed), None)
@@ -171,7 +178,7 @@ def summarise_usage_error(text: str) -> str:
     if sentence.endswith(":") and len(sentence_lines) < len(lines):
         sentence += f" {lines[len(sentence_lines)].strip()}"
     sentence = re.sub(r"one of \(([^()]*)\)", format_choices, sentence)
-    return sentence + (f"; did you mean {suggestion}?" if suggestion else "; see laconic --help")
+    return sentence + (f"; did you mean {suggestion}?" if suggestion else f"; see {command} --help")
 
 
 def format_choices(match: re.Match[str]) -> str:

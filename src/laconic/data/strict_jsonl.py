@@ -57,6 +57,9 @@ class RowProblem(NamedTuple):
     message: str
 
 
+WRONG_FILE_KINDS = ("compressed files", "other files", "JSON arrays")  # of which no other line is read
+
+
 class NumberedRow(NamedTuple):
     """A parsed row: its number from 1, its JSON text, and the object."""
 
@@ -112,25 +115,22 @@ def parse_lines(
 
     `parse` turns the text of a line into an object; by default `parse_row`.
     """
-    number, first_blank, is_continuation = 1, 0, False
+    number, is_continuation = 1, False
     for line in lines:
         if not is_continuation:
             try:
                 text = decode_line(line, is_first=number == 1, notes=notes)
-                if not text.strip():
-                    first_blank = first_blank or number
-                else:
-                    if first_blank:
-                        yield RowProblem(first_blank, 1, "blank lines", f"a blank line between rows; {ONE_OBJECT}")
-                        first_blank = 0
+                if text.strip():
                     yield NumberedRow(number, text, (parse or parse_row)(text))
+                else:
+                    notes["blank lines, which are skipped"] += 1
             except RowError as error:
                 yield RowProblem(number, error.column, error.kind, error.message)
+                if error.kind in WRONG_FILE_KINDS:
+                    return
         # Of a line over the limit, only the first part is reported.
         is_continuation = not line.endswith(b"\n")
         number += not is_continuation
-    if first_blank:
-        notes["blank lines at the end"] += 1
 
 
 def number_table_rows(rows: Iterable[dict[str, Any]]) -> Iterator[NumberedRow]:
@@ -223,7 +223,7 @@ def check_file_type(line: bytes) -> None:
     if line.startswith(b"\x1f\x8b"):
         raise RowError(1, "compressed files", "compressed with gzip; unpack it: gzip -d < FILE > rows.jsonl")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RowError(1, "not UTF-8", "UTF-16 by its first bytes; save the file as UTF-8")
+        raise RowError(1, "other files", "UTF-16 by its first bytes; save the file as UTF-8")
     if line.startswith((b"PK\x03\x04", b"PAR1", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
         message = f"a zip, Parquet or compressed file by its first bytes; {ONE_OBJECT}"
         raise RowError(1, "other files", message)

@@ -298,10 +298,12 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
     except InputError as error:
         reason = str(error).removesuffix("; download it again")
         raise CorruptArtifactError(f"{reason}; it is damaged, cut off or not safetensors; take another copy") from None
+    if "laconic" not in header.metadata:
+        raise CorruptArtifactError(f"{path.name}: was not written by laconic")
     try:
-        return header, parse_json(header.metadata.get("laconic", "").encode(), f"{path.name}: metadata")
+        return header, parse_json(header.metadata["laconic"].encode(), f"{path.name}: metadata of laconic")
     except InputError as error:
-        raise CorruptArtifactError(f"not written by laconic: {error}") from None
+        raise CorruptArtifactError(str(error)) from None
 
 
 def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping[str, object]) -> None:

@@ -248,19 +248,17 @@ class NestedTextModel:
         While a prompt updates the fast weights, `on_reading` is called with the tokens read, their total, and the nats
         per token.
         """
-        if not ids:
-            return []
         ids, state = match_rows(ids, state)
         if not self.update_weights:
             config = replace(config, update_on_prompt=False, update_on_output=False)
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         lengths = list(map(len, ids))
-        if config.update_on_prompt and max(lengths) > 1:
+        if config.update_on_prompt and max(lengths, default=0) > 1:
             room = max(self.attention_window - config.max_tokens - 1, self.segment_tokens)
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
-        elif state is not None:
+        elif state is not None and lengths:
             state = fit_attention_window(self.model, state, max(lengths) + config.max_tokens, self.attention_window)
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
         return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
