@@ -93,7 +93,7 @@ def test_evaluate_under_every_condition(run: RunCli, runs: Path, monkeypatch: py
     assert (test["dataset"], test["questions"]) == ("test", 24)
     ways = {line["condition"]: line for line in test["runs"]}
     assert list(ways) == ["as trained", "with CoT", "0 iterations", "3 iterations", "tolerance 1e-09"]
-    assert [ways[way]["passes"]["latent"] for way in ("as trained", "0 iterations", "3 iterations")] == [1, 0, 2]  # two latents are final after two
+    assert [ways[way]["passes"]["latent"] for way in ("as trained", "0 iterations", "3 iterations")] == [1, 0, 2]
     assert ways["tolerance 1e-09"]["accuracy"] == ways["as trained"]["accuracy"]
     assert ways["with CoT"]["passes"]["prompt"] == 1
     assert ways["with CoT"]["milliseconds"] is None

@@ -228,6 +228,12 @@ def test_read_published_sampling_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
     with pytest.raises(InputError, match="temperature = 'hot' is not a number"):
         read_published_sampling(tmp_path)
+    for text, top_k in (("50.0", 50), ("-1", 0)):
+        (tmp_path / "generation_config.json").write_text(f'{{"top_k": {text}}}')
+        assert read_published_sampling(tmp_path).options["top_k"] == top_k
+    (tmp_path / "generation_config.json").write_text('{"top_p": 1.5}')
+    with pytest.raises(InputError, match=r"generation_config\.json: top_p=1\.5 must be in \(0, 1\]; correct the file"):
+        read_published_sampling(tmp_path)
 
 
 def test_cpu_quota_limits_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

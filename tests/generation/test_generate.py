@@ -575,6 +575,11 @@ def test_generate_refuses_ids_outside_the_vocabulary() -> None:
             continue_ids(decoder_of("llama", torch.float32), rows, max_tokens=3)
 
 
+def test_generate_refuses_ids_that_are_not_integers() -> None:
+    with pytest.raises(UsageError, match=r"input_ids\[1\] has numbers that are not integers"):
+        continue_ids(decoder_of("llama", torch.float32), [[1], [1, 2.5]], max_tokens=3)  # type: ignore[list-item]
+
+
 def test_generate_refuses_a_tokenizer_of_another_model() -> None:
     with pytest.raises(InputError, match="256 ids, the model 97"):
         generate(decoder_of("llama", torch.float32), Bytes(), ["a"])

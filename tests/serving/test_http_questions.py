@@ -154,3 +154,14 @@ def test_question_is_a_text(thinker: TestClient) -> None:
     response = thinker.post("/v1/completions", json={"prompt": [1, 2]})
     assert response.status_code == 400
     assert "give texts, not token ids" in response.json()["error"]["message"]
+
+
+def test_question_leaves_room_for_thoughts_before_a_position_table(tmp_path: Path, start_server: StartServer) -> None:
+    """Clients leave max_tokens out, or send a large number: the answer is shortened to what fits after the thoughts."""
+    keys = ("model.family=gpt2", "model.max_position_embeddings=40")
+    reasoner = cast(Reasoner, laconic.load(train_tiny_run("kava", tmp_path, *keys)))
+    server = start_server(reasoner)
+    for length in ({}, {"max_tokens": 10_000}):
+        body = {"prompt": QUESTIONS[0], "temperature": 0} | length
+        response = server.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text

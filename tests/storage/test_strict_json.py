@@ -196,3 +196,10 @@ def test_safetensors_header_refuses_tensor_names(tmp_path: Path, name: str) -> N
             write_safetensors(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4)
         )
     assert str(caught.value).isprintable()
+
+
+def test_parse_json_does_not_count_commas_of_a_text() -> None:
+    text = b'{"text": "' + b'a,\\"' * strict_json.MAX_JSON_PARTS + b'"}'
+    assert strict_json.parse_json(text, "body")["text"].startswith('a,"a')
+    with pytest.raises(InputError, match="values; the limit is"):
+        strict_json.parse_json(b'{"x": [' + b"1," * strict_json.MAX_JSON_PARTS + b"1]}", "body")

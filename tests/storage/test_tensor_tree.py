@@ -39,3 +39,8 @@ def test_unflatten_tree_refuses_other_descriptions() -> None:
     for bad in ({**spec, "is": "Other"}, {**spec, "left": "missing"}, {**spec, "more": None}, 5):
         with pytest.raises(CorruptArtifactError, match="neither a known part nor a tensor"):
             unflatten_tree(bad, tensors, set(), TYPES)
+
+
+def test_flatten_tree_refuses_what_it_would_lose() -> None:
+    with pytest.raises(TypeError, match="a state holds a int; only tensors"):
+        flatten_tree({"step": 3})

@@ -245,6 +245,9 @@ def test_train_refuses_to_resume_with_other_data(tmp_path: Path) -> None:
         CorruptArtifactError, match=r"step-000012 was trained with other training rows \(.*, not .*\); restore"
     ):
         run_training(tmp_path / "run", data=ToyData(seed=8))
+    with pytest.raises(CorruptArtifactError, match="step-000008 was trained with other training rows"):
+        run_training(tmp_path / "run", data=ToyData(seed=8), resume=8)
+    assert RunDirectory(tmp_path / "run").step_numbers() == [8, 12], "a refused run discards nothing"
 
 
 def test_train_refuses_to_resume_with_other_parameters(tmp_path: Path) -> None:

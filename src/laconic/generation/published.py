@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
+from laconic.generation.config import GenerationConfig
 from laconic.storage.file_names import resolve_inside
 from laconic.storage.strict_json import read_foreign_json
 
@@ -31,7 +32,7 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
             in it, the model's own distribution is sampled: temperature 1 and no filters.
 
     Raises:
-        InputError: The file is not JSON, or an option is not a number.
+        InputError: The file is not JSON, or an option is not a number or out of range.
     """
     path = None if folder is None else resolve_inside(folder, "generation_config.json")
     content = read_foreign_json(path) if path is not None and path.is_file() else {}
@@ -39,4 +40,11 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
     for name, value in published.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"generation_config.json: {name} = {value!r} is not a number; correct the file")
+    top_k = published.get("top_k", 0)
+    if top_k == -1 or (isinstance(top_k, float) and top_k.is_integer()):  # vLLM writes -1 for none, others 50.0
+        published["top_k"] = max(0, int(top_k))
+    try:
+        GenerationConfig(**(published | ({"top_p": 1.0} if published.get("top_p") == 0 else {})))  # 0 is greedy
+    except UsageError as error:
+        raise InputError(f"generation_config.json: {error}; correct the file") from None
     return PublishedSampling(DEFAULTS | published, tuple(published))

@@ -33,14 +33,16 @@ def filter_top_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"
     """Keep the smallest set of most likely ids whose total probability is at least p (at least one id)."""
     top, ids = logits.softmax(-1).topk(min(TOP_P_CANDIDATES, logits.shape[1]))
     mass = top.cumsum(-1)
-    if bool((mass[:, -1] >= p).all()):  # sorting the whole vocabulary takes ten times as long
-        likely = logits.gather(1, ids).masked_fill(mass - top >= p, -math.inf)
-        likely[:, 0] = logits.gather(1, ids[:, :1])[:, 0]
-        return torch.full_like(logits, -math.inf).scatter(1, ids, likely)
+    is_enough = mass[:, -1:] >= p  # decided for each row, whose result must not depend on other rows
+    likely = logits.gather(1, ids).masked_fill(mass - top >= p, -math.inf)
+    likely[:, 0] = logits.gather(1, ids[:, :1])[:, 0]
+    filtered = torch.full_like(logits, -math.inf).scatter(1, ids, likely)
+    if bool(is_enough.all()):  # sorting the whole vocabulary takes ten times as long
+        return filtered
     ascending, order = logits.sort()
     removed = ascending.softmax(-1).cumsum(-1) <= 1 - p
     removed[:, -1] = False
-    return logits.masked_fill(removed.scatter(1, order, removed), -math.inf)
+    return torch.where(is_enough, filtered, logits.masked_fill(removed.scatter(1, order, removed), -math.inf))
 
 
 def filter_min_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:

@@ -56,7 +56,10 @@ def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
         return {"of": {name: build_tree_spec(item, names) for name, item in cast(Mapping[str, Any], tree).items()}}
     if isinstance(tree, tuple):
         return [build_tree_spec(item, names) for item in cast(tuple[Any, ...], tree)]
-    return None
+    if tree is None:
+        return None
+    kind = type(tree).__name__
+    raise TypeError(f"a state holds a {kind}; only tensors, None, tuples, mappings and dataclasses can be stored")
 
 
 def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], node_types: NodeTypes) -> Any:

@@ -85,6 +85,8 @@ class TrainingRun:
                 module.activation_checkpointing = config.activation_checkpointing
         if start:
             self.check_fingerprints(start)
+            if run_directory:
+                ranks.run_on_rank_zero(lambda: run_directory.discard_after(start.step))
             checkpoint.load_model(start.path, self.model_io, method)
         method.to(self.device).train()
         torch.manual_seed(self.seed if ranks.rank == 0 else int(rng.hash64(self.seed, ranks.rank)) >> 1)
@@ -334,7 +336,7 @@ def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder 
 
 
 def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
-    """Return the step to resume from; resuming from a given number renames the later steps.
+    """Return the step to resume from.
 
     Raises:
         BusyError: If `resume` is "never" and the run has steps.
@@ -345,9 +347,7 @@ def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
         return None
     if resume == "auto":
         return run.latest_valid_step()
-    step = run.get_step(resume)
-    run.discard_after(resume)
-    return step
+    return run.get_step(resume)
 
 
 def select_progress_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from laconic.data.messages import Message
+from laconic.data.reasoning.dataset import answer_prefix_ids
 from laconic.errors import InputError, UsageError
 from laconic.experiment.from_recipe.methods import Question
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
@@ -146,6 +147,14 @@ def prepare_question(served: ApiModel, question: Question, limits: ServerLimits,
     except InputError as error:
         raise ApiError(400, f"{param}: {error}", param) from None
     room = check_length(served, num_tokens, PromptPrefix(), limits, param)
+    num_latents, prefix_ids = (
+        served.model.recipe.num_latents,
+        answer_prefix_ids(served.tokenizer, served.model.recipe.data),
+    )
+    room -= len(prefix_ids) + (num_latents + 2 if num_latents else 0)  # with the vectors around the latents
+    if room < 1:
+        message = f"{param}: {num_tokens:,} tokens leave no room for thoughts and an answer; shorten it"
+        raise ApiError(400, message, param, "context_length_exceeded")
     return PreparedPrompt((), question, num_tokens, room, None, PromptPrefix())
 
 
