@@ -195,3 +195,8 @@ def test_compress_kv_refuses_documents_that_do_not_fit() -> None:
 def test_compress_kv_of_a_few_tokens(method: KVMethod, length: int) -> None:
     memory = compress_kv(make_decoder(), document(length), KVCompressionConfig(method, slots=3), repeat_prompt=PROMPT)
     assert memory.num_slots.tolist() == [min(3, length)]
+
+
+def test_config_refuses_an_unknown_method() -> None:
+    with pytest.raises(UsageError, match="method 'kvzpi': give one of kvzip, snapkv, rkv"):
+        KVCompressionConfig("kvzpi", keep=0.5)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from jaxtyping import Int
@@ -64,6 +64,8 @@ class KVCompressionConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.method not in get_args(KVMethod):
+            raise UsageError(f"method {self.method!r}: give one of {', '.join(get_args(KVMethod))}")
         sizes = {"keep": self.keep, "slots": self.slots, "max_loss": self.max_loss}
         present = [name for name, value in sizes.items() if value is not None]
         if len(present) > 1:
