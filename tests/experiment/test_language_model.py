@@ -108,6 +108,21 @@ def test_generate_refuses_memories_that_the_model_does_not_read(model: LanguageM
         model.generate("a", memory=memory.parent / "no.safetensors")
 
 
+def test_compress_writes_the_memory_of_the_command(model: LanguageModel, memory: Path, tmp_path: Path) -> None:
+    config = KVCompressionConfig(keep=0.5)
+    model.compress([STORY], config, names=["story.txt"]).save(tmp_path / "again.safetensors")
+    again, command = (model.load_memory(path) for path in (tmp_path / "again.safetensors", memory))
+    assert again.is_equal(command)
+    assert again.metadata is not None
+    assert command.metadata is not None
+    assert again.metadata.documents == command.metadata.documents
+    two = model.compress([STORY, f"{STORY} The end."], config)
+    assert [int(n) for n in two.num_tokens] == [
+        int(command.num_tokens[0]),
+        len(model.tokenizer.encode(f"{STORY} The end.")),
+    ]
+
+
 def test_texts_are_str_and_a_model_is_not_its_decoder(model: LanguageModel) -> None:
     for prompts in (b"Once", ["Once", b"Once"]):
         with pytest.raises(UsageError, match=r"prompts: give text \(str\), not bytes"):

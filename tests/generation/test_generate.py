@@ -576,7 +576,7 @@ def test_generate_refuses_ids_outside_the_vocabulary() -> None:
 
 
 def test_generate_refuses_ids_that_are_not_integers() -> None:
-    with pytest.raises(UsageError, match=r"input_ids\[1\] has numbers that are not integers"):
+    with pytest.raises(UsageError, match=r"input_ids\[1\] has something that is not an integer"):
         continue_ids(decoder_of("llama", torch.float32), [[1], [1, 2.5]], max_tokens=3)  # type: ignore[list-item]
 
 

@@ -40,7 +40,7 @@ def seed_runs(path: str | Path) -> list[Path]:
         return [folder]
     seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
     if is_export(folder):
-        raise InputError(f"{folder} is an exported run, which has no data; evaluate the run that it was exported from")
+        raise InputError(f"{folder} is an exported run, which has no data; give the run that it was exported from")
     if not seeds:
         raise InputError(
             f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote"

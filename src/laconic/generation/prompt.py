@@ -177,13 +177,13 @@ def check_rows(num_prompts: int, num_rows: int) -> None:
 
 
 def check_ids(rows: list[list[int]], vocab_size: int) -> None:
-    """Raise InputError for an id outside the vocabulary, UsageError for floats."""
+    """Raise InputError for an id outside the vocabulary, UsageError for floats and text."""
     for b, row in enumerate(rows):
+        if any(isinstance(i, float | str) for i in row):
+            raise UsageError(f"input_ids[{b}] has something that is not an integer; give token ids")
         if row and not (min(row) >= 0 and max(row) < vocab_size):
             t = next(t for t, i in enumerate(row) if not 0 <= i < vocab_size)
             raise InputError(f"input_ids[{b}, {t}] = {row[t]} is outside the vocabulary of {vocab_size}")
-        if any(isinstance(i, float) for i in row):
-            raise UsageError(f"input_ids[{b}] has numbers that are not integers; give token ids")
 
 
 def check_nonempty_rows(attention_mask: Tensor) -> None:

@@ -344,7 +344,7 @@ class KVMemory:
             DiskError: If there is not enough space.
         """
         if self.metadata is None:
-            raise UsageError(f"{path}: this memory has no metadata that names its model; set `metadata` first")
+            raise UsageError(f"{path}: this memory does not name its model; make it with `LanguageModel.compress`")
         dtype = str(self.keys[0].dtype).removeprefix("torch.")
         tensors = {f"keys.{i}": k for i, k in enumerate(self.keys)}
         tensors |= {f"values.{i}": v for i, v in enumerate(self.values)}

@@ -4,12 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from laconic.compression.kv.compress import DEFAULT_CONFIG, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.export import export_model
-from laconic.experiment.text_models.kv_compressor import build_row_caches, encode_prompt, is_chat_memory, open_kv_memory
-from laconic.experiment.text_models.text_model import describe_decoder, find_stop_token_ids, list_prompts, match_prompts
+from laconic.experiment.text_models.kv_compressor import (
+    build_row_caches,
+    compress_text,
+    encode_prompt,
+    is_chat_memory,
+    open_kv_memory,
+)
+from laconic.experiment.text_models.text_model import (
+    describe_decoder,
+    find_stop_token_ids,
+    list_prompts,
+    match_prompts,
+    name_texts,
+)
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
@@ -83,6 +96,42 @@ class LanguageModel:
         ids = [encode_prompt(self.tokenizer, memory, text) for text in texts]
         state = build_row_caches(memory, range(len(ids)))
         return generate(self.decoder, self.tokenizer, input_ids=ids, state=state, config=config)
+
+    def compress(
+        self,
+        texts: Sequence[str],
+        config: KVCompressionConfig = DEFAULT_CONFIG,
+        *,
+        names: Sequence[str] = (),
+        chat: bool = False,
+    ) -> KVMemory:
+        """Keep the most important keys and values of documents, as `laconic compress` does.
+
+        Args:
+            texts: The documents; one row of the memory is written for each.
+            config: Method and size.
+            names: Names stored in the memory's metadata.
+            chat: Read each document as the beginning of a user message, which prompts then continue.
+
+        Returns:
+            A memory for `generate`; `memory.save(path)` stores it for every other process and command.
+
+        Raises:
+            UsageError: If there is no text, or one does not fit the model.
+            InputError: If a text is empty, or there is no chat template.
+
+        Examples:
+            >>> import laconic
+            >>> model = laconic.load("stories260k")
+            >>> memory = model.compress(["Lily had a red ball. " * 4], laconic.KVCompressionConfig("kvzip", keep=0.5))
+            >>> memory.metadata.documents[0][0].name
+            'text 1'
+        """
+        rows = [
+            compress_text(self.decoder, self.tokenizer, text, config, name=name, chat=chat).memory
+            for name, text in name_texts(texts, names)
+        ]
+        return rows[0] if len(rows) == 1 else KVMemory.concat_rows(*rows)
 
     def load_memory(self, path: str | Path) -> KVMemory:
         """Read a memory that this model may read, with the decoder's dtype and device.
