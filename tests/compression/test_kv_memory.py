@@ -136,7 +136,7 @@ def test_kv_memory_file_round_trip(tmp_path: Path) -> None:
     loaded = KVMemory.load(tmp_path / FILE)
     assert loaded.metadata is not None
     assert (loaded.metadata.dtype, loaded.keys[0].dtype) == ("bfloat16", torch.bfloat16)
-    with pytest.raises(UsageError, match="no metadata"):
+    with pytest.raises(UsageError, match="does not name its model"):
         replace(memory, metadata=None).save(tmp_path / FILE)
 
 
