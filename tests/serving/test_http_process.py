@@ -213,6 +213,8 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
     ):
         result = run_cli("serve", chat_folder, *flags)
         assert (result.code, text in result.err) == (2, True), result.err
+    result = run_cli("serve", "no model yet", "--memory", "letter=gone.safetensors")
+    assert (result.code, "no file gone.safetensors" in result.err) == (66, True)
 
 
 def start_stream(server: ServerProcess, **body: Any) -> HTTPResponse:

@@ -44,7 +44,8 @@ def read_published_sampling(folder: Path | None) -> PublishedSampling:
     if top_k == -1 or (isinstance(top_k, float) and top_k.is_integer()):  # vLLM writes -1 for none, others 50.0
         published["top_k"] = max(0, int(top_k))
     try:
-        GenerationConfig(**(published | ({"top_p": 1.0} if published.get("top_p") == 0 else {})))  # 0 is greedy
+        options: dict[str, Any] = published | ({"top_p": 1.0} if published.get("top_p") == 0 else {})  # 0 is greedy
+        GenerationConfig(**options)
     except UsageError as error:
         raise InputError(f"generation_config.json: {error}; correct the file") from None
     return PublishedSampling(DEFAULTS | published, tuple(published))

@@ -98,9 +98,13 @@ class ChatCommand(SamplingFlags):
     def check_chats(self) -> None:
         """Raise `UsageError` (2) for a run whose method does not chat, before anything is loaded."""
         from laconic.config.recipe import METHOD_TABLES
+        from laconic.experiment.from_recipe.untrained_levels import is_state_file
         from laconic.experiment.load_run import read_run_method
 
         check_memories(self.memory)
+        state = next(filter(is_state_file, self.memory), None)
+        if state is not None:
+            raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
         method = read_run_method(self.model)
         if method in METHOD_TABLES and method not in ("lm", "autocompressor"):
             raise UsageError(f"{self.model} is a run of {method}, which does not chat; use laconic generate")

@@ -102,7 +102,7 @@ class CompressCommand:
     learn: bool = False
     """plain model: let its MLPs learn the text instead, into a fast-weight state"""
     inner_lr: OptionalFloat = None
-    """with --learn: learning rate of the MLPs (default: 0.1)"""
+    """with --learn: learning rate of the MLPs (default: 0.1, from which on almost every step is clipped)"""
     memory: OptionalPath = None
     """fast-weight state to continue from; the new one has learned both texts. A state of several texts is continued
     with a .jsonl of as many rows, in the same order"""

@@ -20,6 +20,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
+from laconic.cli.files import check_memories
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ServeCommand:
     """plain model: let its MLPs learn the texts of sessions, without training; each session then has weights of its
     own, as many bytes as the MLPs have"""
     inner_lr: OptionalFloat = None
-    """with --learn: learning rate of the MLPs (default: 0.1)"""
+    """with --learn: learning rate of the MLPs (default: 0.1, from which on almost every step is clipped)"""
     jacobi_tolerance: OptionalFloat = None
     """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
     change is below this (default: 0, all of them)"""
@@ -101,6 +102,7 @@ class ServeCommand:
         if not 0 <= self.shutdown_seconds < math.inf:
             raise UsageError(f"--shutdown-seconds {self.shutdown_seconds:g}: give 0 or more")
         memory_files = dict(map(parse_memory, self.memory))
+        check_memories(memory_files.values())
         if self.learn:
             flags = {"quantize": self.quantize, "jacobi_tolerance": self.jacobi_tolerance, "memory": self.memory}
             refuse_flags(flags, "not available with --learn")

@@ -277,7 +277,8 @@ class RowSchema:
             self._check_text(row, self.chain_field, text)
             return split_chain(value, self.chain_split)
         if not isinstance(value, list):
-            raise type_error("steps", value, "a list of strings", text, 'write ["<<3+4=7>>"], or [] for none')
+            remedy = 'write ["<<3+4=7>>"], or [] for none; a chain that is one text belongs in the field cot'
+            raise type_error("steps", value, "a list of strings", text, remedy)
         for step in value:
             if not isinstance(step, str) or not step.strip():
                 raise type_error("steps", step, "a non-empty string per step", text, "put each step in quotes")
