@@ -24,7 +24,7 @@ import laconic
 from benchmarks.measure import CORPUS, describe_machine
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.lora.lora import add_adapter
-from laconic.experiment.text_models.read_into_state import fit_attention_window
+from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints.named_models import NAMED_MODELS
 from laconic.nested.hope.model import Hope
@@ -101,7 +101,7 @@ def read_with_levels(model: Hope, ids: Tensor, window: int) -> Reading:
     """Read with levels that learn, as `laconic compress --learn` does."""
     nats, state, start = list[Tensor](), model.initial_state(1), time.process_time()
     for span in spans(ids.shape[1] - 1, min(PIECE, window)):
-        state = fit_attention_window(model, state, span.stop - span.start, window)
+        state = clear_attention_if_full(model, state, span.stop - span.start, window)
         output = model.read_tokens(ids[:, span], state)
         nats.append(nats_of(model, output.hidden_states, ids[:, span.start + 1 : span.stop + 1]))
         state = cast(FastWeightState, output.cache)

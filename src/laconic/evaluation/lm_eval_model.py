@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import laconic
 from laconic.errors import UsageError
-from laconic.experiment.text_models.read_into_state import fit_attention_window
+from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.generation.config import GenerationConfig
 from laconic.generation.prompt import pad_left
 from laconic.losses import score_rows
@@ -188,7 +188,7 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.NestedTextModel):
             model, state, updates = self.model.model, None, self.model.update_weights and not self.model.has_attention
             if self.state is not None:
-                state = fit_attention_window(model, self.state, ids.shape[1], self.model.attention_window)
+                state = clear_attention_if_full(model, self.state, ids.shape[1], self.model.attention_window)
                 state = select_rows(state, [0] * len(ids))
             output = model.read_tokens(ids, state, attention_mask=padding_mask, update_weights=updates)
             return output.hidden_states

@@ -56,8 +56,8 @@ def generate(
 
     Rows are independent: each result equals that of its prompt alone. Greedy unless `config.temperature` is set.
 
-    Continuing from the `state` of a result equals continuing from its text: the state covers the prompt and every
-    generated id. Only the repetition penalty sees no ids from before the call.
+    Continuing from the `state` of a result equals continuing from the prompt and all of its `token_ids`, those of a
+    stop string or eos included. Only the repetition penalty sees no ids from before the call.
 
     Args:
         decoder: A decoder, or a model with fast weights such as `laconic.Hope`.

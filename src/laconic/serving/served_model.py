@@ -12,7 +12,7 @@ from laconic.errors import UsageError
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel
-from laconic.experiment.text_models.read_into_state import fit_attention_window
+from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import (
@@ -107,7 +107,7 @@ class ServedModel:
             model = self.model
             if model.has_attention and cache is not None:
                 length = len(prompt.token_ids[0]) + config.max_tokens
-                cache = fit_attention_window(model.model, cache, length, model.attention_window)
+                cache = clear_attention_if_full(model.model, cache, length, model.attention_window)
             limit = model.attention_window if model.has_attention else None
         else:
             limit = self.decoder.config.max_position_embeddings
@@ -140,7 +140,7 @@ class ServedModel:
             return CacheRow(self.decoder, state, request.first_position, num_tokens)
         if isinstance(self.model, NestedTextModel) and isinstance(state, FastWeightState):
             length = len(sequence.prompt) + config.max_tokens
-            state = fit_attention_window(self.model.model, state, length, self.model.attention_window)
+            state = clear_attention_if_full(self.model.model, state, length, self.model.attention_window)
         return StateRow(state, request.first_position, *sequence.update_flags)
 
 

@@ -91,7 +91,7 @@ class ServedThoughts(nn.Module):
     ) -> Float[Tensor, "N D"]:
         """Read the placeholders, update all latents from the hidden states to their left, and repeat.
 
-        The result of rows without latents does not depend on the number of updates, since every call reads them alike.
+        Rows before the latents are computed again, unchanged, in every call.
 
         Args:
             run_model: Runs the model on all rows, and overwrites their keys and values.

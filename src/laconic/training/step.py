@@ -140,8 +140,8 @@ class Updater:
     def make_micro_batches(self, data: TrainingData, index: UpdateIndex) -> tuple[list[Any], int]:
         """Return this rank's micro-batches, with the loss denominators of the whole update, and its number of tokens.
 
-        Every rank runs the same number of micro-batches. One without rows repeats a row of another rank, with infinite
-        denominators, so that its loss is 0.
+        Every rank runs the same number of micro-batches. A rank without rows for one computes a row of another rank,
+        whose loss is divided by infinity.
         """
         rank, world_size = self.ranks.rank, self.ranks.world_size
         rows = index.rows[rank::world_size]

@@ -25,7 +25,7 @@ from laconic.experiment.from_recipe.untrained_levels import (
 )
 from laconic.experiment.load_run import LoadedRun, read_run_method
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
+from laconic.experiment.text_models.read_into_state import ReadDocument, StateReadingJob, clear_attention_if_full
 from laconic.experiment.text_models.text_model import (
     check_memory_type,
     current_time,
@@ -259,7 +259,7 @@ class NestedTextModel:
             state = self.read_ids([row[:-1] for row in ids], state, room, on_reading)
             ids = [row[-1:] for row in ids]
         elif state is not None and lengths:
-            state = fit_attention_window(self.model, state, max(lengths) + config.max_tokens, self.attention_window)
+            state = clear_attention_if_full(self.model, state, max(lengths) + config.max_tokens, self.attention_window)
         results = generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
         return [replace(result, num_prompt_tokens=n) for result, n in zip(results, lengths, strict=True)]
 

@@ -112,7 +112,7 @@ class StateReadingJob(ResumableReading[FastWeightState]):
             first = len(self.texts)
             rows = [0] * B if len(state.position) == 1 else list(range(first, first + B))
             state = state if rows == list(range(len(state.position))) else values.select_rows(state, rows)
-        state = fit_attention_window(self.model, state, piece.input_ids.shape[1], self.window)
+        state = clear_attention_if_full(self.model, state, piece.input_ids.shape[1], self.window)
         mask = None if bool(piece.attention_mask.all()) else piece.attention_mask
         output = nan_check.read_tokens_checked(
             self.model, piece.input_ids, state, attention_mask=mask, row_names=self.names
@@ -139,7 +139,7 @@ class StateReadingJob(ResumableReading[FastWeightState]):
         return values.to(state_file.unflatten_state(spec, tensors, set(tensors)), self.device)
 
 
-def fit_attention_window(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:
+def clear_attention_if_full(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:
     """Empty the attention cache of a state if `num_new_tokens` do not fit into the window; fast weights stay."""
     cache = next((layer.cache for layer in state.layers if layer.cache is not None), None)
     if cache is None or cache.S + num_new_tokens <= window:

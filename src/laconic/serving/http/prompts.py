@@ -11,7 +11,7 @@ from laconic.experiment.from_recipe.methods import Question
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.nested_model import NestedTextModel
-from laconic.experiment.text_models.read_into_state import fit_attention_window
+from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from laconic.nested.state import FastWeightState
@@ -43,7 +43,7 @@ class PreparedPrompt:
         token_ids: Its ids; empty for a question.
         question: For runs that answer questions: the question, or a conversation up to it.
         num_tokens: Tokens of the prompt itself.
-        room: Tokens that fit after it.
+        room: Largest number of new tokens that the context allows.
         eos_token_ids: Ids that end the answer; None: the recipe's.
         prefix: What it continues.
     """
@@ -255,7 +255,7 @@ def build_engine_requests(
         assert isinstance(served.model, NestedTextModel)
         num_positions = prompt.num_tokens + config.max_tokens
         window = served.model.attention_window
-        state = fit_attention_window(served.model.model, prompt.prefix.fast_weights, num_positions, window)
+        state = clear_attention_if_full(served.model.model, prompt.prefix.fast_weights, num_positions, window)
     return [
         EngineRequest(
             token_ids=prompt.token_ids,

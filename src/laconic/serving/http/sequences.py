@@ -29,7 +29,7 @@ class TextTokens:
 
     Attributes:
         length: Characters of the text so far.
-        waiting: Tokens behind them, which may turn out to belong to a stop string or to end the sequence.
+        waiting: Tokens after that text; a stop string or the end of the sequence may still remove them.
     """
 
     length: int = 0
