@@ -118,12 +118,3 @@ def test_interrupt_is_a_flag_between_tokens() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)  # the second time
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_chat_refuses_a_state_before_the_model_is_loaded(run_cli: RunCli, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("Once there was a dog.")
-    state = tmp_path / "state.safetensors"
-    assert run_cli("compress", "stories260k", tmp_path / "text.txt", "--learn", "--out", state).code == 0
-    code, _, err = run_cli("chat", "stories260k", "--memory", state)
-    assert (code, err) == (2, f"laconic: --memory {state} is a fast-weight state, which chat does not take; "
-                              "use laconic generate\n")  # fmt: skip
