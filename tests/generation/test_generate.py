@@ -496,6 +496,7 @@ def test_generate_beyond_the_rope_positions_warns_once() -> None:
 # --- errors
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "options",
     [
@@ -524,6 +525,7 @@ def test_generation_config_refuses_values_out_of_range(options: dict[str, Any]) 
         GenerationConfig(**{"max_tokens": 3, **options})
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -575,6 +577,7 @@ def test_generate_refuses_ids_outside_the_vocabulary() -> None:
             continue_ids(decoder_of("llama", torch.float32), rows, max_tokens=3)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_generate_refuses_ids_that_are_not_integers() -> None:
     with pytest.raises(UsageError, match=r"input_ids\[1\] has something that is not an integer"):
         continue_ids(decoder_of("llama", torch.float32), [[1], [1, 2.5]], max_tokens=3)  # type: ignore[list-item]

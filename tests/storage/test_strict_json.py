@@ -201,5 +201,7 @@ def test_safetensors_header_refuses_tensor_names(tmp_path: Path, name: str) -> N
 def test_parse_json_does_not_count_commas_of_a_text() -> None:
     text = b'{"text": "' + b'a,\\"' * strict_json.MAX_JSON_PARTS + b'"}'
     assert strict_json.parse_json(text, "body")["text"].startswith('a,"a')
+    with pytest.raises(InputError, match="Unterminated string"):  # takes hours where a pattern backtracks
+        strict_json.parse_json(b'"' + b'\\",' * strict_json.MAX_JSON_PARTS * 2 + b"\\", "body")
     with pytest.raises(InputError, match="values; the limit is"):
         strict_json.parse_json(b'{"x": [' + b"1," * strict_json.MAX_JSON_PARTS + b"1]}", "body")

@@ -9,6 +9,7 @@ from laconic.cli.compress_kv import loss_lines
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import abbreviate_hash, format_setting
+from laconic.config.nested import CMSConfig
 from laconic.experiment.from_recipe.cost import pluralize
 from laconic.experiment.from_recipe.untrained_levels import read_untrained_levels, read_writer_metadata
 from laconic.experiment.state_report import format_reports, state_file_to_json
@@ -119,12 +120,13 @@ def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     rows, chunk_sizes = len(state.position), (metadata.get("source") or {}).get("chunks") or ()
-    holds = "levels added to a checkpoint" if read_untrained_levels(path) else summary["holds"]
+    levels = read_untrained_levels(path)
+    holds = summary["holds"] if levels is None else "levels added to a checkpoint"
     return [
         f"{path}: fast-weight state of {holds}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
         f"{path.stat().st_size:,} bytes",
         f"model      {abbreviate_hash(str(summary['model']))}, tokenizer "
-        f"{abbreviate_hash(str(summary['tokenizer']))}{describe_levels(path)}",
+        f"{abbreviate_hash(str(summary['tokenizer']))}{describe_levels(path, levels)}",
         f"written    {summary['created'] or 'at an unknown time'} by laconic "
         f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
         *(format_reports(state, chunk_sizes) if chunk_sizes else []),
@@ -136,9 +138,8 @@ def state_lines(path: Path, state: Any, metadata: Mapping[str, Any], summary: Ma
     ]
 
 
-def describe_levels(path: Path) -> str:
+def describe_levels(path: Path, levels: CMSConfig | None) -> str:
     """Return checkpoint and learning rate of a state that a plain checkpoint wrote, else ""."""
-    levels = read_untrained_levels(path)
     if levels is None:
         return ""
     return f"; checkpoint {read_writer_metadata(path)['checkpoint'][:12]}… with inner_lr {levels.initial_inner_lr:g}"

@@ -373,6 +373,11 @@ class Recipe(ConfigModel):
         return self.latents.num_latents if self.latents and "latents" in self.method_tables else 0
 
     @property
+    def num_latent_positions(self) -> int:
+        """Positions that the latent thoughts take: the latents, bot and eot; 0 without latents."""
+        return self.num_latents + 2 if self.num_latents else 0
+
+    @property
     def validation_metrics(self) -> tuple[str, ...]:
         """Names of the metrics of a validation."""
         if self.data.source in DOCUMENT_SOURCES:

@@ -179,7 +179,7 @@ def check_rows(num_prompts: int, num_rows: int) -> None:
 def check_ids(rows: list[list[int]], vocab_size: int) -> None:
     """Raise InputError for an id outside the vocabulary, UsageError for floats and text."""
     for b, row in enumerate(rows):
-        if any(isinstance(i, float | str) for i in row):
+        if not {float, str}.isdisjoint(map(type, row)):
             raise UsageError(f"input_ids[{b}] has something that is not an integer; give token ids")
         if row and not (min(row) >= 0 and max(row) < vocab_size):
             t = next(t for t, i in enumerate(row) if not 0 <= i < vocab_size)

@@ -14,7 +14,7 @@ MAX_HEADER_BYTES = 100_000_000  # largest safetensors header or JSON file
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of parsing, or 80,000 tensors in one file
 MAX_INTEGER_DIGITS = 100
-JSON_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # never backtracks; an unclosed one ends the text
 Value = TypeVar("Value")
 
 

@@ -79,7 +79,7 @@ def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = Fal
     if prompt is not None and prompt.style == "plain":
         sampling = replace(decoding.sampling, stop_strings=STOP_STRINGS)
         decoding = replace(decoding, sampling=sampling, tokenizer=run.parts.tokenizer)
-    num_latents = recipe.num_latents + 2 if recipe.num_latents and not with_cot else 0
+    num_latents = 0 if with_cot else recipe.num_latent_positions
     context = run.parts.decoder.config.max_position_embeddings
     room = context - questions.max_question_tokens - num_latents - len(decoding.answer_prompt)
     return replace(decoding, max_tokens=min(budget, room))

@@ -276,7 +276,7 @@ def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: s
 
 def check_row_lengths(data: DigitsDataset, recipe: Recipe, context: int) -> None:
     """Raise InputError if a generated row, with its memory and its chain or latents, exceeds the context."""
-    row, latents = data.batch([0], 0, 0), recipe.num_latents + 2 if recipe.num_latents else 0
+    row, latents = data.batch([0], 0, 0), recipe.num_latent_positions
     length = row.question_ids.shape[1] + max(data.max_length, latents) + row.answer_ids.shape[1]
     count_positions = memory_counter(recipe)
     if row.document_ids is not None and count_positions is not None:
@@ -320,7 +320,7 @@ def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: Deco
     check_gold(rows.answer_matcher, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
     questions = rows.source.batch(range(len(rows.examples)), 0, 0)
     assert isinstance(questions, ReasoningBatch)
-    prompt = int(questions.question_mask.sum(1).max()) + (recipe.num_latents + 2 if recipe.num_latents else 0)
+    prompt = int(questions.question_mask.sum(1).max()) + recipe.num_latent_positions
     note = describe_short_answers(recipe, questions)
     if recipe.method not in FULL_CHAIN_METHODS:  # the others write what precedes the answer
         prompt += len(answer_prefix_ids(tokenizer, recipe.data))

@@ -147,11 +147,8 @@ def prepare_question(served: ApiModel, question: Question, limits: ServerLimits,
     except InputError as error:
         raise ApiError(400, f"{param}: {error}", param) from None
     room = check_length(served, num_tokens, PromptPrefix(), limits, param)
-    num_latents, prefix_ids = (
-        served.model.recipe.num_latents,
-        answer_prefix_ids(served.tokenizer, served.model.recipe.data),
-    )
-    room -= len(prefix_ids) + (num_latents + 2 if num_latents else 0)  # with the vectors around the latents
+    recipe = served.model.recipe
+    room -= recipe.num_latent_positions + len(answer_prefix_ids(served.tokenizer, recipe.data))
     if room < 1:
         message = f"{param}: {num_tokens:,} tokens leave no room for thoughts and an answer; shorten it"
         raise ApiError(400, message, param, "context_length_exceeded")
