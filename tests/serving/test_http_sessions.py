@@ -82,6 +82,43 @@ def test_session_learns_forks_resets_and_is_deleted(
     assert learner.get(f"/v1/sessions/{fork['id']}").status_code == 404
 
 
+def test_state_is_uploaded_to_another_session(
+    learner: TestClient, client: TestClient, model: NestedTextModel, tmp_path: Path
+) -> None:
+    """A state survives a restart of the server in the client's hands, and one from the command line goes on."""
+    first, second = post(learner, "")["id"], post(learner, "")["id"]
+    post(learner, f"/{first}/learn", text=TEXT)
+    content = learner.get(f"/v1/sessions/{first}/state").content
+    assert len(content) > 1500  # the limit of JSON bodies
+    card = learner.put(f"/v1/sessions/{second}/state", content=content).json()
+    assert (card["id"], card["tokens"]) == (second, len(TEXT))
+    assert complete(learner, second) == generate(model, TEXT)
+    assert post(learner, f"/{second}/learn", text="Then on.")["tokens"] == len(TEXT) + 8
+    assert complete(learner, second) == generate(model, TEXT, "Then on.")
+    post(learner, f"/{first}/reset")
+    untouched = learner.get(f"/v1/sessions/{first}/state").content
+    assert learner.put(f"/v1/sessions/{second}/state", content=untouched).json()["tokens"] == 0
+    assert complete(learner, second) == generate(model)
+
+    post(learner, f"/{second}/learn", text=TEXT)
+    model.save(model.compress([TEXT, TEXT[::-1]]), tmp_path / "two.safetensors")
+    for bad, words in (
+        (content[:-9], "cut off"),
+        (b"", "the file"),
+        ((tmp_path / "two.safetensors").read_bytes(), "the states of 2 texts"),
+    ):
+        response = learner.put(f"/v1/sessions/{second}/state", content=bad)
+        assert response.status_code == 400
+        message = response.json()["error"]["message"]
+        assert words in message
+        assert "/tmp" not in message
+    assert complete(learner, second) == generate(model, TEXT)
+    assert learner.put("/v1/sessions/ses_0/state", content=content).status_code == 404
+    assert client.put("/v1/sessions/ses_0/state", content=content).status_code == 400
+    for id in (first, second):
+        learner.delete(f"/v1/sessions/{id}")
+
+
 def test_session_keeps_its_attention_cache_if_no_length_is_given(start_server: StartServer) -> None:
     """Clients leave max_tokens out or send a large number; what was read just before must still be seen."""
     client = start_server(NestedTextModel.from_pretrained("stories260k"))

@@ -83,7 +83,7 @@ class ServeCommand:
     max_body_bytes: int = 8 * 2**20
     """bytes of a JSON body, else status 413"""
     max_memory_bytes: int = 512 * 2**20
-    """bytes of an uploaded memory, else status 413"""
+    """bytes of an uploaded memory or state, else status 413"""
     max_memories: int = 256
     """stored memories, else status 400"""
     max_sessions: int = 64

@@ -106,9 +106,8 @@ class RequestGuard:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def max_bytes(self, scope: Scope) -> int:
-        """Return the largest body of a request: only an upload of a memory is not JSON."""
-        is_upload = scope["method"] == "PUT" and scope["path"].startswith("/v1/memories/")
-        return self.limits.max_memory_bytes if is_upload else self.limits.max_body_bytes
+        """Return the largest body of a request: files of memories and states come by PUT, everything else is JSON."""
+        return self.limits.max_memory_bytes if scope["method"] == "PUT" else self.limits.max_body_bytes
 
 
 class LimitedBody:

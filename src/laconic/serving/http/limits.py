@@ -11,7 +11,7 @@ class ServerLimits:
 
     Args:
         max_body_bytes: Bytes of a JSON body (413).
-        max_memory_bytes: Bytes of an uploaded memory file (413).
+        max_memory_bytes: Bytes of an uploaded memory or state (413).
         max_prompt_tokens: Tokens of a prompt (400); None: the context of the model.
         max_generated_tokens: New tokens of a sequence, to which `max_tokens` is lowered; None: as many as the context
             of the model has room for.

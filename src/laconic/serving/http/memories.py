@@ -6,11 +6,10 @@ from typing import Any, BinaryIO, get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from laconic.compression.kv.compress import KVCompressionConfig
 from laconic.compression.kv.selection import KVMethod
-from laconic.errors import LaconicError, UsageError, translate_os_errors
+from laconic.errors import LaconicError, UsageError
 from laconic.experiment.compress import CompressionJob
 from laconic.experiment.text_models.compressor import TextCompressor
 from laconic.experiment.text_models.kv_compressor import compress_text
@@ -18,7 +17,7 @@ from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
 from laconic.serving.http.schemas import MemoryCard, MemoryRequest
-from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected
+from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
 from laconic.serving.threads import run_in_thread
 
 router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
@@ -56,9 +55,7 @@ async def upload_memory(id: str, request: Request, services: ServicesDependency)
     store.check_space(id)
     path = store.new_path()
     try:
-        with translate_os_errors(path), path.open("wb") as file:
-            async for chunk in request.stream():
-                await run_in_threadpool(file.write, chunk)
+        await save_body(request, path)
         return await run_in_thread(check_and_add, store, path, id)
     finally:
         path.unlink(missing_ok=True)

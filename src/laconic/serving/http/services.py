@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
 
-from laconic.errors import InputError
+from laconic.errors import InputError, translate_os_errors
 from laconic.serving.engine import Engine
 from laconic.serving.http.api_error import ApiError, build_error_body, to_http_error
 from laconic.serving.http.api_model import ApiModel
@@ -109,6 +111,17 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) ->
     finally:
         watcher.cancel()
         task.cancel()
+
+
+async def save_body(request: Request, path: Path) -> None:
+    """Write the body of a request to a file.
+
+    Raises:
+        DiskError: If the disk is full.
+    """
+    with translate_os_errors(path), path.open("wb") as file:
+        async for chunk in request.stream():
+            await run_in_threadpool(file.write, chunk)
 
 
 def json_response(completion: Completion) -> Response:

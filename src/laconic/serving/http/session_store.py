@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from laconic.experiment.text_models.nested_model import NestedTextModel
+from laconic.errors import CorruptArtifactError
+from laconic.experiment.text_models.nested_model import NestedTextModel, load_read_documents
 from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.memory_store import hide_path
 from laconic.serving.http.schemas import SessionCard
 
 
@@ -36,12 +38,12 @@ class Session:
 
     def to_card(self) -> SessionCard:
         """Return what requests may know about the session."""
-        tokens = sum(document.tokens for document in self.documents)
+        tokens = 0 if self.state is None else int(self.state.position.sum())
         return SessionCard(id=self.id, created=self.created, tokens=tokens)
 
 
 class SessionStore:
-    """Sessions by id; only the server's event loop may call its methods, except `save`.
+    """Sessions by id; only the server's event loop may call its methods, except `save` and `load`.
 
     Args:
         served: The model.
@@ -120,3 +122,18 @@ class SessionStore:
             path = Path(folder) / "state.safetensors"
             model.save(model.model.initial_state(1) if state is None else state, path, [documents])
             return path.read_bytes()
+
+    def load(self, path: Path) -> tuple[FastWeightState | None, tuple[ReadDocument, ...]]:
+        """Return the state in a file, None if it has read nothing, and its texts.
+
+        Raises:
+            ApiError: 400 if the file is damaged, was written for another model, or holds several texts.
+        """
+        try:
+            state, documents = self.model.load(path), load_read_documents(path)
+        except CorruptArtifactError as error:
+            raise ApiError(400, hide_path(error, path, "the file"), "state") from None
+        rows = len(state.position)
+        if rows != 1:
+            raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")
+        return (state if state.position.any() else None), tuple(documents[0] if documents else ())

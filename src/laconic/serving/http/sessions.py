@@ -1,6 +1,8 @@
-"""Routes of sessions: create, learn, fork, reset, read the state, delete."""
+"""Routes of sessions: create, learn, fork, reset, read or replace the state, delete."""
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import EmptyRequest, LearnRequest, SessionCard
-from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected
+from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
 from laconic.serving.threads import run_in_thread
 
 router = APIRouter(prefix="/v1/sessions", route_class=StrictRoute)
@@ -70,6 +72,18 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
     session = services.sessions.get(id)
     content = await run_in_thread(services.sessions.save, session.state, session.documents)
     return Response(content, media_type="application/octet-stream")
+
+
+@router.put("/{id}/state")
+async def upload_state(id: str, request: Request, services: ServicesDependency) -> SessionCard:
+    """Replace the fast weights of a session by a file that `GET …/state` or `laconic compress` wrote."""
+    services.sessions.get(id)
+    with TemporaryDirectory(prefix="laconic-state-") as folder:
+        path = Path(folder) / "state.safetensors"
+        await save_body(request, path)
+        with services.sessions.write(id) as session:
+            session.state, session.documents = await run_in_thread(services.sessions.load, path)
+            return session.to_card()
 
 
 @router.delete("/{id}")
