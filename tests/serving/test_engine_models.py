@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import laconic
-from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.cli.commands.serve import set_tolerance
 from laconic.errors import UsageError
 from laconic.experiment.text_models.compressor import TextCompressor
@@ -20,14 +19,13 @@ from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
-from laconic.latent.answering import AnswerDecoding
-from laconic.latent.cot import Cot
 from laconic.serving import served_model
 from laconic.serving.engine import Engine, Segment
 from laconic.serving.ragged import RaggedDecoder
 from laconic.serving.requests import ErrorEvent, PromptEvent
 from laconic.serving.thinking import count_question_tokens
 from tests.runs import train_tiny_run
+from tests.serving.answers_only import AnswersOnly
 from tests.serving.receiver import Receiver, run_to_end, submit
 from tests.tolerances import FLOAT32, error
 
@@ -221,21 +219,10 @@ def test_engine_reads_fast_weights(overrides: tuple[str, ...], tmp_path: Path, m
         assert (receiver.token_ids, receiver.text) == (alone.token_ids, alone.text)
 
 
-class AnswersOnly(nn.Module):
-    """A method without `prompt_answers`, as a class outside laconic may be."""
-
-    def __init__(self, method: Cot) -> None:
-        super().__init__()
-        self.method = method
-
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        return self.method.answer(questions, decoding)
-
-
 def test_engine_answers_with_a_method_that_only_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = cast(Reasoner, laconic.load(train_tiny_run("cot", tmp_path))).run
-    reasoner = Reasoner(replace(run, method=AnswersOnly(cast(Cot, run.method))))
+    reasoner = Reasoner(replace(run, method=AnswersOnly(run.method)))
     engine = Engine(reasoner)
     configs = [GenerationConfig(max_tokens=6), GenerationConfig(max_tokens=4, temperature=1.0, seed=3)]
     receivers = [submit(engine, question=q, config=c) for q, c in zip(QUESTIONS, configs, strict=False)]

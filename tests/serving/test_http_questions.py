@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.config import GenerationConfig
 from tests.conftest import call_cli
 from tests.runs import train_tiny_run
+from tests.serving.answers_only import AnswersOnly
 from tests.serving.conftest import StartServer, start_client
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -165,3 +167,14 @@ def test_question_leaves_room_for_thoughts_before_a_position_table(tmp_path: Pat
         body = {"prompt": QUESTIONS[0], "temperature": 0} | length
         response = server.post("/v1/completions", json=body)
         assert response.status_code == 200, response.text
+
+
+def test_method_that_only_answers_reports_no_log_probabilities(start_server: StartServer, reasoner: Reasoner) -> None:
+    client = start_server(Reasoner(replace(reasoner.run, method=AnswersOnly(reasoner.method))))
+    body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 6}
+    expected = reasoner.generate(QUESTIONS[:1], GenerationConfig(max_tokens=6))[0].text
+    assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == expected
+    refused = client.post("/v1/chat/completions", json=body | {"logprobs": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+    completion = client.post("/v1/completions", json={"prompt": QUESTIONS[0], "max_tokens": 6, "logprobs": 0}).json()
+    assert set(completion["choices"][0]["logprobs"]["token_logprobs"]) == {None}

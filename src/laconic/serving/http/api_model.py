@@ -16,6 +16,7 @@ from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.experiment.text_models.reasoner import Reasoner
 from laconic.generation.published import read_published_sampling
+from laconic.interfaces import PromptsAnswers
 from laconic.models.decoder import Decoder
 from laconic.serving.http.token_text import TokenTexts
 
@@ -64,6 +65,11 @@ class ApiModel:
     @property
     def context_size(self) -> int:
         return self.decoder.config.max_position_embeddings
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether answers have log probabilities; those of a method that only answers whole questions have none."""
+        return not isinstance(self.model, Reasoner) or isinstance(self.model.method, PromptsAnswers)
 
     @property
     def memory_metadata(self) -> MemoryMetadata | KVMemoryMetadata:

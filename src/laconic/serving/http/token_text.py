@@ -72,9 +72,10 @@ class TokenTexts:
 
     def to_chat_token(self, token: TokenLogprob, num_top: int) -> ChatTokenLogprob:
         text = self[token.token_id]
+        assert token.logprob is not None  # only completions score prompts, whose first id has none
         return ChatTokenLogprob(
             token=text.text,
-            logprob=clip_logprob(token.logprob or 0.0),
+            logprob=clip_logprob(token.logprob),
             bytes=list(text.data),
             top_logprobs=[
                 TopLogprob(token=self[id].text, logprob=clip_logprob(value), bytes=list(self[id].data))
