@@ -1,0 +1,23 @@
+"""A method without `prompt_answers`, as a class outside laconic may be."""
+
+from typing import Any
+
+from torch import nn
+
+from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.latent.answering import AnswerDecoding
+
+
+class AnswersOnly(nn.Module):
+    """A method that only answers, as another one does.
+
+    Args:
+        method: The other method.
+    """
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self.method = method
+
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
+        return self.method.answer(questions, decoding)
