@@ -155,6 +155,29 @@ def test_export_push_dry_run_writes_a_card(evaluated: Path, run_cli: RunCli, tmp
     assert str(tmp_path) not in card.content
 
 
+def test_exported_run_is_evaluated_and_audited_as_the_run(evaluated: Path, run_cli: RunCli, tmp_path: Path) -> None:
+    """Results are stored in the cache, not in the folder."""
+    export = tmp_path / "exported"
+    assert run_cli("export", evaluated, "--out", export).code == 0
+    files = sorted(export.rglob("*"))
+    results = [
+        run_cli("evaluate", run, "--tasks", "valid", "--limit", "12", "--format", "json") for run in (evaluated, export)
+    ]
+    assert [result.code for result in results] == [0, 0], results[1].err
+    ours, theirs = (json.loads(result.out)["datasets"][0]["runs"][0] for result in results)
+    assert (theirs.pop("run"), ours.pop("run")) == ("exported", "kava")
+    assert theirs["accuracy"] == ours["accuracy"]
+    assert run_cli("evaluate", export, "--tasks", "valid", "--checkpoint", "best").code == 2
+    audits = [
+        run_cli("audit", run, "--task", "valid", "--limit", "12", "--format", "json") for run in (evaluated, export)
+    ]
+    assert [audit.code for audit in audits] == [0, 0], audits[1].err
+    assert json.loads(audits[0].out)["conditions"] == json.loads(audits[1].out)["conditions"]
+    assert run_cli("report", export, "--out", tmp_path / "report.html").code == 0
+    assert "Verdict:" in (tmp_path / "report.html").read_text()
+    assert sorted(export.rglob("*")) == files
+
+
 def test_model_card_lists_results_of_other_questions_and_protocols_apart(run_cli: RunCli, tmp_path: Path) -> None:
     """As `laconic report` does: results on other questions share no table, and a run is no control of itself."""
     run = train_tiny_run("kava", tmp_path)
@@ -216,10 +239,10 @@ def test_export_push_uploads_the_folder(
     for flags in (("--private",), ("--license", "mit"), ("--dry-run",)):
         result = run_cli("export", evaluated, "--out", tmp_path / "x", *flags)
         assert (result.code, f"{flags[0]}: only with --push" in result.err) == (2, True)
-    result = run_cli("export", tmp_path / "out", "--out", tmp_path / "x", "--push", "me/tiny")
-    assert result.code == 66
-    assert "is an exported run" in result.err
-    assert not (tmp_path / "x").exists()
+    shutil.rmtree(evaluated)
+    result = run_cli("export", tmp_path / "out", "--out", tmp_path / "x", "--push", "me/tiny", "--dry-run")
+    assert result.code == 0, result.err
+    assert "This run has not been evaluated." in (tmp_path / "x/README.md").read_text()
 
 
 def test_load_exported_run_from_the_hub(run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,8 @@ def find_results(path_or_name: str) -> list[Path]:
     """
     model = str(find_checkpoint(path_or_name).resolve())
     recipes = sorted((cache_dir() / "evaluations").glob(f"*/*/{RECIPE_FILE}"), key=lambda file: file.parent.name)
-    folders = [file.parent for file in recipes if load_recipe(file)[0].model.name == model]
+    checkpoints = [file for file in recipes if read_prompt(file.parent) is not None]
+    folders = [file.parent for file in checkpoints if load_recipe(file)[0].model.name == model]
     if not folders:
         raise InputError(f"{path_or_name}: no stored results; run laconic evaluate on it first")
     return folders

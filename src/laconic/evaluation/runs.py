@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,9 +11,16 @@ import torch
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.errors import InputError, UsageError
-from laconic.experiment.load_run import RECIPE_FILE, is_export, is_run_dir, latest_step
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_export, is_run_dir, latest_step, load_run
+from laconic.storage.atomic import write_text_atomically
+from laconic.storage.cache_dir import cache_dir
+from laconic.storage.export_record import EXPORT_FOLDER, read_export_record
+from laconic.storage.manifest import hash_json
 from laconic.storage.run_dir import RunDirectory
+from laconic.storage.strict_json import read_json, to_canonical_json
 from laconic.training.validation_log import read_validations
+
+EXPORT_MARKER = "exported-run.json"  # in a results folder
 
 
 def short_run_names(paths: Sequence[str | Path]) -> list[str]:
@@ -30,7 +38,7 @@ def seed_run_name(name: str, path: str | Path, run_dir: Path) -> str:
 
 
 def seed_runs(path: str | Path) -> list[Path]:
-    """Return the runs of a path: itself, or its seed-0, seed-1, … in order.
+    """Return the runs of a path: itself, its seed-0, seed-1, … in order, or the results folder of an exported run.
 
     Raises:
         InputError: The path is no run and holds none.
@@ -38,9 +46,9 @@ def seed_runs(path: str | Path) -> list[Path]:
     folder = Path(path)
     if is_run_dir(folder):
         return [folder]
-    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
     if is_export(folder):
-        raise InputError(f"{folder} is an exported run, which has no data; give the run that it was exported from")
+        return [prepare_export(folder)]
+    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
     if not seeds:
         raise InputError(
             f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote"
@@ -48,14 +56,55 @@ def seed_runs(path: str | Path) -> list[Path]:
     return sorted(seeds, key=lambda entry: int(entry.name[5:]))
 
 
+def prepare_export(export: Path) -> Path:
+    """Create the folder in laconic's cache in which the results of an exported run are stored, as those of a run are.
+
+    The folder has the run's recipe. It is another one after the run is exported again.
+    """
+    key = hash_json([str(export.resolve()), hash_export(export)])[:8]
+    results = cache_dir() / "evaluations" / key / export.resolve().name
+    if not (results / RECIPE_FILE).is_file():
+        results.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(results / EXPORT_MARKER, to_canonical_json({"export": str(export.resolve())}))
+        recipe = (export / EXPORT_FOLDER / RECIPE_FILE).read_text(encoding="utf-8")
+        write_text_atomically(results / RECIPE_FILE, recipe)
+    return results
+
+
+def find_export(results: Path) -> Path | None:
+    """Return the exported run of a results folder; None for another folder."""
+    marker = results / EXPORT_MARKER
+    return Path(read_json(marker)["export"]) if marker.is_file() else None
+
+
+def hash_export(export: Path) -> str:
+    """Return a hash of everything in an exported run that determines its answers."""
+    record = read_export_record(export)
+    assert record is not None
+    return hash_json([dict(record.metadata), dict(record.files)])
+
+
+def load_step(folder: Path, device: torch.device, checkpoint_name: str) -> LoadedRun:
+    """Load a run, or the exported run of a results folder, at a checkpoint."""
+    run = load_run(find_export(folder) or folder, device, resolve_step(folder, checkpoint_name))
+    return replace(run, folder=folder)
+
+
 def load_recipes(paths: Sequence[str | Path]) -> dict[Path, Recipe]:
     return {folder: load_recipe(folder / RECIPE_FILE)[0] for path in paths for folder in seed_runs(path)}
 
 
-def resolve_step(folder: Path, checkpoint_name: str) -> int:
-    """Return the step of a checkpoint called "latest", "best" (by the run's validation) or by its number."""
+def resolve_step(folder: Path, checkpoint_name: str) -> int | None:
+    """Return the step of a checkpoint called "latest", "best" (by the run's validation) or by its number.
+
+    An exported run has only one, for which the result is None.
+    """
     if checkpoint_name.isdecimal():
         return int(checkpoint_name)
+    if find_export(folder) is not None:
+        if checkpoint_name != "latest":
+            raise UsageError(f"--checkpoint {checkpoint_name}: {folder.name} was exported at one step; leave it out")
+        return None
     latest = latest_step(folder)
     if checkpoint_name == "latest":
         return latest.step
@@ -70,6 +119,10 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int:
 
 
 def step_hash(folder: Path, step: int) -> str:
+    """Return the hash of a step, or of an exported run."""
+    export = find_export(folder)
+    if export is not None:
+        return hash_export(export)
     return sha256(RunDirectory(folder).get_step(step).manifest.canonical_text.encode()).hexdigest()
 
 

@@ -44,14 +44,14 @@ from laconic.evaluation.results_store import (
 from laconic.evaluation.runs import (
     flush_denormals,
     load_recipes,
-    resolve_step,
+    load_step,
     seed_run_name,
     seed_runs,
     short_run_names,
     step_hash,
 )
 from laconic.evaluation.tables import Table
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock
 from laconic.storage.atomic import check_not_link, remove_temporary
 from laconic.training.ranks import Ranks
@@ -114,7 +114,7 @@ class EvalRequest:
         with status(f"loading {folder}"):
             if read_prompt(folder):
                 return load_checkpoint_run(folder, self.device)
-            return load_run(folder, self.device, resolve_step(folder, self.checkpoint))
+            return load_step(folder, self.device, self.checkpoint)
 
 
 @dataclass(frozen=True)

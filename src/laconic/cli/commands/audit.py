@@ -18,7 +18,7 @@ class AuditCommand:
     """
 
     run_path: Annotated[Positional[str], arg(metavar="RUN", name="run")]
-    """run of laconic train with method codi, pccot, kava or coconut, or a directory of runs seed-0, seed-1, …"""
+    """run of method codi, pccot, kava or coconut, directory of runs seed-0, seed-1, …, or exported run"""
     control: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with on the same questions, for example one with pause tokens"""
     task: str = "test"

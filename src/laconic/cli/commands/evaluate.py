@@ -40,14 +40,16 @@ CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 class EvaluateCommand:
     """Evaluate runs and models on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
 
-    Results are stored in RUN/evaluations, or for a model in laconic's cache; re-run the same command to resume.
+    Results are stored in RUN/evaluations, for a model or exported run in laconic's cache; re-run the same command to
+    resume.
     laconic tasks list shows the tasks.
 
     Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
-    """run of laconic train, directory of runs seed-0, seed-1, …, which are averaged, or model (folder, .gguf, name)"""
+    """run of laconic train, directory of runs seed-0, seed-1, …, which are averaged, exported run, or model (folder,
+    .gguf, name)"""
     tasks: str = "test"
     """comma-separated tasks; see laconic tasks list"""
     protocol: Annotated[

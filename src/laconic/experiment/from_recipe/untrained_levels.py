@@ -78,4 +78,5 @@ def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
         return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc'])) or 'levels'}: {first['msg']}") from None
+        key, rule = ".".join(map(str, first["loc"])) or "levels", first["msg"].removeprefix("Input ")
+        raise UsageError(f"{key}={str(first['input'])[:40]}: {rule}") from None
