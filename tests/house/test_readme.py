@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
+from tests.house.guides import CHAPTER, copy_stand_in
 from tests.house.source import blocks, commands, sandbox
 from tests.house.warm import laconic, python
 
@@ -25,11 +26,16 @@ def test_readme_has_at_most_150_lines() -> None:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow if "tour" in page else ()) for page in PAGES]
 )
-def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
+def test_commands_of_the_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the packaged story model in place of SmolLM2, which tests/real has."""
     page_commands = commands(REPO / page)
     assert page_commands, f"{page} shows no laconic command in a console block"
     text = " ".join(command for _, command in page_commands)
     inside = sandbox(tmp_path, wants_shared="shared" in text or "LACONIC_DATA" in text)
+    copy_stand_in(tmp_path / "models/smollm2-135m-instruct")
+    monkeypatch.setenv("LACONIC_MODELS", str(tmp_path / "models"))
+    (inside / "book.txt").write_bytes(CHAPTER.read_bytes()[:2400])
+    (inside / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "The dog"}\n')
     failed: list[str] = []
     for line, command in page_commands:
         done = laconic(command, inside)
