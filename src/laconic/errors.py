@@ -90,7 +90,7 @@ def translate_os_errors(path: Path, required_bytes: int = 0) -> Generator[None]:
         if file:
             raise DiskError(f"{path}: {file} is a file, not a directory; choose another path") from error
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            raise BusyError(f"{path} exists and is not empty") from error
+            raise BusyError(f"{path} exists and is not empty; choose another folder, or empty it") from error
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         sizes = f"; {required_bytes:,} bytes to write, {free_bytes(path):,} free" if is_full else ""
         raise DiskError(f"{path}: {error.strerror or error}{sizes}") from error

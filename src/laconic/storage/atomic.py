@@ -29,6 +29,7 @@ from laconic.errors import (
     free_bytes,
     translate_os_errors,
 )
+from laconic.storage.file_names import check_is_file
 from laconic.storage.safetensors_header import SafetensorsHeader, read_safetensors_header
 from laconic.storage.strict_json import parse_json, to_canonical_json
 from laconic.storage.temporary import create_temporary_folder
@@ -154,7 +155,7 @@ def check_new_folder(target: Path, expected_bytes: int = 0) -> None:
         DiskError: If there is too little free space for the expected bytes.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise BusyError(f"{target} exists and is not empty")
+        raise BusyError(f"{target} exists and is not empty; choose another folder, or empty it")
     check_free_space(target, expected_bytes)
 
 
@@ -291,8 +292,7 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
         InputError: If there is no such file.
         CorruptArtifactError: If it is damaged, or was not written by `save_artifact`.
     """
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+    check_is_file(path)
     try:
         header = read_safetensors_header(path)
     except InputError as error:

@@ -1,8 +1,8 @@
-"""Validate untrusted names: of files inside a folder, and of tensors."""
+"""Validate names: untrusted ones of files inside a folder and of tensors, and those of files that must exist."""
 
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from laconic.errors import UnsafeFileError
+from laconic.errors import InputError, UnsafeFileError
 
 MAX_NAME_LENGTH = 1000
 
@@ -28,6 +28,12 @@ def resolve_inside(root: Path, name: str) -> Path:
     if is_special:
         raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
     return path
+
+
+def check_is_file(path: Path) -> None:
+    """Raise InputError if there is no such file."""
+    if not path.is_file():
+        raise InputError(f"no {path.name} in {path.parent}")
 
 
 def is_printable(name: str) -> bool:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from laconic.errors import InputError, UnsafeFileError, translate_os_errors
-from laconic.storage.file_names import is_printable
+from laconic.storage.file_names import check_is_file, is_printable
 from laconic.storage.strict_json import MAX_HEADER_BYTES, parse_json
 
 DTYPES = {
@@ -48,8 +48,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         InputError: If the file is missing or invalid.
         UnsafeFileError: If it is a pickle or zip file.
     """
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+    check_is_file(path)
     with translate_os_errors(path), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)

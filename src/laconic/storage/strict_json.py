@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from laconic.errors import InputError, translate_os_errors
+from laconic.storage.file_names import check_is_file
 
 MAX_HEADER_BYTES = 100_000_000  # largest safetensors header or JSON file
 MAX_JSON_DEPTH = 64
@@ -44,8 +45,7 @@ def read_foreign_json(path: Path) -> dict[str, Any]:
 
 def read_small_file(path: Path) -> bytes:
     """Return the bytes of a file; raise InputError if it is missing or larger than a JSON file may be."""
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+    check_is_file(path)
     with translate_os_errors(path):
         if path.stat().st_size > MAX_HEADER_BYTES:
             raise InputError(f"{path.name} has {path.stat().st_size:,} bytes; the limit is {MAX_HEADER_BYTES:,}")

@@ -19,6 +19,7 @@ from laconic.models.checkpoints.checkpoint_files import refuse_pickle
 from laconic.models.checkpoints.hf_fields import MAX_LAYERS
 from laconic.models.rope import half_split
 from laconic.storage import atomic, safetensors_header
+from laconic.storage.file_names import check_is_file
 
 LLAMA2C_LAYER_WEIGHTS = (
     "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -41,8 +42,7 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         NonFiniteError: A weight is NaN or infinite.
         UnsafeFileError: The file is a pickle.
     """
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+    check_is_file(path)
     if path.name.startswith("pytorch_model"):
         refuse_pickle(path.parent, path.name)
     with translate_os_errors(path), path.open("rb") as file:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from laconic.console import ProgressFn, log_message, progress
-from laconic.errors import BusyError, InputError, translate_os_errors
+from laconic.errors import BusyError, translate_os_errors
 from laconic.models.checkpoints.checkpoint_files import save_shards
 from laconic.models.config import DecoderConfig
 from laconic.models.gguf.config import ROPE_FACTORS_TENSOR, build_config
@@ -22,6 +22,7 @@ from laconic.models.gguf.tokenizer import build_tokenizer_files
 from laconic.storage.atomic import write_folder_atomically, write_text_atomically
 from laconic.storage.cache_dir import cache_dir
 from laconic.storage.export_record import hash_file, write_export_record
+from laconic.storage.file_names import check_is_file
 from laconic.storage.strict_json import read_json
 
 CONVERTER_VERSION = 1  # increase it when the converted folder of a file changes
@@ -115,8 +116,7 @@ def find_or_convert_gguf(path: Path) -> Path:
     Raises:
         InputError: The file is damaged or not supported; `convert_gguf` lists the other errors.
     """
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+    check_is_file(path)
     folder = cache_dir() / "gguf" / f"{find_digest(path)}-{CONVERTER_VERSION}"
     if not (folder / "config.json").is_file():
         log_message(f"laconic: converting {path.name} once, into {folder}")

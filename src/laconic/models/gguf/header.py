@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from laconic.errors import InputError, translate_os_errors
-from laconic.storage.file_names import is_printable
+from laconic.storage.file_names import check_is_file, is_printable
 from laconic.storage.safetensors_header import check_not_pickle
 
 MAGIC = b"GGUF"
@@ -104,8 +104,7 @@ def read_header(path: Path) -> GGUFHeader:
         ImportError: The gguf package is not installed.
         InputError: The file does not exist, is not a GGUF file of version 2 or 3, or is damaged.
     """
-    if not path.is_file():
-        raise InputError(f"no {path.name} in {path.parent}")
+    check_is_file(path)
     with translate_os_errors(path), path.open("rb") as file:
         start = file.read(8)
         check_not_pickle(path.name, start)
