@@ -96,6 +96,7 @@ def run_adaptive_rollout(
         z, output = z_next, decoder(z_next, prefix_cache)
         z_next = jacobi_update(z, output.hidden_states, project)
         N = None if count_latents is None else count_latents(output.hidden_states)
+        # the last iteration ends every row
         stops = jacobi_residual(z, z_next) < tolerance if t < num_iterations else torch.ones_like(rows).bool()
         stops = stops if N is None else stops | (t >= N)
         if not bool(stops.any()):
@@ -105,7 +106,7 @@ def run_adaptive_rollout(
         ended.append(EndedRows(rows[index], t, z[index], output.hidden_states[index], last_cache.select_rows(index)))
         if not len(rest):
             break
-        rows, z_next, prefix_cache = rows[rest], z_next[rest], prefix_cache.select_rows(rest)
+        rows, z_next, prefix_cache = rows[rest], z_next[rest], prefix_cache.select_rows(rest)  # go on with the others
     return join_rows(ended, begin_hidden)
 
 

@@ -157,7 +157,7 @@ class Coconut(PromptedAnswers):
 
         Args:
             batch: Questions.
-            num_latents: Latents of each row [B].
+            num_latents: Number of latents, the same for all rows.
             cache: What the questions follow.
             intervention: Change of the latents, for inspection.
             record_passes: Whether to keep the latents of every pass.
@@ -177,6 +177,7 @@ class Coconut(PromptedAnswers):
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this is the first step of an epoch other than the first."""
+        # as the public code, which makes a new optimizer for every epoch
         return batch.step > 0 and batch.step % self.steps_per_epoch == 0
 
     @property

@@ -42,7 +42,7 @@ from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.models.modes import eval_no_grad
 
-MIN_STD = 1e-6
+MIN_STD = 1e-6  # keeps the loss finite where all hidden states are equal
 DISTANCES = {
     "smooth_l1": partial(F.smooth_l1_loss, reduction="none"),
     "l1": partial(F.l1_loss, reduction="none"),
@@ -294,7 +294,7 @@ class Codi(PromptedAnswers):
                 target = encode_chain(decoder, batch, question.cache, hidden_names)
         latent_passes: list[DecoderOutput] = []
 
-        def forward(*args: Any, **kwargs: Any) -> DecoderOutput:
+        def forward(*args: Any, **kwargs: Any) -> DecoderOutput:  # KaVa needs what every pass captured
             latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
             return latent_passes[-1]
 
@@ -320,7 +320,7 @@ class Codi(PromptedAnswers):
             result = masked_cross_entropy(logits, hidden, targets, denominators["student"])
             terms |= {"student": result.loss, "student_right": result.accuracy}
         if config.teacher_ce_weight and outputs.teacher:
-            targets = build_teacher_targets(batch)
+            targets = build_teacher_targets(batch)  # the last question token predicts the first of the chain
             hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
             result = masked_cross_entropy(logits, hidden, targets, denominators["teacher"])
             terms |= {"teacher": result.loss, "teacher_right": result.accuracy}
@@ -328,7 +328,7 @@ class Codi(PromptedAnswers):
             names, column = distilled_layer_names(self.decoder, config), batch.distill_column.clamp(min=0)
             terms["codi"] = hidden_loss(
                 gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column),
-                gather_column(outputs.student, names, 1 + column),
+                gather_column(outputs.student, names, 1 + column),  # eot comes before the answer
                 batch.distill_column >= 0,
                 distance=config.hidden_loss,
                 scale=config.hidden_scale,

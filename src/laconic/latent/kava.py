@@ -43,7 +43,7 @@ def pad_short_chain(
     if mode == "zero":
         return columns, torch.ones_like(columns.valid)
     M, n = columns.valid.shape[2], columns.valid.sum(2, keepdim=True)
-    index = columns.index.gather(2, torch.arange(M, device=n.device) * n // M)
+    index = columns.index.gather(2, torch.arange(M, device=n.device) * n // M)  # slot m: token m n / M, rounded down
     valid = (n > 0).expand_as(columns.valid)
     return SelectedColumns(index, valid), valid
 
@@ -58,8 +58,8 @@ def compute_row_weights(
     """
     (B, G, M), counts = target_mask.shape, target_mask.sum((1, 2), dtype=torch.float64)
     if reduction == "mean":
-        tokens = float(counts.sum()) / G if denominator is None else denominator
-        return torch.ones_like(counts) / ((tokens or 1.0) * L * G * E)
+        tokens = float(counts.sum()) / G if denominator is None else denominator  # every head selects as many
+        return torch.ones_like(counts) / ((tokens or 1.0) * L * G * E)  # without targets the loss is 0, not NaN
     rows = float(B) if denominator is None else denominator
     per_row = counts.clamp(min=1) * L * E if reduction == "row_mean" else torch.full_like(counts, M)
     return 1 / ((rows or 1.0) * per_row)
@@ -221,7 +221,7 @@ class Kava(codi.Codi):
             k_target,
             v_target,
             *self._gather_latent_kv(latent_passes),
-            targets[0][1],
+            targets[0][1],  # which slots have a target is the same in all layers
             config,
             denominator=denominators["kv" if config.reduction == "mean" else "rows"],
         )

@@ -46,7 +46,7 @@ def run_until_last_pass(decoder: Decoder, latent_thoughts: LatentThoughts, prefi
     elif num_iterations is None:
         rollout = run_sequential_rollout(decoder, prefix, M - 1, project)
         read = torch.cat([rollout.begin_hidden[:, None], rollout.hidden_states], 1)
-        z, cache = project(read[:, -1:]), rollout.cache
+        z, cache = project(read[:, -1:]), rollout.cache  # with M = 1, the latent follows bot
     else:
         num_iterations = min(num_iterations, M)
         z, cache = iterate_latents(decoder, prefix, placeholder.to(prefix.embeds.dtype), M, num_iterations, project)
@@ -78,6 +78,6 @@ def iterate_latents(
     z = project(output.hidden_states)
     for _ in range(num_iterations - 1):
         output = decoder(z[:, :-1], cache)
-        cache = output.cache.crop(cache.S + 1)
+        cache = output.cache.crop(cache.S + 1)  # the first latent that was read is final; the others are read again
         z = project(output.hidden_states)
     return z, cache

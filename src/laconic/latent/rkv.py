@@ -57,13 +57,13 @@ def answer_logits(
     (B, H, Na, E), (G, Nc) = q.shape, k.shape[1:3]
     q, k = q.to(accumulation_dtype(q.dtype)), k.to(accumulation_dtype(k.dtype))
     with torch.autocast(q.device.type, enabled=False):
-        a = q.reshape(B, G, -1, E) @ k.transpose(-1, -2)
+        a = q.reshape(B, G, -1, E) @ k.transpose(-1, -2)  # the H / G query heads of a group share a key head
     return (scale * a.view(B, G, H // G, Na, Nc)).amax(2)
 
 
 def masked_softmax(a: Float[Tensor, "*rows N"], valid: Bool[Tensor, "*#rows N"]) -> Float[Tensor, "*rows N"]:
     """Return the softmax over valid columns and 0 elsewhere; all 0 if none is valid."""
-    a = a.masked_fill(~valid, -math.inf).masked_fill(~valid.any(-1, keepdim=True), 0.0)
+    a = a.masked_fill(~valid, -math.inf).masked_fill(~valid.any(-1, keepdim=True), 0.0)  # only -inf would give NaN
     return a.softmax(-1).masked_fill(~valid, 0.0)
 
 
@@ -96,13 +96,13 @@ def select_top_m(S: Scores, chain_mask: Bool[Tensor, "B Nc"], M: int) -> Selecte
     B, G, Nc = S.shape
     best = S.masked_fill(~chain_mask[:, None], -math.inf).sort(stable=True, dim=-1, descending=True).indices
     valid = torch.arange(M, device=S.device) < chain_mask.sum(1)[:, None, None]
-    index = F.pad(best, (0, M - Nc)).where(valid, Nc).sort(-1).values
+    index = F.pad(best, (0, M - Nc)).where(valid, Nc).sort(-1).values  # empty slots sort last
     return SelectedColumns(index.where(valid, 0), valid.expand(B, G, M))
 
 
 def gather_selected(x: Float[Tensor, "B G Nc E"], columns: SelectedColumns) -> Float[Tensor, "B G M E"]:
     """Return keys or values of the selected columns, zeros in slots without one."""
-    x = x if x.shape[2] else F.pad(x, (0, 0, 0, 1))
+    x = x if x.shape[2] else F.pad(x, (0, 0, 0, 1))  # without a chain, empty slots still need a column to gather
     selected = x.gather(2, columns.index[..., None].expand(-1, -1, -1, x.shape[3]))
     return selected.masked_fill(~columns.valid[..., None], 0.0)
 
@@ -192,7 +192,7 @@ def select_tokens(
         all_scores: Compute I and R whatever the policy.
     """
     mask, Nc = batch.chain_mask, batch.chain_ids.shape[1]
-    start = teacher.cache.S - Nc - batch.answer_ids.shape[1]
+    start = teacher.cache.S - Nc - batch.answer_ids.shape[1]  # the cache ends with chain and answer
     k_t, v_t = (x[layer][:, :, start : start + Nc].detach() for x in (teacher.cache.keys, teacher.cache.values))
     rotated = k_t
     if key_space == "pre_rope":
