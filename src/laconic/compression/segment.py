@@ -117,6 +117,7 @@ def build_position_ids(
         return torch.cat([bos, memory_ids, (num_bos + text - 1) * attention_mask, summary_ids], 1)
     is_written = memory.vectors_per_segment > 0
     order = F.pad(is_written.cumsum(1) - 1, (0, 1))
+    # an empty slot has segment -1, whose remainder is the column of padding
     segment_start = num_bos + K * order.gather(1, memory.segment_ids % order.shape[1])
     memory_ids = (segment_start + memory.ranks_in_segment) * memory.valid
     text_start = num_bos + K * is_written.sum(1, keepdim=True)

@@ -244,7 +244,7 @@ class WindowRun:
         exploration = config.exploration if config.joint_training else 0.0
         p = exploration_mixture(a, exploration, self.candidate_lengths, stop_position).detach()
         column = sample_column(p, self.draw_uniforms(self.stream, i, 1)[:, 0])
-        N = column + (a.shape[1] + 1 - p.shape[1])
+        N = column + (a.shape[1] + 1 - p.shape[1])  # the first column is length 0 or 1, the last is K
         with torch.enable_grad():
             self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
         self.importance_weights[i] = self.length_log_probs[i].detach().exp() / p.gather(1, column[:, None])[:, 0]

@@ -201,9 +201,10 @@ def rank_slots(
     num_recent, num_scored = int(is_recent.sum()), int((~recent & ~is_sink).sum())
     scores = scores.masked_fill(is_sink | is_recent, -torch.inf)
     groups = scores if equal_heads else scores.transpose(0, 1).reshape(B, -1)
-    place = groups.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    place = groups.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # of each key in the order of scores
     if not equal_heads:
         place = place.view(B, L, G, N).transpose(0, 1) // (L * G)
+    # recent and scored keys take turns, a recent one first: before a key come those of its own kind and of the other
     by_score = num_sinks + place + (place + 1).clamp(max=num_recent)
     age = is_recent.flip(0).cumsum(0).flip(0) - 1
     by_age = num_sinks + age + age.clamp(max=num_scored)
@@ -219,6 +220,7 @@ def merge_ranks(ranks: Int[Tensor, " N"], sizes: Sequence[Int[Tensor, " N"]], do
         document: Index of the document.
     """
     merged = ranks.clone()
+    # before rank r of size n come the slots of other documents with smaller r / n, of earlier ones also with equal
     for other, size in enumerate(sizes):
         scaled = ranks * size
         if other < document:

@@ -147,6 +147,7 @@ def smaller_form(change: WeightChange) -> WeightChange:
 def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
     """Return the Frobenius norm of each row's change, with gradient 0 at 0."""
     if isinstance(change, LowRankChange):
+        # |Lᵀ R|² is the sum of (L Lᵀ) ∘ (R Rᵀ), which are R x R instead of o x i
         squared = ((change.left @ change.left.mT) * (change.right @ change.right.mT)).sum((-2, -1))
     else:
         squared = change.square().sum((-2, -1))
@@ -214,7 +215,7 @@ def linear_map(
         if change is not None and not is_empty(change):
             y = y + apply_change(change, x).to(y.dtype)
         if records is not None:
-            y = y + torch.zeros_like(y, requires_grad=True)
+            y = y + torch.zeros_like(y, requires_grad=True)  # has a gradient even if no weight requires one
             records[key] = LinearRecord(x, y)
     return y
 

@@ -1,6 +1,6 @@
 """Updates of a CMS level: accumulate the errors of a chunk, apply them at its end, restart nested levels.
 
-Nested Learning arXiv:2512.24695, 71 and 72; symbols as in `level.py`; e_t the gradient of token t's inner loss
+Nested Learning arXiv:2512.24695, Eqs. 71 and 72; symbols as in `level.py`; e_t the gradient of token t's inner loss
 by theta; i valid tokens read, from 1.
 """
 
@@ -62,7 +62,7 @@ def scale_by_step(pair: LowRankChange, step_size: StepSizes, unit_inputs: bool) 
     if not unit_inputs:
         return LowRankChange(pair.left * step_size[..., None], pair.right)
     norm = pair.right.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
-    root = (torch.where(step_size > 0, step_size, 1).sqrt() * (step_size > 0))[..., None]
+    root = (torch.where(step_size > 0, step_size, 1).sqrt() * (step_size > 0))[..., None]  # the root has no slope at 0
     return LowRankChange(pair.left * norm * root, pair.right / norm * root)
 
 
@@ -80,7 +80,7 @@ def accumulate_errors(
     meta_names = [name for name in level.meta_accumulated if name in errors]
     meta_terms = {name: scale_by_step(errors[name], step_sizes[l + 1], False) for name in meta_names}
     moments = dict(level.moments)
-    if "step" in moments:
+    if "step" in moments:  # Muon normalizes the sum of the terms, so it needs the step sizes apart
         moments["step"] = moments["step"] + step_size.sum(1)
     if gradient_mode.outer_gradient == "none":
         terms, meta_terms, moments = detach(terms), detach(meta_terms), detach(moments)

@@ -1,7 +1,7 @@
 """Forward pass of the layers of Hope: a memory or attention, then the levels of a continuum memory system.
 
-Nested Learning arXiv:2512.24695, 94 to 97; norms and residuals are the decoder's. A pass takes the state of every layer
-and returns the new one. Updates from the next token's loss are in `task_updates.py`.
+Nested Learning arXiv:2512.24695, Eqs. 94 to 97; norms and residuals are the decoder's. A pass takes the state of every
+layer and returns the new one. Updates from the next token's loss are in `task_updates.py`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Hope and Hope-Attention: language models whose layers learn while they read, built from the decoder's parts.
 
-Nested Learning arXiv:2512.24695, 94 to 97 and section 7.3. Both are called like a decoder. What they learn is in their
-state, an immutable `FastWeightState`.
+Nested Learning arXiv:2512.24695, Eqs. 94 to 97 and section 7.3. Both are called like a decoder. What they learn is in
+their state, an immutable `FastWeightState`.
 """
 
 from collections.abc import Sequence

@@ -208,6 +208,7 @@ def scan_chunks(
     Returns:
         What the memories answer, and their states after the last token.
     """
+    # chunk sizes and reset periods divide the largest of them
     period = max([*memory.chunk_sizes.values(), *options.reset_periods.values()])
     offsets = [n % period for n in to_ints(token_counts(states))]
     groups = group_rows(offsets)
