@@ -256,7 +256,7 @@ def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: P
 def test_compress_fit_and_export_to_a_cartridge(
     tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cartridge, "CartridgeConfig", partial(cartridge.CartridgeConfig, num_rows=16, max_tokens=8))
+    monkeypatch.setattr(cartridge, "CartridgeConfig", partial(cartridge.CartridgeConfig, num_rows=16, max_tokens=4))
     text, memory, folder = tmp_path / "text.txt", tmp_path / "tom.memory", tmp_path / "cartridge"
     text.write_text(
         "Once upon a time, there was a cat named Tom. Tom had a red ball. He lost the ball in the park. " * 3

@@ -28,10 +28,11 @@ TINY = (
     "data.digits.valid_rows=60",
     "data.digits.train_rows=2000",
     "validation.max_rows=60",
-    "train.steps=8",
+    "train.batch_size=16",
+    "train.steps=4",
     "train.warmup_steps=2",
-    "train.validate_every=4",
-    "train.save_every=4",
+    "train.validate_every=2",
+    "train.save_every=2",
 )
 ITERATIONS = 3  # of demo-kava
 ENTRIES = [entry for entry in demo.ENTRIES if entry.name in ("short", "chain", "kava", "nodistil")]
