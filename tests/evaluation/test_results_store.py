@@ -55,6 +55,20 @@ def run(squares: Squares, folder: Path | None = None, metadata: EvalMetadata = M
         return run_resumable(job, folder or Path(empty), **options)
 
 
+def test_job_reports_the_share_of_a_batch(tmp_path: Path) -> None:
+    def evaluate(units: Sequence[int], report: Callable[[float], None]) -> list[list[EvalItem]]:
+        items = list[list[EvalItem]]()
+        for n, unit in enumerate(units, 1):
+            items.append([EvalItem(f"i{unit}", {"a": {"x": unit}})])
+            report(n / len(units))
+        return items
+
+    calls = list[tuple[int, int]]()
+    job = EvalJob(METADATA, 5, evaluate, 3, reports_share=True)
+    run_resumable(job, tmp_path, progress=lambda name, done, total: calls.append((done, total)))
+    assert calls == [(n, 5) for n in (0, 1, 2, 3, 3, 4, 5, 5)]
+
+
 def test_group_items_inverts_to_records() -> None:
     items = [EvalItem("i1", {"a": {"x": 1.5}, "b": {}}), EvalItem("i1", {"a": {"x": 2}}), EvalItem("i2", {"b": {}})]
     records = to_records(METADATA, items)

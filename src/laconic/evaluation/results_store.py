@@ -32,6 +32,7 @@ EvalKind = Literal[
     "reasoning", "audit", "compression", "context_qa", "memories", "loss", "streams", "class_incremental"
 ]
 ProgressCallback = Callable[[str, int, int], None]  # name, done, total
+ReportShare = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,24 @@ class EvalJob:
 
     A stored evaluation with other metadata under the same name is refused. `evaluate` returns the items of each of the
     given units of work, usually items, `batch_size` per call on each rank, in this `order`; records are stored in order
-    of the units all the same. `summarize` returns the figures that are stored in `result.json`; `notes` are remarks
-    beside them, and `source` is data that a report on the results needs besides.
+    of the units all the same. With `reports_share`, `evaluate` takes a second argument: a function to call with the
+    share of these units that is done. `summarize` returns the figures that are stored in `result.json`; `notes` are
+    remarks beside them, and `source` is data that a report on the results needs besides.
     """
 
     metadata: EvalMetadata
     num_units: int
-    evaluate: Callable[[Sequence[int]], Sequence[Sequence[EvalItem]]]
+    evaluate: Callable[..., Sequence[Sequence[EvalItem]]]
     batch_size: int = 1
     order: Sequence[int] | None = None
     summarize: Callable[[Sequence[EvalItem]], Mapping[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     source: Any = None
+    reports_share: bool = False
+
+    def evaluate_units(self, indices: Sequence[int], report: ReportShare) -> Sequence[Sequence[EvalItem]]:
+        """Return the items of each unit; `report` is called with the share that is done, if the job reports it."""
+        return self.evaluate(indices, report) if self.reports_share else self.evaluate(indices)
 
 
 class StoredEvaluation(NamedTuple):
@@ -146,8 +153,8 @@ def run_resumable(
     """Evaluate every unit, or load what an earlier call with the same metadata stored in the `evaluations` folder.
 
     `extra_files` are further text files to store, by name. `progress` is called before the first batch and after each,
-    with an empty name, the number of finished units and their total. `before_batch` may raise to interrupt. The first
-    rank writes.
+    and within it if the job reports its share, with an empty name, the number of finished units and their total.
+    `before_batch` may raise to interrupt. The first rank writes.
 
     Returns:
         The items of all units, in order of the units.
@@ -172,7 +179,12 @@ def run_resumable(
                 before_batch()
             indices = order[len(lines) : len(lines) + job.batch_size * ranks.world_size]
             rank_indices = indices[ranks.rank :: ranks.world_size]
-            units = job.evaluate(rank_indices) if rank_indices else []
+
+            def report(share: float, num_before: int = len(lines), num_units: int = len(indices)) -> None:
+                if progress:
+                    progress("", num_before + int(share * num_units), job.num_units)
+
+            units = job.evaluate_units(rank_indices, report) if rank_indices else []
             parts = ranks.all_gather([_format_unit(job.metadata, items) for items in units])
             new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
             for line in new:

@@ -106,6 +106,8 @@ def audit_in_memory(run: LoadedRun, n: int = 100) -> ThoughtAudit:
         num_latents = inspected.think(load_batch(inspected, questions.source, np.array([0]))).latents.shape[1]
         conditions = list_conditions(num_latents, latents.num_iterations)
         audited = AuditedQuestions(inspected, questions, conditions, choose_donors(n, 0).tolist())
-        items = audit_batch(audited, list(range(n)), reference_means_of(inspected, questions.source, 64))
+        items = audit_batch(
+            audited, list(range(n)), reference_means_of(inspected, questions.source, 64), lambda share: None
+        )
     row = ReasoningRow("digits", "planted", "", (0,), (ReasoningResult.from_items(items, "last digit", 0),))
     return ThoughtAudit(row, [items])

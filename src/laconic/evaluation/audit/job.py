@@ -18,7 +18,7 @@ from laconic.evaluation.paired_proportions import min_questions
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
 from laconic.evaluation.reasoning.run import budget_warnings, bytes_per_position, decoding_for, gold_hash
-from laconic.evaluation.results_store import EvalItem, EvalJob
+from laconic.evaluation.results_store import EvalItem, EvalJob, ReportShare
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.load_run import LoadedRun
 from laconic.latent.rollout import LatentRollout
@@ -100,8 +100,8 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         return reference_means_of(inspected, questions.source, batch_size)
 
     @torch.no_grad()
-    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
-        return [[item] for item in audit_batch(audited, list(indices), means())]
+    def evaluate(indices: Sequence[int], report: ReportShare) -> list[list[EvalItem]]:
+        return [[item] for item in audit_batch(audited, list(indices), means(), report)]
 
     key = {
         "data": questions.source.fingerprint,
@@ -119,11 +119,14 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
         lambda _: figures,
         (*questions.notes, *budget_warnings(run, questions)),
         questions,
+        reports_share=True,
     )
 
 
-def audit_batch(audited: AuditedQuestions, rows: list[int], means: ReferenceMeans) -> list[EvalItem]:
-    """Return the answers to some questions as trained and under each condition.
+def audit_batch(
+    audited: AuditedQuestions, rows: list[int], means: ReferenceMeans, report: ReportShare
+) -> list[EvalItem]:
+    """Return the answers to some questions as trained and under each condition; `report` the share that is done.
 
     An item has the whole record of the answer as trained. Of the other answers it has the text, the prediction and
     whether it is correct, and with a swap the id of the question that the thoughts come from.
@@ -142,7 +145,8 @@ def audit_batch(audited: AuditedQuestions, rows: list[int], means: ReferenceMean
 
     trained = answer_after(rollout)
     answers: list[dict[str, Mapping[str, Any]]] = [dict(r.to_item(AS_TRAINED).conditions) for r in trained]
-    for condition in conditions:
+    for n, condition in enumerate(conditions, 1):
+        report(n / (len(conditions) + 1))
         changed = answer_after(condition.apply(run, batch, inputs))
         for by_condition, record, donor in zip(answers, changed, donor_rows, strict=True):
             metrics = {"output": record.output, "prediction": record.prediction, "is_correct": record.is_correct}

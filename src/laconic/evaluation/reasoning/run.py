@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,20 @@ from laconic.errors import InputError, UsageError
 from laconic.evaluation.checkpoints import STOP_STRINGS, read_prompt
 from laconic.evaluation.reasoning.evaluate import AnswerFunction, ReasoningResult, match_answers
 from laconic.evaluation.reasoning.question_sets import QuestionSet
-from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalItem, EvalJob, latest_evaluations, load_items
+from laconic.evaluation.results_store import (
+    EVALUATIONS_FOLDER,
+    EvalItem,
+    EvalJob,
+    ReportShare,
+    latest_evaluations,
+    load_items,
+)
 from laconic.evaluation.suite import describe_evaluation, run_name
 from laconic.experiment.from_recipe.build_data import has_text_answers
 from laconic.experiment.from_recipe.cost import kv_bytes_per_position
 from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions
 from laconic.experiment.load_run import LoadedRun
+from laconic.generation.config import OnFinish
 from laconic.latent.answering import AnswerDecoding
 from laconic.storage import manifest
 
@@ -110,10 +119,16 @@ def budget_warnings(run: LoadedRun, questions: QuestionSet, condition: EvalCondi
     return [f"{questions.name}: answers of {name} are cut at {tokens} tokens, not {budget}: its context ends"]
 
 
-def answer_function(run: LoadedRun, decoding: AnswerDecoding, condition: EvalCondition = AS_TRAINED) -> AnswerFunction:
-    """Return a function that answers a batch of questions under a condition."""
+def answer_function(
+    run: LoadedRun,
+    decoding: AnswerDecoding,
+    condition: EvalCondition = AS_TRAINED,
+    on_finish: OnFinish | None = None,
+) -> AnswerFunction:
+    """Return a function that answers a batch of questions under a condition, and calls `on_finish` for each answer."""
     device = run.parts.decoder.token_embedding.weight.device
-    decoding = replace(decoding, jacobi_tolerance=condition.tolerance)
+    sampling = replace(decoding.sampling, on_finish=on_finish)
+    decoding = replace(decoding, jacobi_tolerance=condition.tolerance, sampling=sampling)
 
     def answer(batch: Any) -> AnswerBatch:
         with with_iterations(run, condition.iterations):
@@ -143,11 +158,13 @@ def build_question_job(
             f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
         )
     decoding = decoding_for(run, questions, with_cot=condition.with_cot)
-    answer, cache_bytes = answer_function(run, decoding, condition), bytes_per_position(run)
+    cache_bytes = bytes_per_position(run)
     key = {"data": source.fingerprint, "gold": gold_hash(questions), "max_tokens": str(decoding.max_tokens)}
     variant = {"protocol": protocol.name} | ({"condition": condition.name} if condition.name else {})
 
-    def evaluate(indices: Sequence[int]) -> list[list[EvalItem]]:
+    def evaluate(indices: Sequence[int], report: ReportShare) -> list[list[EvalItem]]:
+        num_finished = count(1)
+        answer = answer_function(run, decoding, condition, lambda *_: report(next(num_finished) / len(indices)))
         answers = match_answers(answer(source.batch(indices, 0, 0)), [examples[i] for i in indices], protocol)
         return [[record.to_item(condition.name)] for record in answers]
 
@@ -160,6 +177,7 @@ def build_question_job(
         lambda _: {"protocol": protocol.name, "bytes_per_position": cache_bytes},
         (*questions.notes, *budget_warnings(run, questions, condition)),
         questions,
+        reports_share=True,
     )
 
 
