@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -24,10 +25,10 @@ from tests.evaluation.pages import check_page
 
 TINY = (
     "data.digits.num_operations=2",
-    "data.digits.test_rows=60",
-    "data.digits.valid_rows=60",
-    "data.digits.train_rows=2000",
-    "validation.max_rows=60",
+    "data.digits.test_rows=20",
+    "data.digits.valid_rows=20",
+    "data.digits.train_rows=200",
+    "validation.max_rows=20",
     "train.batch_size=16",
     "train.steps=4",
     "train.warmup_steps=2",
@@ -157,10 +158,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Output:
     return Output(folder, *json.loads(output.read_text(encoding="utf-8")))
 
 
+class EndedProcess:
+    """A run that ended in this process."""
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+def start_process(command: list[str], **options: Any) -> subprocess.Popen[bytes] | EndedProcess:
+    """Start the first run as the demo does, and run the others here, where everything is imported."""
+    if "demo-short" in command:
+        return subprocess.Popen(command, **options)
+    return EndedProcess(demo_run.main(command[1 + len(demo.RUN_COMMAND) :]))
+
+
 def run_tiny_demo(folder: Path) -> tuple[str, str]:
     """Run the demo; return standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
+    stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(demo, "subprocess", stand_in)
         patch.setattr(demo, "MIN_TEACHER_ACCURACY", 0.0)
         patch.setattr(demo_report, "NUM_TIMED_QUESTIONS", 2)
         assert demo.run_demo(ENTRIES, folder, range(1), TINY) == 0
@@ -168,7 +188,7 @@ def run_tiny_demo(folder: Path) -> tuple[str, str]:
 
 
 def test_demo_prints_a_table(finished: Output) -> None:
-    for text in ("Chain of thought", "KaVa", "no distillation", "60 unseen problems, 1 seed", "Not shown"):
+    for text in ("Chain of thought", "KaVa", "no distillation", "20 unseen problems, 1 seed", "Not shown"):
         assert text in finished.out, text
     assert "4 runs, 2 at a time" in finished.err
     assert "report.html" in finished.err

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import laconic
 from laconic.cli import main as cli
+from laconic.evaluation.class_incremental import run as class_incremental
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from laconic.evaluation.streams.report import load_metric_series
 from tests.conftest import RunCli
@@ -176,7 +178,9 @@ def test_evaluate_classes_resumes_after_a_signal(run: RunCli, place: Path, monke
         return run_unit(plan, unit, log)
 
     monkeypatch.setattr(ClassIncrementalPlan, "run_unit", struck)
-    monkeypatch.setattr("laconic.evaluation.class_incremental.run.METHODS", ("ncm", "finetune"))
+    monkeypatch.setattr(class_incremental, "METHODS", ("ncm", "finetune"))
+    two_orders = partial(class_incremental.plan_class_incremental, orders=(0, 1))
+    monkeypatch.setattr(class_incremental, "plan_class_incremental", two_orders)
     code, _, err = run(*args)
     assert code == 75, err
     assert "SIGTERM: lm, banking77: finished items are stored" in err
