@@ -54,10 +54,10 @@ inner_objective = "associative"
 SHARED = """[data]
 source = "text"
 path = "BOOKS"
-text = { row_tokens = 32, segment_tokens = 16, segment_lengths = "fixed" }
+text = { row_tokens = 16, segment_tokens = 8, segment_lengths = "fixed" }
 [train]
 steps = 4
-batch_size = 6
+batch_size = 4
 micro_batch_size = 1
 learning_rate = 1e-2
 lr_schedule = "constant"
