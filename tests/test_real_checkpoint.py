@@ -30,7 +30,7 @@ on_too_long = "drop"
 [train]
 trainable = "lora"
 steps = 3
-batch_size = 4
+batch_size = 2
 learning_rate = 5e-3
 [lora]
 rank = 4

@@ -52,8 +52,8 @@ CAREFUL, CARELESS = build_work(write_carefully), build_work(write_carelessly)
 
 
 def test_kills_find_torn_files(tmp_path: Path) -> None:
-    good, bad = (kills.storm(work, tmp_path, 6, None, "repeat") for work in (CAREFUL, CARELESS))
-    assert good.attempted == good.survived >= 6
+    good, bad = (kills.storm(work, tmp_path, 4, None, "repeat") for work in (CAREFUL, CARELESS))
+    assert good.attempted == good.survived >= 4
     assert good.failures == []
     assert bad.survived < bad.attempted
     assert "differs from the uninterrupted command in out.txt" in bad.failures[0]
@@ -64,16 +64,16 @@ def test_kills_repeat_a_trial(
 ) -> None:
     """Kills at a write, which do not depend on the clock."""
     monkeypatch.setattr(kills, "choose_moment", lambda chance, n, seconds: Moment(chance.randrange(max(1, n)), 0.0))
-    bad = kills.storm(CARELESS, tmp_path, 8, None, "python repeat")
+    bad = kills.storm(CARELESS, tmp_path, 4, None, "python repeat")
     trial = int(capsys.readouterr().err.partition("python repeat --trial ")[2].split()[0])
     again = kills.storm(CARELESS, tmp_path, 1, trial, "python repeat")
     assert again.failures[:1] == bad.failures[:1]
 
 
 def test_disks_find_commands_that_ignore_errors(tmp_path: Path) -> None:
-    good, bad = (disks.fill_disks(work, tmp_path, 4, None, "repeat") for work in (CAREFUL, CARELESS))
-    assert (good.attempted, good.survived) == (4, 4)
-    assert bad.survived < 4
+    good, bad = (disks.fill_disks(work, tmp_path, 2, None, "repeat") for work in (CAREFUL, CARELESS))
+    assert (good.attempted, good.survived) == (2, 2)
+    assert bad.survived < 2
 
 
 def test_writers_find_mixed_files(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_writers_find_mixed_files(tmp_path: Path) -> None:
 
 
 def test_signals_interrupt_commands(tmp_path: Path) -> None:
-    counts = signals.interrupt_repeatedly(CAREFUL, tmp_path, 4, None, "repeat")
-    assert (counts.attempted, counts.survived, counts.lost) == (4, 4, 0)
+    counts = signals.interrupt_repeatedly(CAREFUL, tmp_path, 2, None, "repeat")
+    assert (counts.attempted, counts.survived, counts.lost) == (2, 2, 0)
 
 
 def test_damage_tells_refused_from_silent(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_damage_tells_refused_from_silent(tmp_path: Path) -> None:
         return 0 if Path(FILE).read_bytes() == CONTENT else 70
 
     careful, careless, broken = (
-        damage.spoil_repeatedly(Artifact("file", tmp_path / "source", (FILE,), read), tmp_path, 8, None, "repeat")
+        damage.spoil_repeatedly(Artifact("file", tmp_path / "source", (FILE,), read), tmp_path, 4, None, "repeat")
         for read in (refuse, show, crash)
     )
-    assert (careful.detected, careful.silent, careful.survived) == (8, 0, 8)
-    assert (careless.detected, careless.silent, careless.survived) == (0, 8, 0)
+    assert (careful.detected, careful.silent, careful.survived) == (4, 0, 4)
+    assert (careless.detected, careless.silent, careless.survived) == (0, 4, 0)
     assert broken.survived == 0
     assert "exit code 70" in broken.failures[0]
 

@@ -27,6 +27,7 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import RunCli, call_cli
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
 TASK = DigitsConfig(num_operations=2, chain_style="bracket_tokens", document_tokens=24, train_rows=500, valid_rows=20)
 RECIPE = """method = "kava"
@@ -46,7 +47,7 @@ source = "digits"
 format = "digits"
 chain_steps = "all"
 segment_tokens = 12
-digits = { num_operations = 2, document_tokens = 24, train_rows = 200, valid_rows = 20, test_rows = 20 }
+digits = { num_operations = 2, document_tokens = 24, train_rows = 200, valid_rows = 20, test_rows = 10 }
 [validation]
 max_rows = 4
 max_tokens = 6
@@ -241,10 +242,10 @@ def test_run_reads_a_memory_of_keys_and_values(run: Path) -> None:
 
 
 def test_runs_are_evaluated_inspected_and_exported(run: Path, run_cli: RunCli, tmp_path: Path) -> None:
-    for args in (("evaluate", run, "--tasks", "test"), ("audit", run, "--task", "test", "--limit", 16)):
+    for args in (("evaluate", run, "--tasks", "test"), ("audit", run, "--task", "test", "--limit", 10)):
         result = run_cli(*args)
         assert result.code == 0, result.err
-    result = run_cli("inspect", run, "--task", "test", "--limit", 8, "--out", tmp_path / "inspect.html")
+    result = run_cli("inspect", run, "--task", "test", "--limit", 2, "--out", tmp_path / "inspect.html")
     assert result.code == 0, result.err
     assert run_cli("export", run, "--out", tmp_path / "export").code == 0
     ours: Any = laconic.load(tmp_path / "export")

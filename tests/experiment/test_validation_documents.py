@@ -133,6 +133,7 @@ method = "hope"
 family = "llama"
 tokenizer = "bytes"
 hidden_size = 16
+num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 64
 [mixer]
@@ -140,15 +141,15 @@ kind = "self_modifying"
 num_heads = 2
 head_dim = 8
 [cms]
-chunk_sizes = [4, 16]
+chunk_sizes = [4, 8]
 [data]
 source = "text"
 path = "books.jsonl"
 [data.text]
-row_tokens = 32
-segment_tokens = 32
+row_tokens = 12
+segment_tokens = 12
 [validation]
-max_rows = 12
+max_rows = 9
 batch_size = 3
 [train]
 steps = 2
@@ -157,8 +158,9 @@ stateful = true
 """
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_stateful_validation_on_two_ranks_equals_one_process(tmp_path: Path) -> None:
-    books = [json.dumps({"text": f"Book {i}. " + "It was a dark and stormy night. " * 40}) for i in range(9)]
+    books = [json.dumps({"text": f"Book {i}. " + "It was a dark and stormy night. " * 8}) for i in range(9)]
     (tmp_path / "books.jsonl").write_text("\n".join(books) + "\n")
     (tmp_path / "own.toml").write_text(STATEFUL)
     experiment = build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
