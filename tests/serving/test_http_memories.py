@@ -312,7 +312,7 @@ def test_memories_of_an_autocompressor(
     assert error_of(response) == (400, "method: tiny is trained to compress; leave it out")
 
 
-@pytest.mark.parametrize("num_requests", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_requests", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_memories_do_not_leak_between_requests(client: TestClient, num_requests: int) -> None:
     texts = [f"{word} was the day of the meeting, and the room was {colour}. " for word, colour in COLOURS]
     ids = [create(client, text=text, keep=0.5, method="window")["id"] for text in texts]

@@ -1,5 +1,7 @@
 """/v1/sessions of models that learn: learn, fork, reset, state; one writer, and readers see the state before it."""
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from laconic.experiment.text_models import read_into_state
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
 from laconic.nested.state import states_equal
+from laconic.serving.http import prompts
 from laconic.serving.http.limits import ServerLimits
 from tests.runs import train_tiny_run
 from tests.serving.conftest import StartServer, start_client
@@ -119,9 +122,16 @@ def test_state_is_uploaded_to_another_session(
         learner.delete(f"/v1/sessions/{id}")
 
 
-def test_session_keeps_its_attention_cache_if_no_length_is_given(start_server: StartServer) -> None:
+def test_session_keeps_its_attention_cache_if_no_length_is_given(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients leave max_tokens out or send a large number; what was read just before must still be seen."""
-    client = start_server(NestedTextModel.from_pretrained("stories260k"))
+    monkeypatch.setattr(prompts, "MIN_ANSWER_TOKENS", 16)
+    folder = tmp_path / "of 96 positions"
+    shutil.copytree(Path(laconic.__file__).parent / "checkpoints/stories260k", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 96}))
+    client = start_server(NestedTextModel.from_pretrained(folder))
     session = post(client, "")["id"]
     post(client, f"/{session}/learn", text="Tim had a blue kite. " * 4)
     body = {"prompt": "Tim had", "temperature": 0, "session": session}
