@@ -34,7 +34,7 @@ def short_run_names(paths: Sequence[str | Path]) -> list[str]:
 
 def seed_run_name(name: str, path: str | Path, run_dir: Path) -> str:
     """Return the name of one run of a directory with several seeds; `name` is the directory's."""
-    return name if run_dir == Path(path) else f"{name}/{run_dir.name}"
+    return name if run_dir == Path(path) or is_export(path) else f"{name}/{run_dir.name}"
 
 
 def seed_runs(path: str | Path) -> list[Path]:

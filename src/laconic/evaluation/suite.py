@@ -42,6 +42,7 @@ from laconic.evaluation.results_store import (
     run_resumable,
 )
 from laconic.evaluation.runs import (
+    find_export,
     flush_denormals,
     load_recipes,
     load_step,
@@ -111,8 +112,9 @@ class EvalRequest:
 
     def load_run(self, folder: Path) -> LoadedRun:
         """Load a run at the requested checkpoint, or the published checkpoint of a results folder."""
-        with status(f"loading {folder}"):
-            if read_prompt(folder):
+        is_checkpoint = read_prompt(folder) is not None
+        with status(f"loading {folder.name if is_checkpoint or find_export(folder) is not None else folder}"):
+            if is_checkpoint:
                 return load_checkpoint_run(folder, self.device)
             return load_step(folder, self.device, self.checkpoint)
 
