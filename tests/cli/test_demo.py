@@ -21,7 +21,7 @@ from laconic.cli.commands import demo
 from laconic.cli.commands.demo import DemoEntry, DemoRun, DemoRunError, DemoScheduler
 from laconic.errors import UsageError
 from tests.conftest import REPO, needs
-from tests.evaluation.pages import check_page
+from tests.evaluation.pages import check_page, leave_out_images
 
 TINY = (
     "data.digits.num_operations=2",
@@ -168,7 +168,7 @@ class EndedProcess:
         return self.returncode
 
 
-def start_process(command: list[str], **options: Any) -> subprocess.Popen[bytes] | EndedProcess:
+def start_process(command: list[str], **options: Any) -> Any:
     """Start the first run as the demo does, and run the others here, where everything is imported."""
     if "demo-short" in command:
         return subprocess.Popen(command, **options)
@@ -180,6 +180,7 @@ def run_tiny_demo(folder: Path) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
     stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        leave_out_images(patch, only_dark=True)
         patch.setattr(demo, "subprocess", stand_in)
         patch.setattr(demo, "MIN_TEACHER_ACCURACY", 0.0)
         patch.setattr(demo_report, "NUM_TIMED_QUESTIONS", 2)

@@ -19,7 +19,7 @@ from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.experiment import load_run
 from tests.conftest import RunCli
 from tests.evaluation.pages import ParsedPage as Page
-from tests.evaluation.pages import check_page
+from tests.evaluation.pages import check_page, leave_out_images
 from tests.evaluation.pages import find_requests as outside
 from tests.tiny_recipes import TINY_RECIPE
 
@@ -161,6 +161,7 @@ def test_inspect_task_with_a_baseline(run: RunCli, tmp_path: Path) -> None:
 
 
 def test_inspect_question_without_other_questions(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_images(monkeypatch)
     monkeypatch.setattr(question, "NUM_MEAN_QUESTIONS", 256)
     code, out, _ = run("kava", QUESTION)
     assert code == 0
@@ -242,6 +243,7 @@ def test_inspect_page_that_cannot_be_written(run: RunCli, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise DiskError("no room for the page")
 
+    leave_out_images(monkeypatch)
     monkeypatch.setattr(inspect_run, "write_file", full)
     code, out, err = run("kava", QUESTION)
     assert (code, err) == (74, "laconic: no room for the page\n")
@@ -257,6 +259,7 @@ def test_inspect_takes_other_questions_from_the_data_dir(run: RunCli, monkeypatc
         roots.append((name, more["root"]))
         return whole(run, name, *rest, **more)
 
+    leave_out_images(monkeypatch)
     monkeypatch.setattr(inspect_run, "load_question_set", read)
     assert run("kava", QUESTION, "--data-dir", "elsewhere")[0] == 0
     assert roots == [("valid", "elsewhere")]

@@ -18,7 +18,7 @@ from laconic.evaluation.class_incremental import run as class_incremental
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from laconic.evaluation.streams.report import load_metric_series
 from tests.conftest import RunCli
-from tests.evaluation.pages import check_page
+from tests.evaluation.pages import check_page, leave_out_images
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 RECIPE = """method = "hope"
@@ -114,6 +114,7 @@ def test_evaluate_streams_stores_and_reports(run: RunCli, place: Path, monkeypat
     ):
         assert re.search(rf"hope, levels: {part} (loses|saves) \d", out)
     assert run("evaluate", "pairs")[0] == 0
+    leave_out_images(monkeypatch, only_dark=True)
     assert run("report", "hope", "lm", "pairs", "--out", "page.html")[0] == 0
     page = (place / "page.html").read_text()
     check_page(page)

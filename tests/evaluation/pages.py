@@ -1,7 +1,13 @@
 """Read HTML pages in tests: tags, text, and everything a browser would fetch."""
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from laconic.evaluation.report import plots
 
 MAX_PAGE_BYTES = 6_000_000
 
@@ -33,6 +39,17 @@ class ParsedPage(HTMLParser):
     def words(self) -> str:
         """The text with single spaces."""
         return " ".join(self.text.split())
+
+
+def leave_out_images(patch: pytest.MonkeyPatch, *, only_dark: bool = False) -> None:
+    """Let pages have empty images, or only those for dark pages; `test_runs_table` draws all, which takes seconds."""
+    to_data_uri = plots._to_data_uri
+
+    def draw_some(draw: Callable[[Any], None], size: tuple[float, float], layout: Any, colors: Any) -> str:
+        is_dark = "axes.prop_cycle" in colors
+        return to_data_uri(draw, size, layout, colors) if only_dark and not is_dark else "data:image/svg+xml;base64,"
+
+    patch.setattr(plots, "_to_data_uri", draw_some)
 
 
 def find_requests(html: str, page: ParsedPage | None = None) -> list[str]:

@@ -23,7 +23,7 @@ from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummar
 from laconic.evaluation.report import plots
 from tests.conftest import needs
 from tests.evaluation.answers import predicted
-from tests.evaluation.pages import ParsedPage, check_page
+from tests.evaluation.pages import ParsedPage, check_page, leave_out_images
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
 SELECTORS = ("rkv", "cosine", "attention", "crop", "uniform", "random")
@@ -128,7 +128,10 @@ def test_correctness_suffix() -> None:
 
 
 @pytest.mark.parametrize("result", [question(build_inspection(2, 2, 3, 5), build_inspection(2, 2, 3, 5, "other")), SET])
-def test_render_inspection_page_text_and_json_agree(result: QuestionSummary | DatasetSummary) -> None:
+def test_render_inspection_page_text_and_json_agree(
+    result: QuestionSummary | DatasetSummary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_out_images(monkeypatch)
     html = inspection_page.render_inspection_page(result)
     page = check_page(html)
     assert inspection_page.render_inspection_page(result) == html
@@ -197,6 +200,7 @@ def test_render_inspection_page_without_a_teacher() -> None:
     assert "sequential" in inspection_summary.format_inspection(result)
 
 
-def test_render_inspection_page_says_where_all_tokens_are_selected() -> None:
+def test_render_inspection_page_says_where_all_tokens_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_images(monkeypatch)
     text = ParsedPage(inspection_page.render_inspection_page(question(build_inspection(1, 2, 4, 4)))).words
     assert "as many latents as chain tokens" in text

@@ -15,6 +15,7 @@ from laconic.evaluation.compression import run as compression_run
 from laconic.evaluation.compression.context_qa_run import ContextQA
 from laconic.evaluation.results_store import UNITS_FILE, load_items
 from tests.conftest import RunCli
+from tests.evaluation.pages import leave_out_images
 from tests.tiny_recipes import TINY_RECIPE
 
 RECALL = """method = "autocompressor"
@@ -216,6 +217,7 @@ def test_evaluate_and_report_files_of_questions_and_labels(
 ) -> None:
     monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.NUM_ORDERS", 1)
     monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.TEXT_DEMO_TOKENS", ())
+    leave_out_images(monkeypatch, only_dark=True)
     questions, labelled = write_files(tmp_path)
     code, out, err = run("books/seed-0", "--tasks", f"{questions},{labelled}", "--limit", 2, "--format", "json")
     assert code == 0, err
@@ -252,7 +254,8 @@ def test_evaluate_files_keeps_finished_items_after_a_signal(
     assert "questions: finished items are stored" in err
 
 
-def test_report_of_stored_results(run: RunCli, runs: Path) -> None:
+def test_report_of_stored_results(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_images(monkeypatch, only_dark=True)
     with pytest.raises(InputError, match="digits"):
         ReportCommand(("digits",), Path("none.html")).run()
     with pytest.raises(UsageError, match="laconic report RUN"):

@@ -12,6 +12,7 @@ from laconic.evaluation.report.page import render_page
 from laconic.evaluation.results_store import EvalItem
 from laconic.evaluation.suite import RunResult
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
+from tests.evaluation.pages import leave_out_images
 
 
 def render(*results: Any) -> str:
@@ -171,7 +172,8 @@ def test_report_page_contains_file_results_and_published_tables() -> None:
     assert positions == sorted(positions)
 
 
-def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
+def test_add_controls_uses_a_language_model_on_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_images(monkeypatch)
     run = book_result(2)
     conditions = {"none": make_condition(4, 0, ()), "full": make_condition(1.5, 0, ())}
     baseline = replace(make_result("plain", [conditions] * 6), info={"method": "lm"})

@@ -17,6 +17,7 @@ from laconic.evaluation.memories.contexts import KV_METHODS, build_kv_context
 from laconic.evaluation.memories.documents import load_probed_documents
 from laconic.experiment.text_models.kv_compressor import compress_text
 from tests.conftest import RunCli, needs
+from tests.evaluation.pages import leave_out_images
 
 COMPRESSOR = """method = "autocompressor"
 [model]
@@ -71,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache in which the results of models are stored; commands run in the folder."""
     monkeypatch.setenv("LACONIC_CACHE", str(folder / "cache"))
+    leave_out_images(monkeypatch, only_dark=True)
     monkeypatch.chdir(folder)
     return folder / "cache"
 
