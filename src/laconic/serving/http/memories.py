@@ -32,6 +32,8 @@ async def create_memory(body: MemoryRequest, request: Request, services: Service
     services.served.check_reads_memories()
     store = services.memories
     store.check_space()
+    if body.name is not None:
+        store.check_name(body.name)
     write = build_writer(services.served, body)
 
     def compress(check: Callable[[], None]) -> MemoryCard:

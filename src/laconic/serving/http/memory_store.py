@@ -192,6 +192,12 @@ class MemoryStore:
             self.folder.mkdir(parents=True, exist_ok=True)
         return path
 
+    def check_name(self, name: str) -> None:
+        """Raise ApiError (409) for a name that is the id of a memory, by which requests would find that one."""
+        with self.lock:
+            if name in self.entries:
+                raise ApiError(409, f"name: {name!r} is the id of another memory; choose another name", "name")
+
     def check_space(self, id: str | None = None) -> None:
         """Raise ApiError (400) if a new memory would be one too many; (409) if the id is one of the command line."""
         with self.lock:
