@@ -87,7 +87,7 @@ def test_memory_is_named_by_its_id_or_a_unique_name(client: TestClient) -> None:
     for id in ("contract", first["id"]):
         assert client.delete(f"/v1/memories/{id}").status_code == 200
     assert complete(client, "contract") == complete(client, second["id"])
-    taken = client.post("/v1/memories", json={"text": TEXT, "keep": 0.5, "name": first["id"]})
+    taken = client.post("/v1/memories", json={"text": TEXT, "keep": 0.5, "name": second["id"]})
     assert (taken.status_code, taken.json()["error"]["param"]) == (409, "name")
 
 
