@@ -37,7 +37,7 @@ LOCAL = CMSOptions(inner_objective="associative", inner_lr=0.5)
 
 
 def hope(seed: int) -> Hope:
-    return Hope(laconic.HopeConfig.attention_free(257, 8, 2, chunk_sizes=(4, 16), num_heads=2, cms=LOCAL), seed)
+    return Hope(laconic.HopeConfig.attention_free(257, 8, 2, chunk_sizes=(8, 16), num_heads=2, cms=LOCAL), seed)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of saved models, another one's weights, one with attention; texts; a file of summary vectors."""
     folder = tmp_path_factory.mktemp("learners")
     donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
-    attending = HopeAttention.from_decoder(donor, (4, 16), options=LOCAL.model_copy(update={"target": "start"}))
+    attending = HopeAttention.from_decoder(donor, (8, 16), options=LOCAL.model_copy(update={"target": "start"}))
     other_donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
     init_parameters(dict(other_donor.named_parameters()), other_donor.config.initializer_range, seed=5)
     models = {"hope": hope(1), "other": hope(2), "attending": attending, "donor": donor, "other donor": other_donor}
@@ -113,7 +113,7 @@ def test_compress_file_stream_and_python_agree(run: RunCli, place: Path, monkeyp
     code, out, err = run("compress", "hope", "book.txt", "--out", "me.safetensors")
     assert code == 0, err
     assert out.startswith(f"read       {len(BOOK)} tokens\nbytes      ")
-    assert f"level      chunk 4 in 2 layers: {len(BOOK) // 4} updates, norm of the change " in out
+    assert f"level      chunk 8 in 2 layers: {len(BOOK) // 8} updates, norm of the change " in out
     assert f"level      chunk 16 in 2 layers: {len(BOOK) // 16} updates, norm of the change " in out
     assert "memory     memory in 2 layers: " in out
     assert "wrote me.safetensors" in err
@@ -139,8 +139,8 @@ def test_compress_cost_and_rows(run: RunCli, place: Path) -> None:
     assert (cost["num_texts"], cost["num_tokens"], cost["num_state_tokens"]) == (3, 240, 240)
     assert cost["state_bytes"] == values.num_bytes(state)
     assert cost["text_cache_bytes"] == 240 * 2 * 2 * 8 * 4
-    assert [(x["chunk_size"], x["num_layers"]) for x in cost["levels"]] == [(4, 2), (16, 2)]
-    assert cost["levels"][0]["updates_per_layer"] == (40 // 4 + 120 // 4 + 80 // 4) / 3
+    assert [(x["chunk_size"], x["num_layers"]) for x in cost["levels"]] == [(8, 2), (16, 2)]
+    assert cost["levels"][0]["updates_per_layer"] == (40 // 8 + 120 // 8 + 80 // 8) / 3
     assert state.position.tolist() == [40, 120, 80]
     alone = model.compress([BOOK[:120]])
     near(values.select_rows(state, [1]), alone)
@@ -282,7 +282,7 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     for line in (
         f"model      {abbreviate_hash(learner(place).model.weights_fingerprint)}",
         "schema ",
-        "level      chunk 4 in 2 layers: ",
+        "level      chunk 8 in 2 layers: ",
         "memory     projections in 2 layers: ",
         f"text       book.txt: {len(BOOK)} tokens",
     ):

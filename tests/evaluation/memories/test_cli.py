@@ -1,6 +1,7 @@
 """`laconic evaluate --tasks memories` and `laconic report` of a model and an AutoCompressor, as a user calls them."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache in which the results of models are stored; commands run in the folder."""
     monkeypatch.setenv("LACONIC_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(contexts, "CartridgeConfig", partial(contexts.CartridgeConfig, num_rows=16, max_tokens=4))
     leave_out_images(monkeypatch, only_dark=True)
     monkeypatch.chdir(folder)
     return folder / "cache"
