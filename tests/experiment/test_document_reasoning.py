@@ -119,7 +119,7 @@ def test_loss_is_that_of_the_text_after_the_vectors(batch: ReasoningBatch) -> No
     assert float(output.loss) == pytest.approx(nll / count, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["cot", "nocot", "pccot", "kava"])
+@pytest.mark.parametrize("name", ["cot", "nocot", pytest.param("pccot", marks=pytest.mark.slow), "kava"])
 def test_every_summary_parameter_gets_a_gradient(name: str, batch: ReasoningBatch) -> None:
     method = build_method(name, build_decoder())
     method(batch).loss.backward()
@@ -128,7 +128,7 @@ def test_every_summary_parameter_gets_a_gradient(name: str, batch: ReasoningBatc
     assert bool((gradient.abs().sum(1) > 0).all())
 
 
-@pytest.mark.parametrize("name", ["cot", "nocot", "pccot", "kava"])
+@pytest.mark.parametrize("name", ["cot", "nocot", pytest.param("pccot", marks=pytest.mark.slow), "kava"])
 def test_answers_depend_on_the_row_and_its_document_only(name: str, batch: ReasoningBatch) -> None:
     method = build_method(name, build_decoder())
     answers = method.answer(batch, decode())

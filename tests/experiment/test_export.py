@@ -46,7 +46,10 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "runs/kava"))
 
 
-@pytest.mark.parametrize("method", sorted(METHOD_TABLES))
+@pytest.mark.parametrize(
+    "method",  # the slow ones are stored as nocot and kava are
+    [pytest.param(m, marks=[pytest.mark.slow] if m in ("cot", "icot", "pccot") else []) for m in sorted(METHOD_TABLES)],
+)
 def test_export_answers_as_the_run(method: str, run_cli: RunCli, tmp_path: Path) -> None:
     run = train_tiny_run(method, tmp_path)
     trained, folder = laconic.load(run), tmp_path / "exported"
@@ -273,6 +276,9 @@ def test_load_exported_run_from_the_hub(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert generate_ids(laconic.load("me/tiny")) == generate_ids(laconic.load(run))
+    result = run_cli("evaluate", "me/tiny", "--tasks", "valid", "--limit", "4", "--format", "json")
+    (row,) = json.loads(result.out)["datasets"][0]["runs"]
+    assert (row["run"], row["passes"]["latent"]) == ("tiny", 1.0)
     result = run_cli("generate", "me/tiny", "1+2=")
     assert result.code == 2
     assert "give that folder" in result.err

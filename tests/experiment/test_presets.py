@@ -314,7 +314,10 @@ TINY = sorted(path.stem for path in SHIPPED_RECIPES.glob("*-tiny*.toml"))
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("ctnl-tiny", ["cms.chunk_sizes=[64]"]),  # few chunks: each is a training step of its own
+        (
+            "ctnl-tiny",
+            ["cms.chunk_sizes=[64]", "data.continual_translation.num_languages=2"],
+        ),  # few chunks: each is a training step of its own
         *(pytest.param(name, [], marks=pytest.mark.slow) for name in TINY),
     ],
 )

@@ -45,7 +45,7 @@ LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4", "train.learning_r
 
 @pytest.mark.parametrize(
     ("method", "overrides"),
-    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("codi", ()), ("coconut", ()), ("cot", ()), ("nocot", ())],
+    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("codi", ()), ("coconut", ()), ("nocot", ())],
 )
 def test_engine_answers_as_reasoner_generate(
     method: str, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

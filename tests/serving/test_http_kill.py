@@ -61,7 +61,7 @@ def test_memory_is_old_or_new_or_missing_after_a_kill(chat_model: LanguageModel,
             check_and_add(store, path, f"new_{os.getpid()}_{step % 8}")
 
     waits, num_memories = random.Random(0), 0
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS // 2):
         child = Child(write_forever)
         child.wait_for(waits.randrange(3))
         time.sleep(waits.uniform(0.0, 0.02))

@@ -278,11 +278,11 @@ def test_ranks_carry_states_like_one_process(tmp_path: Path, parallel: Any) -> N
     def work(steps: int) -> None:
         train_on_ranks(tmp_path / "two", settings(steps, micro_batch_size=1, parallel=parallel), method(), data=data)
 
-    run_training(tmp_path / "one", settings(4), method=method(), data=data)
+    run_training(tmp_path / "one", settings(3), method=method(), data=data)
     run_ranks_ok(tmp_path, lambda: work(2))
-    run_ranks_ok(tmp_path, lambda: work(4))
+    run_ranks_ok(tmp_path, lambda: work(3))
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=RECOMPUTE)
-    run_training(tmp_path / "forgets", settings(4).model_copy(update={"stateful": False}), method=method(), data=data)
+    run_training(tmp_path / "forgets", settings(3).model_copy(update={"stateful": False}), method=method(), data=data)
     assert losses(tmp_path / "forgets") != pytest.approx(losses(tmp_path / "one"), rel=RECOMPUTE)
     with pytest.raises(UsageError, match="states that 2 processes carried, not 1"):
         run_training(tmp_path / "two", settings(8, micro_batch_size=1, parallel=parallel), method=method(), data=data)

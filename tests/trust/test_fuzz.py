@@ -17,7 +17,7 @@ NAMES = (
     "report: result", "GGUF", "llama2.c", "requests",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numbers of damaged GGUF blocks
-SMALL, LARGE = 20, 300  # inputs of each parser
+SMALL, LARGE = 10, 300  # inputs of each parser
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,11 @@ class LimitedMemory(ToyMethod):
 @pytest.mark.parametrize("error_", ERRORS, ids=lambda e: str(e)[:20])
 def test_out_of_memory_halves_the_micro_batch(tmp_path: Path, error_: BaseException) -> None:
     limited, plain = LimitedMemory(3, error_), ToyMethod(0.0)
-    run_training(tmp_path / "run", toy_config(micro_batch_size=None), method=limited)
-    train(TrainingSetup(plain, ToyData(), toy_config(micro_batch_size=2), seed=5))
+    run_training(tmp_path / "run", toy_config(steps=3, micro_batch_size=None), method=limited)
+    train(TrainingSetup(plain, ToyData(), toy_config(steps=3, micro_batch_size=2), seed=5))
     assert torch.equal(flat_parameters(limited), flat_parameters(plain))
     whole = ToyMethod(0.0)
-    train(TrainingSetup(whole, ToyData(), toy_config(micro_batch_size=None), seed=5))
+    train(TrainingSetup(whole, ToyData(), toy_config(steps=3, micro_batch_size=None), seed=5))
     assert error(flat_parameters(limited), flat_parameters(whole)) <= RECOMPUTE
 
 
