@@ -138,7 +138,10 @@ class StoppedError(Exception):
     """Ends a command as if it was killed."""
 
 
-@pytest.mark.parametrize(("source", "after"), [("book.txt", 3), ("book.txt", 7), ("rows.jsonl", 4), ("rows.jsonl", 9)])
+@pytest.mark.parametrize(("source", "after"), [
+    ("book.txt", 3), pytest.param("book.txt", 7, marks=pytest.mark.slow),
+    pytest.param("rows.jsonl", 4, marks=pytest.mark.slow), ("rows.jsonl", 9),
+])  # fmt: skip
 def test_compress_resume_equals_uninterrupted(
     run: RunCli, monkeypatch: pytest.MonkeyPatch, source: str, after: int
 ) -> None:
