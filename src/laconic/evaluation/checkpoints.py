@@ -21,9 +21,10 @@ from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.runs import prepare_export
 from laconic.experiment.from_recipe.build_model import build_parts
 from laconic.experiment.from_recipe.methods import build_method
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run
+from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export
 from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import write_text_atomically
@@ -61,7 +62,7 @@ def prepare_checkpoint(
     shots_from: str | None = None,
     quantize: Quantization | None = None,
 ) -> Path:
-    """Create the folder in which the results of a checkpoint are stored, as those of a run are.
+    """Create the folder in which the results of a checkpoint, or of an exported run, are stored, as those of a run are.
 
     `style` says how it is asked, by default with its chat template if it has one. `shots` solved examples precede each
     question, from `shots_from`, by default the training split of the task's data set. With `quantize`, its weights are
@@ -71,6 +72,8 @@ def prepare_checkpoint(
         InputError: There is no such model, or it has no chat template.
     """
     folder = find_checkpoint(path_or_name)
+    if is_export(folder):  # on the hub; local ones are runs
+        return prepare_export(folder, Path(path_or_name).name)
     tokenizer = load_tokenizer(folder)
     if style == "chat" and tokenizer.chat_template is None:
         raise InputError(f"--prompt chat: {path_or_name} has no chat template; use --prompt plain")

@@ -56,13 +56,14 @@ def seed_runs(path: str | Path) -> list[Path]:
     return sorted(seeds, key=lambda entry: int(entry.name[5:]))
 
 
-def prepare_export(export: Path) -> Path:
+def prepare_export(export: Path, name: str | None = None) -> Path:
     """Create the folder in laconic's cache in which the results of an exported run are stored, as those of a run are.
 
-    The folder has the run's recipe. It is another one after the run is exported again.
+    The folder has the run's recipe and `name`, by default that of the exported folder. It is another one after the run
+    is exported again.
     """
     key = hash_json([str(export.resolve()), hash_export(export)])[:8]
-    results = cache_dir() / "evaluations" / key / export.resolve().name
+    results = cache_dir() / "evaluations" / key / (name or export.resolve().name)
     if not (results / RECIPE_FILE).is_file():
         results.mkdir(parents=True, exist_ok=True)
         write_text_atomically(results / EXPORT_MARKER, to_canonical_json({"export": str(export.resolve())}))
