@@ -12,11 +12,11 @@ import torch
 
 import laconic
 from laconic.batches import PassCounts
+from laconic.batches.padding import pad_rows
 from laconic.errors import InputError, NonFiniteError, UsageError
 from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation, generate
-from laconic.generation.prompt import pad_left
 from laconic.generation.state import DecodeState
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
@@ -190,7 +190,7 @@ def test_generate_does_not_modify_its_inputs() -> None:
 def test_generate_prompt_forms_are_equivalent(family: str) -> None:
     decoder = decoder_of(family, torch.float32)
     expected = continue_ids(decoder, ROWS, max_tokens=7)
-    ids, mask = pad_left(ROWS, 13)
+    ids, mask = pad_rows(ROWS, 13, pad_left=True)
     assert mask.sum(1).tolist() == [7, 1, 6, 3]
     assert ids[1].tolist() == [13] * 6 + [7]
     right = torch.tensor([row + [0] * (7 - len(row)) for row in ROWS])

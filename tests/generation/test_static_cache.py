@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from laconic.batches.padding import pad_rows
 from laconic.generation import backends as generation_backends
 from laconic.generation import static_cache
 from laconic.generation.backends import CacheBackend
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
-from laconic.generation.prompt import build_prompt, pad_left, prefill
+from laconic.generation.prompt import build_prompt, prefill
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from tests.conftest import missing, needs
@@ -224,7 +225,7 @@ def test_static_cache_in_float64_and_bfloat16() -> None:
     float64 = decoder_of("qwen3")
     one = generate(float64, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     for row, g in zip(ROWS, one, strict=True):
-        ids, mask = pad_left([row + g.token_ids])
+        ids, mask = pad_rows([row + g.token_ids])
         logits = float64.logits(float64(float64.embed(ids), attention_mask=mask).hidden_states[0, len(row) - 1 : -1])
         assert logits.float().argmax(-1).tolist() == g.token_ids
 

@@ -5,13 +5,12 @@ import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
-from jaxtyping import Bool, Int
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-from torch import Tensor
 
+from laconic.batches.padding import PaddedIds, pad_rows
 from laconic.data.chat_template import render_chat_template
 from laconic.data.tokenizer_files import (
     CLASS_SPECIAL_TOKENS,
@@ -23,7 +22,6 @@ from laconic.data.tokenizer_files import (
 )
 from laconic.data.tokenizer_limits import check_tokenizer, hide_panic_message, is_panic
 from laconic.errors import InputError, LaconicError, UsageError, translate_os_errors
-from laconic.generation.prompt import pad_left
 from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.storage.export_record import warn_of_changed_vocabulary
 from laconic.storage.file_names import resolve_inside
@@ -50,21 +48,6 @@ def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]
             raise
         kind = "fails" if isinstance(error, Exception) else "panics"
         raise InputError(f"{source} {kind}: {str(error)[:300]}; save it again with transformers") from None
-
-
-class TokenBatch(NamedTuple):
-    """Ids of several texts, padded on the left; `attention_mask` is True at real tokens.
-
-    Examples:
-        >>> import laconic
-        >>> from laconic.data.tokenizer import build_byte_tokenizer
-        >>> batch = build_byte_tokenizer()(["hello", "hi"])
-        >>> batch.input_ids.tolist(), batch.attention_mask.sum(1).tolist()
-        ([[104, 101, 108, 108, 111], [256, 256, 256, 104, 105]], [5, 2])
-    """
-
-    input_ids: Int[Tensor, "B T"]
-    attention_mask: Bool[Tensor, "B T"]
 
 
 class Tokenizer:
@@ -121,18 +104,25 @@ class Tokenizer:
         named = ", ".join(f"{role}={text!r}" for role, text in self.special_tokens.items())
         return f"Tokenizer({self.vocab_size:,} tokens, {named or 'no special tokens'}, {template} chat template)"
 
-    def __call__(self, texts: str | Sequence[str], add_special_tokens: bool = True) -> TokenBatch:
-        """Return the ids of a text, or of several, as tensors for `laconic.generate`.
+    def __call__(self, texts: str | Sequence[str], add_special_tokens: bool = True) -> PaddedIds:
+        """Return the ids of a text, or of several, padded on the left, as tensors for `laconic.generate`.
 
         Args:
             texts: One text, for a batch of one row, or several.
             add_special_tokens: As in `encode`.
+
+        Examples:
+            >>> import laconic
+            >>> from laconic.data.tokenizer import build_byte_tokenizer
+            >>> batch = build_byte_tokenizer()(["hello", "hi"])
+            >>> batch.input_ids.tolist(), batch.attention_mask.sum(1).tolist()
+            ([[104, 101, 108, 108, 111], [256, 256, 256, 104, 105]], [5, 2])
         """
         batch = [texts] if isinstance(texts, str) else list(texts)
         with translate_tokenizer_errors():
             encodings = self.backend.encode_batch(batch, add_special_tokens=add_special_tokens)
         pad = next((id for id in (self.pad_token_id, self.eos_token_id) if id is not None), 0)
-        return TokenBatch(*pad_left([encoding.ids for encoding in encodings], pad))
+        return pad_rows([encoding.ids for encoding in encodings], pad, pad_left=True)
 
     def special_token_id(self, role: str) -> int | None:
         """Return the id of a special token by its role, such as `unk_token`."""

@@ -20,10 +20,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 import laconic
+from laconic.batches.padding import pad_rows
 from laconic.errors import UsageError
 from laconic.experiment.text_models.read_into_state import clear_attention_if_full
 from laconic.generation.config import GenerationConfig
-from laconic.generation.prompt import pad_left
 from laconic.losses import score_rows
 from laconic.models.cache import KVCache
 from laconic.nested.state import FastWeightState, select_rows
@@ -170,7 +170,7 @@ class LaconicLM(TemplateLM):
         Pairs are context and continuation; long contexts lose their beginning.
         """
         inputs = [(context + continuation)[-(self.max_length + 1) :][:-1] for context, continuation in pairs]
-        ids, mask = (x.to(self._device) for x in pad_left(inputs))
+        ids, mask = pad_rows(inputs, pad_left=True, device=self._device)
         scores: list[tuple[float, bool]] = []
         for row, (_, continuation) in zip(self.read_batch(ids, mask), pairs, strict=True):
             targets = torch.tensor(continuation, device=self._device)

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from laconic.batches.padding import PaddedIds
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import RuleName, StopRule, default_rule
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import SourceDocument
 from laconic.errors import UsageError
-from laconic.experiment.resumable_stream import PaddedIds, ResumableReading
+from laconic.experiment.resumable_stream import ResumableReading
 from laconic.halting.stop_distribution import draw_uniforms
 
 

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
+from laconic.batches.padding import PaddedIds
 from laconic.compression.memory_file import SourceDocument
 from laconic.data.documents.tokenize import iter_token_chunks
 from laconic.data.tokenizer import Tokenizer
@@ -67,13 +67,6 @@ class TokenStream:
     def to_document(self) -> SourceDocument:
         """Return name, hash and lengths of the text read so far."""
         return SourceDocument(self.name, self.digest.hexdigest(), sum(self.segments), tuple(self.segments))
-
-
-class PaddedIds(NamedTuple):
-    """One segment of each text, padded on the right."""
-
-    input_ids: Int[Tensor, "B T"]
-    attention_mask: Bool[Tensor, "B T"]
 
 
 def pad_segments(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:

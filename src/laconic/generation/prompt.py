@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from laconic.batches.padding import pad_rows
 from laconic.errors import InputError, UsageError
 from laconic.generation.config import OnPrefill
 from laconic.generation.state import DecodeState
@@ -60,18 +61,6 @@ class PrefillResult(NamedTuple):
     num_passes: int
 
 
-def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Return the rows right-aligned in one matrix, and its attention mask."""
-    T = max(map(len, rows), default=0)
-    ids = [[pad_token_id] * (T - len(row)) + list(row) for row in rows]
-    mask = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
-    shape, cpu = (len(rows), T), "cpu"
-    return (
-        torch.tensor(ids, dtype=torch.long, device=cpu).view(shape),
-        torch.tensor(mask, dtype=torch.bool, device=cpu).view(shape),
-    )
-
-
 def build_prompt(
     decoder: Decoder,
     tokenizer: TokenizerLike | None,
@@ -119,7 +108,7 @@ def build_prompt(
     if unread is not None:
         check_rows(len(rows), len(unread))
         rows = [before + row for before, row in zip(unread, rows, strict=True)]
-    padded, mask = pad_left(rows)
+    padded, mask = pad_rows(rows, pad_left=True)
     check_nonempty_rows(mask)
     return Prompt(padded.to(device), None, mask.to(device), rows)
 

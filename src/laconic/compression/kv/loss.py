@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from laconic.batches.padding import pad_rows
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import RepeatPrompt
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
-from laconic.generation.prompt import pad_left
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 
@@ -67,7 +67,7 @@ def build_loss_probes(
     rows = [list(map(int, prompt.build(ids, start, start + length, prefix_tokens)[0])) for start in starts]
     config = GenerationConfig(max_tokens=CONTINUATION_TOKENS, eos_token_ids=(), return_state=False)
     continuation = generate(decoder, input_ids=ids[:, -1:], state=cache.crop(N - 1), config=config)[0].token_ids
-    padded, mask = pad_left([*rows, continuation])
+    padded, mask = pad_rows([*rows, continuation], pad_left=True)
     lengths = torch.tensor([length] * len(rows) + [len(continuation) - 1], device="cpu")
     scored = torch.arange(padded.shape[1], device="cpu") >= padded.shape[1] - lengths[:, None]
     return LossProbes(padded.to(ids.device), mask.to(ids.device), scored.to(ids.device))

@@ -7,12 +7,12 @@ import torch
 
 from laconic import rng
 from laconic.batches import DocumentBatch
+from laconic.batches.padding import pad_rows
 from laconic.config.data import TextConfig
 from laconic.data.documents.load import Document
 from laconic.data.documents.segments import SegmentBoundaries
 from laconic.data.documents.token_cache import tokenize_with_cache
 from laconic.data.documents.tokenize import TokenArray, hash_token_arrays
-from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 

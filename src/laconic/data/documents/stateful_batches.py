@@ -6,9 +6,9 @@ import torch
 
 from laconic import rng
 from laconic.batches import DocumentBatch
+from laconic.batches.padding import pad_rows
 from laconic.data.documents.load import Document
 from laconic.data.documents.tokenize import TokenArray, hash_token_arrays
-from laconic.data.reasoning.dataset import pad_rows
 from laconic.errors import InputError
 
 DOCUMENT_ORDER_KEY = 8

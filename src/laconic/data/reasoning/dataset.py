@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
+from laconic.batches.padding import pad_rows
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
 from laconic.data.strict_jsonl import RowProblem, format_problems, is_within_skip_limit
@@ -274,19 +274,3 @@ def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0
         document_mask=documents[1],
         chain_result_mask=pad_rows([row.chain_result_mask for row in rows])[0].bool(),
     )
-
-
-def pad_rows(
-    rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False, width: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids to [B, width], by default as wide as the longest.
-
-    Returns:
-        The ids, and a bool mask that is True where they are not padding.
-    """
-    width = max(map(len, rows), default=0) if width is None else width
-    ids, mask = torch.full((len(rows), width), pad_value), torch.zeros(len(rows), width, dtype=torch.bool)
-    for b, row in enumerate(rows):
-        columns = slice(width - len(row), width) if pad_left else slice(0, len(row))
-        ids[b, columns], mask[b, columns] = torch.tensor(row, dtype=torch.long), True
-    return ids, mask

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from laconic import rng
 from laconic.batches import IGNORE_INDEX
+from laconic.batches.padding import pad_rows
 from laconic.config.recipe import LoraConfig
-from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, get_module, pad_right, read_ids
+from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, get_module, read_ids
 from laconic.evaluation.class_incremental.protocol import score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
 from laconic.experiment.from_recipe.build_model import add_lora
@@ -182,7 +183,7 @@ def first_per_class(items: Sequence[LabelledUtterance], n: int) -> list[Labelled
 def compute_label_loss(model: StatefulLM, stream: ClassIncrementalStream, batch: Sequence[LabelledUtterance]) -> Tensor:
     """Return the mean cross-entropy, in nats per token, on the labels and the line ends."""
     rows = [stream.start_ids + stream.training_ids(item) for item in batch]
-    ids, mask = pad_right(rows, get_device(model))
+    ids, mask = pad_rows(rows, device=get_device(model))
     targets = ids.roll(-1, 1).masked_fill(~mask.roll(-1, 1), IGNORE_INDEX)
     targets[:, -1] = IGNORE_INDEX
     for row, item in zip(targets, batch, strict=True):

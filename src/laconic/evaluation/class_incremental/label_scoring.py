@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.data.reasoning.dataset import pad_rows
+from laconic.batches.padding import pad_rows
 from laconic.evaluation.class_incremental.tasks import TokenIds
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
@@ -59,7 +59,7 @@ def read_prompts(
     """
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for batch in split_into_batches(by_length, limit_batch(PROMPT_BATCH, state)):
-        ids, mask = pad_right([prompts[i] for i in batch], get_device(model))
+        ids, mask = pad_rows([prompts[i] for i in batch], device=get_device(model))
         output = read_ids(model, ids, fork_rows(state, torch.zeros(len(batch), dtype=torch.long)), mask)
         yield batch, output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1], output.state
 
@@ -76,7 +76,7 @@ def score_prompts(
     The labels with the highest bounds are read first; of candidates, until no other can be better.
     """
     K = len(label_ids)
-    ids, mask = pad_right(label_ids, next_log_probs.device)
+    ids, mask = pad_rows(label_ids, device=next_log_probs.device)
     size = mask.sum(1)
     is_candidate = torch.tensor([candidates is None or k in candidates for k in range(K)], device=ids.device)
     bound = next_log_probs[:, ids[:, 0]] / size
@@ -154,12 +154,6 @@ def fork_rows(state: FastWeightState, rows: Tensor) -> FastWeightState:
         return x[:1].expand(len(rows), *x.shape[1:]) if is_shared else x[rows.to(x.device)]
 
     return map_tensors(state, select)
-
-
-def pad_right(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids padded on the right, and the mask of real tokens."""
-    ids, mask = pad_rows(rows)
-    return ids.to(device), mask.to(device)
 
 
 def limit_batch(size: int, state: FastWeightState) -> int:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from laconic import rng
+from laconic.batches.padding import pad_rows
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.segment import build_memory_prompt, read_segment
-from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.strict_jsonl import read_rows
 from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, load_context_questions
@@ -258,7 +258,7 @@ class ICLClassification:
             embeds = decoder.embed(input_ids)
             output = read_segment(decoder, model.config, memory, embeds, mask, bos_token_id)
             for i in range(0, len(self.label_ids), LABEL_BATCH_SIZE):
-                ids, mask = (x.to(input_ids.device) for x in pad_rows(self.label_ids[i : i + LABEL_BATCH_SIZE]))
+                ids, mask = pad_rows(self.label_ids[i : i + LABEL_BATCH_SIZE], device=input_ids.device)
                 n, T = ids.shape
                 position_ids = None
                 if prompt_positions is not None:

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from laconic import rng
 from laconic.batches import DocumentBatch, ReasoningBatch
+from laconic.batches.padding import pad_rows
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import DOCUMENT_SOURCES, Recipe
 from laconic.data.documents.load import load_documents
 from laconic.data.documents.segments import SegmentBoundaries
 from laconic.data.reasoning import load as reasoning_load
 from laconic.data.reasoning.catalog import find_dataset, split_name
-from laconic.data.reasoning.dataset import ReasoningDataset, collate, pad_rows
+from laconic.data.reasoning.dataset import ReasoningDataset, collate
 from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.from_recipe.build_data import (

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import laconic
+from laconic.batches.padding import pad_rows
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import MemoryMetadata
@@ -36,7 +37,6 @@ from laconic.experiment.text_models.text_model import (
 )
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
-from laconic.generation.prompt import pad_left
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder
@@ -223,7 +223,7 @@ class TextCompressor:
         if cache is not None and len(ids) != B:
             cache = cache.repeat_rows(len(ids))
         rows = memory if len(ids) == B else memory.select_rows([0] * len(ids))
-        mask = pad_left(ids)[1].to(rows.valid.device)
+        mask = pad_rows(ids, pad_left=True, device=rows.valid.device).attention_mask
         positions = build_memory_prompt(self.decoder, model.config, rows, model.bos_token_id, mask).position_ids
         return MemoryPrompts(ids, cache, None if positions is None else positions[:, -1] + 1 - mask.sum(1))
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from laconic.batches import next_token_targets
-from laconic.experiment.resumable_stream import PaddedIds, ResumableReading, pad_segments
+from laconic.batches.padding import PaddedIds
+from laconic.experiment.resumable_stream import ResumableReading, pad_segments
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check, state_file
 from laconic.nested import state as values
