@@ -163,14 +163,14 @@ def test_plot_heat_maps_has_room_for_a_title_longer_than_the_map() -> None:
 
 def test_render_inspection_page_of_real_size_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 3.2 1B: 16 layers of 8 heads, 24 thoughts, a chain of 64 tokens; beside another run."""
-    drawn: dict[str, Markup] = {}
+    images: dict[str, Markup] = {}
 
     def draw_once(panels: Any, rows: Any, columns: Any, alt_text: str, **options: Any) -> Markup:
         """Most maps of the page differ only in their alternative texts, and drawing takes seconds."""
         key = repr((panels, rows, columns, options))
-        if key not in drawn:
-            drawn[key] = plots.plot_heat_maps(panels, rows, columns, "?", **options)
-        return drawn[key].replace('alt="?"', Markup('alt="{}"').format(alt_text))
+        if key not in images:
+            images[key] = plots.plot_heat_maps(panels, rows, columns, "?", **options)
+        return images[key].replace('alt="?"', Markup('alt="{}"').format(alt_text))
 
     monkeypatch.setattr(inspection_page, "plot_heat_maps", draw_once)
     result = question(build_inspection(16, 8, 24, 64), build_inspection(16, 8, 24, 64, "other"))
