@@ -43,9 +43,12 @@ STOP_HEAD = ('latents.length_policy="stop_head"',)
 LORA = ("train.trainable=lora", "lora.rank=2", "lora.alpha=4", "train.learning_rate=0.1")
 
 
+SLOW_COT = pytest.param("cot", (), marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("method", "overrides"),
-    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("codi", ()), ("coconut", ()), ("nocot", ())],
+    [("kava", ()), ("kava", STOP_HEAD), ("kava", LORA), ("codi", ()), ("coconut", ()), ("nocot", ()), SLOW_COT],
 )
 def test_engine_answers_as_reasoner_generate(
     method: str, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

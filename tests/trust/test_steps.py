@@ -23,7 +23,7 @@ from tests.trust.limits import LIMITS
 
 
 def test_truncations_are_detected(tmp_path: Path) -> None:
-    steps.check_truncations(tmp_path / "run", LIMITS["truncations"])
+    steps.check_truncations(tmp_path / "run", LIMITS["truncations"] // 3)
 
 
 def test_bit_flips_are_detected(tmp_path: Path) -> None:
