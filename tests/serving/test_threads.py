@@ -9,7 +9,7 @@ from laconic.serving.threads import run_in_thread
 from tests.house.source import texts
 
 LASTING_THREADS = ("to_thread", "run_in_executor", "run_in_threadpool")
-EXCEPTIONS = {("memories.py", "run_in_threadpool")}  # an upload writes bytes to a file
+EXCEPTIONS = {("services.py", "run_in_threadpool")}  # an upload writes bytes to a file
 
 
 def test_run_in_thread_ends_its_thread() -> None:

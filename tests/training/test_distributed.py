@@ -264,7 +264,7 @@ def test_ranks_carry_states_like_one_process(tmp_path: Path, parallel: Any) -> N
             257,
             8,
             1,
-            chunk_sizes=(3, 12),
+            chunk_sizes=(4, 8),
             num_heads=2,
             memory=memory,
             memory_chunk_size=3,
