@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.conftest import REPO, find_shared, shared_dir
+from tools.equation_markers import parse_text
 
 # a shell function for the command line
 LACONIC = f"""laconic() {{ "{sys.executable}" -c 'import sys; sys.argv[0] = "laconic"
@@ -23,10 +25,16 @@ def texts(*folders: str) -> Iterator[tuple[Path, str]]:
 
 
 def syntax_trees(*folders: str, pattern: str = "") -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the syntax trees of the files that match a regular expression."""
+    """Yield the syntax trees of the files that match a regular expression; each file is parsed once."""
     for path, text in texts(*folders):
         if re.search(pattern, text):
-            yield path, ast.parse(text)
+            yield path, parse_text(str(REPO / path), text)
+
+
+@cache
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the nodes of a syntax tree; the result is cached."""
+    return tuple(ast.walk(tree))
 
 
 def imported_modules(node: ast.AST) -> list[str]:

@@ -163,9 +163,7 @@ def parse_error(arguments: list[str]) -> str | None:
         return errors.getvalue().strip() if end.code else None
     if arguments[0] != "train" or command.recipe is None:
         return None
-    if not re.search(r"[./]", command.recipe) and command.recipe not in {name for name, *_ in list_recipes()} | {
-        "RECIPE"
-    }:
+    if not re.search(r"[./]", command.recipe) and command.recipe not in recipe_names() | {"RECIPE"}:
         return f"no recipe {command.recipe}"
     wrong = [
         key
@@ -179,6 +177,12 @@ def parse_error(arguments: list[str]) -> str | None:
 def flags(command: str) -> frozenset[str]:
     """Return the flags in a command's help."""
     return frozenset(re.findall(r"--[a-z][a-z-]*", help_text(command)))
+
+
+@cache
+def recipe_names() -> frozenset[str]:
+    """Return the names of the shipped recipes."""
+    return frozenset(name for name, *_ in list_recipes())
 
 
 @cache

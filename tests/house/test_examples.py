@@ -15,7 +15,7 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-LONG = {"adapter.py", "dgd.py", "m3.py"}  # these train for some seconds
+LONG = {"adapter.py", "dgd.py", "hf_trainer.py", "m3.py"}  # these train for some seconds
 
 
 @pytest.mark.parametrize(

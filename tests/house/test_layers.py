@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import imported_modules, syntax_trees, texts
+from tests.house.source import imported_modules, syntax_trees, texts, walk
 
 NUMERIC_PACKAGES = ("models", "generation", "latent", "compression", "nested", "training", "storage")
 NUMERIC_LIBRARIES = {"laconic", "torch", "numpy", "safetensors", "jaxtyping", "pydantic"} | set(sys.stdlib_module_names)
@@ -37,7 +37,7 @@ def test_layers_numeric_packages_use_few_libraries() -> None:
         f"{path}:{node.lineno} {name}"
         for package in NUMERIC_PACKAGES
         for path, tree in syntax_trees(f"src/laconic/{package}")
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in imported_modules(node)
         if name.split(".")[0] not in NUMERIC_LIBRARIES and (str(path), name.split(".")[0]) not in OPTIONAL_IMPORTS
@@ -51,7 +51,7 @@ def test_layers_no_hidden_imports() -> None:
         f"{path}:{node.lineno} {name}"
         for path, tree in syntax_trees("src/laconic", pattern=r"\n[ \t]+(from|import) .*laconic")
         if not str(path).startswith(ENTRY_POINTS)
-        for outer in ast.walk(tree)
+        for outer in walk(tree)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
         for node in ast.walk(outer)
         for name in imported_modules(node)
@@ -70,9 +70,9 @@ UNSAFE_OPTIONS = {("trust_remote_code", True), ("use_safetensors", False), ("all
 def find_unsafe(tree: ast.AST) -> list[str]:
     """Return what in a syntax tree could unpickle or run code from data."""
     uses: list[str] = []
-    for node in ast.walk(tree):
+    for node in walk(tree):
         uses += [n for n in imported_modules(node) if n.split(".")[0] in UNSAFE_MODULES or n in UNSAFE_NAMES]
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in UNSAFE_NAMES:
+        if isinstance(node, ast.Attribute) and node.attr in ("load", "save") and ast.unparse(node) in UNSAFE_NAMES:
             uses.append(ast.unparse(node))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_CALLS:
             uses.append(node.func.id)
@@ -114,8 +114,9 @@ def unconditional_skips(tree: ast.Module) -> list[int]:
     lines: list[int] = []
 
     def visit(node: ast.AST, conditional: bool) -> None:
-        if isinstance(node, ast.Call | ast.Attribute):
-            name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
+        target = node.func if isinstance(node, ast.Call) else node
+        if isinstance(target, ast.Attribute) and target.attr in ("skip", "xfail", "importorskip"):
+            name = ast.unparse(target)
             bare = isinstance(node, ast.Attribute) or not (node.args or {k.arg for k in node.keywords} - {"reason"})
             if name in ("pytest.mark.skip", "unittest.skip") or (name == "pytest.mark.xfail" and bare):
                 lines.append(node.lineno)
@@ -134,7 +135,10 @@ def unconditional_skips(tree: ast.Module) -> list[int]:
 
 
 def test_no_unconditional_skip() -> None:
-    skips = {str(path): unconditional_skips(tree) for path, tree in syntax_trees("tests", pattern="skip|xfail")}
+    skips = {
+        str(path): unconditional_skips(tree)
+        for path, tree in syntax_trees("tests", pattern=r"\.(skip|xfail|importorskip)\b")
+    }
     assert not {path: lines for path, lines in skips.items() if lines}, (
         "use shared_dir() or needs() of tests/conftest.py"
     )

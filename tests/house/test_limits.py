@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 
-from tests.house.source import syntax_trees, texts
+from tests.house.source import syntax_trees, texts, walk
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -43,7 +43,7 @@ def test_limits_function_length() -> None:
     long = {
         f"{path}:{node.lineno} {node.name}": lines
         for path, tree in syntax_trees("src", "tools")
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (lines := body_lines(node)) > MAX_FUNCTION_LINES
     }
     assert not long
@@ -60,7 +60,7 @@ def test_limits_parameters() -> None:
     many = [
         f"{path.relative_to('src/laconic')} {node.name}"
         for path, tree in syntax_trees("src")
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(parameters(node)) > MAX_PARAMETERS
     ]
     assert sorted(many) == sorted(LONG_SIGNATURES)
