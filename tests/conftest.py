@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtyping import install_import_hook
+from tests import shapes
 
 # Before anything imports laconic: check annotated shapes, on the first calls of each function in each test file, or on
-# all calls if slow tests run too (tests/shapes.py).
-install_import_hook(
-    [
+# all calls if slow tests run too.
+shapes.install(
+    *(
         f"laconic.{name}"
         for name in ("batches", "interfaces", "models", "generation", "latent", "compression", "nested")
-    ],
-    "tests.shapes.sparing",
+    )
 )
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
@@ -41,7 +40,6 @@ import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from laconic import console  # noqa: E402
-from tests import shapes  # noqa: E402
 from tests.tiny_recipes import TINY_RECIPE  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent

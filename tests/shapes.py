@@ -1,50 +1,48 @@
 """Check annotated shapes on the first calls of every function in each test file, or on all calls."""
 
+import dataclasses
 import functools
-import sys
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from beartype import beartype
+import jaxtyping
+from jaxtyping import jaxtyped
 
-MAX_CHECKS = 4  # per function and test file: arguments and result of two calls
+MAX_CHECKS = 2  # calls per function and test file; checking every call would take half of the test time
 CHECK_ALL = False  # set when slow tests run too
 check_counts: Counter[tuple[str, str]] = Counter()
-disabled: list[Any] = []
 
 
-def sparing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Type checker for jaxtyping that stops after MAX_CHECKS; checking every call would take half of the test time."""
-    key = (function.__module__, function.__qualname__)
-    checked = functools.cache(lambda: beartype(function))  # built on the first call: most functions are not called
+def install(*packages: str) -> None:
+    """Check the shapes of the packages' functions, which nothing may have imported yet."""
+    jaxtyping.jaxtyped = sparing  # the import hook decorates every function and class with it
+    jaxtyping.install_import_hook(list(packages), "beartype.beartype")
 
-    @functools.wraps(function)
+
+def sparing(decorated: Any = None, *, typechecker: Callable[..., Any]) -> Any:
+    """Take the place of `jaxtyping.jaxtyped`: build a check on the first call, since most functions are not called."""
+    if decorated is None:
+        return functools.partial(sparing, typechecker=typechecker)
+    if inspect.isclass(decorated):
+        if dataclasses.is_dataclass(decorated) and not hasattr(decorated.__init__, "__wrapped__"):
+            decorated.__init__ = sparing(decorated.__init__, typechecker=typechecker)
+        return decorated
+    key = (decorated.__module__, decorated.__qualname__)
+    build = functools.cache(lambda: jaxtyped(decorated, typechecker=typechecker))
+
+    @functools.wraps(decorated)
     def call(*args: Any, **options: Any) -> Any:
-        result = checked()(*args, **options)
+        if jaxtyping.config.jaxtyping_disable or (check_counts[key] >= MAX_CHECKS and not CHECK_ALL):
+            return decorated(*args, **options)
+        result = build()(*args, **options)
         check_counts[key] += 1
-        if check_counts[key] == MAX_CHECKS and not CHECK_ALL:
-            disable(*key)
         return result
 
     return call
 
 
-def disable(module: str, name: str) -> None:
-    """Turn off the checks of a function until `enable_all`."""
-    function: Any = sys.modules[module]
-    for part in name.split("."):
-        function = vars(function).get(part) if hasattr(function, "__dict__") else None
-    for attribute in ("__func__", "fget", "func"):  # class methods and properties
-        function = getattr(function, attribute, None) or function
-    while function is not None and hasattr(function, "__wrapped__"):  # the check is the innermost wrapper
-        function.__no_type_check__ = True
-        disabled.append(function)
-        function = function.__wrapped__
-
-
 def enable_all() -> None:
-    """Turn on the checks of every function again."""
+    """Check the first calls of every function again."""
     check_counts.clear()
-    while disabled:
-        del disabled.pop().__no_type_check__
