@@ -202,7 +202,7 @@ FILES: list[Callable[[], st.SearchStrategy[bytes]]] = [
 ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.one_of(*(make() for make in FILES)))
 def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """Any bytes give examples or a typed error."""
@@ -218,8 +218,8 @@ def test_read_examples_of_any_bytes(tmp_path_factory: pytest.TempPathFactory, da
 
 
 def test_parse_row_locates_a_duplicate_among_many_keys() -> None:
-    """A comparison of every key with every other one would take hours."""
-    text = "{" + ", ".join(f'"{n}": 1' for n in range(200_000)) + ', "7": 2}'
+    """A comparison of every key with every other one would take many minutes."""
+    text = "{" + ", ".join(f'"{n}": 1' for n in range(50_000)) + ', "7": 2}'
     with pytest.raises(RowError, match="duplicate key '7'") as caught:
         parse_row(text)
     assert caught.value.column == text.rindex('"7"') + 1

@@ -87,7 +87,7 @@ def test_gradcheck_through_two_passes_on_a_cache(name: str) -> None:
     decoder = small(name, **({"activation": "gelu"} if name == "opt" else {}))  # ReLU has no derivative at its corner
     mask = torch.tensor([[True, True, False], [False, True, True]])
 
-    start, directions = [noise(i, 2, T, 8) for i, T in enumerate((3, 1, 2))], noise(5, 3, 8)
+    start, directions = [noise(i, 2, T, 8) for i, T in enumerate((3, 1, 2))], noise(5, 2, 8)
 
     def read(*moves: Tensor) -> tuple[Tensor, ...]:
         """Run three passes with embeddings moved along a few directions; return weighted sums of the outputs."""
@@ -98,7 +98,7 @@ def test_gradcheck_through_two_passes_on_a_cache(name: str) -> None:
         outs = (three.hidden_states, three.cache.keys[1], three.cache.values[0], two.hidden_states)
         return tuple(torch.stack([(x * noise(seed, *x.shape)).sum() for seed in (6, 7)]) for x in outs)
 
-    moves = [torch.zeros(2, T, 3).double().requires_grad_() for T in (3, 1, 2)]
+    moves = [torch.zeros(2, T, 2).double().requires_grad_() for T in (3, 1, 2)]
     assert gradcheck(read, (*moves, noise(4, 1, 2, 6).requires_grad_()), atol=1e-7, rtol=1e-5)
 
 

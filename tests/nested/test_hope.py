@@ -69,7 +69,7 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
     return options
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(drawn_options(), st.integers(1, 11), st.integers(1, 10))
 def test_self_titans_chunks_equal_tokens_and_pieces(options: dict[str, Any], T: int, cut: int) -> None:
     """Values and the gradient of every weight, up to three chunks and two tokens."""

@@ -212,7 +212,7 @@ def test_hope_in_bfloat16_keeps_changes_in_float32(objective: str, which: int) -
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_hope_padding_and_other_rows_change_nothing(objective: str, which: int) -> None:
     """Rows of different lengths, then continued from different offsets, equal each row alone."""
-    model, ids, more = build_models(objective)[which], random_ids(3, 7), random_ids(3, 6, 1)
+    model, ids, more = build_models(objective)[which], random_ids(3, 7), random_ids(3, 4, 1)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]).bool()
     y, state = read(model, ids, attention_mask=mask)
     y_more, final = read(model, more, state)
@@ -286,7 +286,7 @@ def test_tokens_without_learning_end_the_accumulation() -> None:
     for model in build_models("task"):
         ids, learns = random_ids(1, 13), [True] * 3 + [False] * 4 + [True] * 6
         results = []
-        for cuts in ((3, 7), (1, 3, 5, 7, 8), tuple(range(1, 13))):
+        for cuts in ((3, 7), tuple(range(1, 13))):
             outputs, state = [], None
             for a, b in zip((0, *cuts), (*cuts, 13), strict=True):
                 y, state = read(model, ids[:, a:b], state, update_weights=learns[a])
@@ -304,7 +304,7 @@ def test_tokens_without_learning_end_the_accumulation() -> None:
 @pytest.mark.parametrize("objective", ["task", "associative"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_hope_outer_gradient_changes_no_value(objective: str, which: int) -> None:
-    model, ids = build_models(objective)[which], random_ids(2, 10)
+    model, ids = build_models(objective)[which], random_ids(2, 7)
     modes: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"truncate_after": 2}, "first_order": {}, "none": {}}
     grads: dict[str, dict[str, Tensor]] = {}
     names, parameters = zip(*model.named_parameters(), strict=True)

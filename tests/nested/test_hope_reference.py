@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
     ],
 )  # fmt: skip
 def test_hope_equals_its_reference(memory: dict[str, Any], cms: dict[str, Any]) -> None:
-    model, ids = build_hope("task", MEMORY.model_copy(update=memory), **cms), random_ids(2, 10)
+    model, ids = build_hope("task", MEMORY.model_copy(update=memory), **cms), random_ids(2, 7)
     mask = torch.ones(ids.shape, dtype=torch.bool)
     batch = DocumentBatch(ids, mask, mask, (ids.shape[1],), torch.arange(len(ids)))
     loss = NestedLanguageModel(model, InnerLoopConfig(outer_gradient="full"))(batch).loss
