@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
-from jaxtyping import jaxtyped
+from jaxtyping import config, jaxtyped
 
 MAX_CHECKS = 2  # calls per function and test file; checking every call would take half of the test time
 CHECK_ALL = False  # set when slow tests run too
@@ -34,7 +34,7 @@ def sparing(decorated: Any = None, *, typechecker: Callable[..., Any]) -> Any:
 
     @functools.wraps(decorated)
     def call(*args: Any, **options: Any) -> Any:
-        if jaxtyping.config.jaxtyping_disable or (check_counts[key] >= MAX_CHECKS and not CHECK_ALL):
+        if config.jaxtyping_disable or (check_counts[key] >= MAX_CHECKS and not CHECK_ALL):
             return decorated(*args, **options)
         result = build()(*args, **options)
         check_counts[key] += 1

@@ -97,7 +97,6 @@ def test_fit_cartridge_trains_heads_with_different_numbers_of_slots(decoder: Dec
         for fitted, selected in zip(*heads, strict=True):
             assert torch.equal(fitted[:1], selected[:1]), "the first slot of every head is frozen"
             assert bool((fitted[1:] != selected[1:]).any(1).all())
-    assert fit_cartridge(decoder, memory, DOCUMENT, SMALL, requests=REQUESTS).memory.is_equal(fit.memory)
     with pytest.raises(UsageError, match="compress again with --fit and --equal-heads"):
         save_cartridge(fit.memory, tmp_path / "x")
 

@@ -82,6 +82,7 @@ def real_templates(real: dict[str, list[ReasoningExample]]) -> dict[str, list[Qu
 def test_build_templates_count_on_gsm8k(real, real_templates):
     assert {name: len(rows) for name, rows in real.items()} == {"aug": 10_432, "gsm8k": 6_973}
     assert {name: len(rows) for name, rows in real_templates.items()} == {"aug": 6_010, "gsm8k": 2_788}
+    assert sum(t.is_ambiguous for t in real_templates["aug"]) == 466
 
 
 def test_generate_variants_of_gsm8k_are_correct(real):
@@ -214,8 +215,8 @@ def test_build_variant_keeps_results_whole_and_positive():
     assert build_variant(template_of(row("He has 9 cats and 4 dogs.", "<<9/4=2.25>>")), (9, 8), "x") is None  # 1.125
 
 
-def test_generate_variants_is_a_function_of_seed_and_id(real_templates):
-    some = real_templates["aug"][:40]
+def test_generate_variants_is_a_function_of_seed_and_id(real):
+    some = build_templates(real["aug"][:80])[:40]
     first = [generate_variants(t, 5, seed=7) for t in some]
     assert [generate_variants(t, 5, seed=7) for t in reversed(some)] == first[::-1]
     assert [generate_variants(t, 3, seed=7) for t in some] == [examples[:3] for examples in first]
@@ -250,8 +251,8 @@ def test_iter_variants_ends():
     assert generate_variants(template_of(row("He pays $2.75.", "<<2.75*4=11>>")), 5, seed=0) == []
 
 
-def test_interleave_variants(real_templates):
-    some = real_templates["gsm8k"][:30]
+def test_interleave_variants(real):
+    some = build_templates(real["gsm8k"][:80])[:30]
     able = [t for t in some if generate_variants(t, 2, seed=0)]
     first = list(islice(interleave_variants(some, seed=0), len(able)))
     assert [e.metadata["template"] for e in first] == [t.id for t in able]
@@ -263,21 +264,20 @@ def test_interleave_variants(real_templates):
     assert max(Counter(e.question for e in islice(interleave_variants(twins, 0), 300)).values()) == 1
 
 
-def test_is_held_out_by_text(real_templates):
+def test_is_held_out_by_text(real):
     first, second = (template_of(row(f"He has {n} cats, and 8 DOGS.", f"<<{n}+8={n + 8}>>")) for n in (5, 6))
     assert first.masked_question == second.masked_question == mask_numbers("he has 1,000 cats and 9.5 dogs")
-    every = [t.masked_question for t in real_templates["gsm8k"][::2]]
+    every = {mask_numbers(example.question) for example in real["gsm8k"][::4]}
     few, more = ({text for text in every if is_held_out(text, share)} for share in (0.05, 0.2))
     assert few < more
     assert 0.03 < len(few) / len(every) < 0.07
     assert not any(is_held_out(text, 0) for text in every)
 
 
-def test_build_template_is_ambiguous(real_templates):
+def test_build_template_is_ambiguous():
     assert template_of(row("Bread is $2, milk twice as much.", "<<2*2=4>>")).is_ambiguous
     assert template_of(row("He runs 7 miles a day for 5 weeks.", "<<7*7=49>>", "<<49*5=245>>")).is_ambiguous
     assert not template_of(row("Bread is $5, milk twice as much.", "<<5*2=10>>")).is_ambiguous
-    assert sum(t.is_ambiguous for t in real_templates["aug"]) == 466
 
 
 @pytest.mark.parametrize(

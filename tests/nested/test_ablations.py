@@ -51,7 +51,7 @@ def changed_parts(state: Any) -> tuple[bool, set[str]]:
 
 def test_build_ablations_disables_one_part_at_a_time() -> None:
     without = ["without chunk 2", "without chunk 4", "without levels"]
-    model, ids = build_hope("associative"), random_ids(1, 9)
+    model, ids = build_hope("associative"), random_ids(1, 6)
     ablations = build_ablations(model)
     static = [f"static {name}" for name in ("k", "v", "step", "keep", "projections")]
     assert [*ablations] == [*without, "without decay", "without erase", *static]
