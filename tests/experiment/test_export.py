@@ -279,6 +279,9 @@ def test_load_exported_run_from_the_hub(
     result = run_cli("evaluate", "me/tiny", "--tasks", "valid", "--limit", "4", "--format", "json")
     (row,) = json.loads(result.out)["datasets"][0]["runs"]
     assert (row["run"], row["passes"]["latent"]) == ("tiny", 1.0)
+    refused = run_cli("evaluate", "me/tiny", "--tasks", "valid", "--quantize", "int8")
+    assert (refused.code, "only for models, and me/tiny is a run" in refused.err) == (2, True)
+    assert run_cli("report", "me/tiny", "--out", tmp_path / "report.html").code == 0
     result = run_cli("generate", "me/tiny", "1+2=")
     assert result.code == 2
     assert "give that folder" in result.err

@@ -12,9 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import laconic
-from laconic.experiment.text_models import read_into_state
+from laconic.experiment.text_models import nested_model, read_into_state
 from laconic.experiment.text_models.nested_model import NestedTextModel
 from laconic.generation.config import GenerationConfig
+from laconic.nested import state_file
 from laconic.nested.state import states_equal
 from laconic.serving.http import prompts
 from laconic.serving.http.limits import ServerLimits
@@ -115,6 +116,15 @@ def test_state_is_uploaded_to_another_session(
         message = response.json()["error"]["message"]
         assert words in message
         assert "/tmp" not in message
+    for documents in (None, [[{"name": "a", "sha256": "b", "tokens": 3, "x": 1}]]):  # both are read
+        changed = tmp_path / "changed.safetensors"
+        state_file.save_state(
+            model.compress([TEXT]), changed, memory_kind=nested_model.STATE_KIND, num_tokens=len(TEXT), version="0",
+            model_fingerprint=model.model.weights_fingerprint,
+            source={"tokenizer": model.tokenizer.fingerprint, "documents": documents},
+        )  # fmt: skip
+        response = learner.put(f"/v1/sessions/{second}/state", content=changed.read_bytes())
+        assert (response.status_code, response.json()["tokens"]) == (200, len(TEXT))
     assert complete(learner, second) == generate(model, TEXT)
     assert learner.put("/v1/sessions/ses_0/state", content=content).status_code == 404
     assert client.put("/v1/sessions/ses_0/state", content=content).status_code == 400

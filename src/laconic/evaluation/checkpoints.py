@@ -55,6 +55,14 @@ def is_checkpoint(path: str | Path) -> bool:
     return find_run(path) is None and (not folder.is_dir() or (folder / "config.json").is_file())
 
 
+def prepare_hub_export(path_or_name: str) -> Path | None:
+    """Create the results folder of an exported run on the hub; None for everything else, local exports included."""
+    if not is_checkpoint(path_or_name):
+        return None
+    folder = find_checkpoint(path_or_name)
+    return prepare_export(folder, path_or_name) if is_export(folder) else None
+
+
 def prepare_checkpoint(
     path_or_name: str,
     style: PromptStyle | None = None,
@@ -62,7 +70,7 @@ def prepare_checkpoint(
     shots_from: str | None = None,
     quantize: Quantization | None = None,
 ) -> Path:
-    """Create the folder in which the results of a checkpoint, or of an exported run, are stored, as those of a run are.
+    """Create the folder in which the results of a checkpoint are stored, as those of a run are.
 
     `style` says how it is asked, by default with its chat template if it has one. `shots` solved examples precede each
     question, from `shots_from`, by default the training split of the task's data set. With `quantize`, its weights are
@@ -72,8 +80,6 @@ def prepare_checkpoint(
         InputError: There is no such model, or it has no chat template.
     """
     folder = find_checkpoint(path_or_name)
-    if is_export(folder):  # on the hub; local ones are runs
-        return prepare_export(folder, Path(path_or_name).name)
     tokenizer = load_tokenizer(folder)
     if style == "chat" and tokenizer.chat_template is None:
         raise InputError(f"--prompt chat: {path_or_name} has no chat template; use --prompt plain")
@@ -97,9 +103,13 @@ def prepare_checkpoint(
 def find_results(path_or_name: str) -> list[Path]:
     """Return the folders in which the results of a checkpoint are stored, in order of their names.
 
+    An exported run on the hub has one.
+
     Raises:
         InputError: There is no such model, or nothing was evaluated.
     """
+    if (export := prepare_hub_export(path_or_name)) is not None:
+        return [export]
     model = str(find_checkpoint(path_or_name).resolve())
     recipes = sorted((cache_dir() / "evaluations").glob(f"*/*/{RECIPE_FILE}"), key=lambda file: file.parent.name)
     checkpoints = [file for file in recipes if read_prompt(file.parent) is not None]

@@ -1,5 +1,6 @@
 """Runs under evaluation: their names, seeds and checkpoints, and an environment as in training."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,7 +52,7 @@ def seed_runs(path: str | Path) -> list[Path]:
     seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
     if not seeds:
         raise InputError(
-            f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote"
+            f"{folder} is no run directory and has no seed-N directories; give one that laconic train or export wrote"
         )
     return sorted(seeds, key=lambda entry: int(entry.name[5:]))
 
@@ -59,11 +60,14 @@ def seed_runs(path: str | Path) -> list[Path]:
 def prepare_export(export: Path, name: str | None = None) -> Path:
     """Create the folder in laconic's cache in which the results of an exported run are stored, as those of a run are.
 
-    The folder has the run's recipe and `name`, by default that of the exported folder. It is another one after the run
-    is exported again.
+    The folder has the run's recipe, and is named after the last part of `name`, by default the exported folder's path.
+    It is another one after the run is exported again.
     """
     key = hash_json([str(export.resolve()), hash_export(export)])[:8]
-    results = cache_dir() / "evaluations" / key / (name or export.resolve().name)
+    path = Path(name or export.resolve())
+    is_seed = path.name.startswith("seed-")  # which is no name alone
+    title = re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.name}" if is_seed else path.name)
+    results = cache_dir() / "evaluations" / key / title
     if not (results / RECIPE_FILE).is_file():
         results.mkdir(parents=True, exist_ok=True)
         write_text_atomically(results / EXPORT_MARKER, to_canonical_json({"export": str(export.resolve())}))
@@ -76,6 +80,11 @@ def find_export(results: Path) -> Path | None:
     """Return the exported run of a results folder; None for another folder."""
     marker = results / EXPORT_MARKER
     return Path(read_json(marker)["export"]) if marker.is_file() else None
+
+
+def describe_folder(folder: Path) -> str:
+    """Return a run's folder for a message; for a results folder, that of the exported run."""
+    return str(find_export(folder) or folder)
 
 
 def hash_export(export: Path) -> str:

@@ -42,6 +42,7 @@ from laconic.evaluation.results_store import (
     run_resumable,
 )
 from laconic.evaluation.runs import (
+    describe_folder,
     find_export,
     flush_denormals,
     load_recipes,
@@ -296,7 +297,7 @@ def evaluate_job(
             )
     except SignalInterruptError:
         why = stop.signal_name if stop and stop.signal else "a signal to another rank"
-        raise PreemptedError(f"{why}: {run.folder}, {job.metadata.task}: {RESUME_HINT}") from None
+        raise PreemptedError(f"{why}: {describe_folder(run.folder)}, {job.metadata.task}: {RESUME_HINT}") from None
 
 
 @contextmanager

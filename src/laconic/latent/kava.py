@@ -58,7 +58,7 @@ def compute_row_weights(
     """
     (B, G, M), counts = target_mask.shape, target_mask.sum((1, 2), dtype=torch.float64)
     if reduction == "mean":
-        tokens = float(counts.sum()) / G if denominator is None else denominator  # every head selects as many
+        tokens = float(counts.sum()) / G if denominator is None else denominator  # every head selects the same number
         return torch.ones_like(counts) / ((tokens or 1.0) * L * G * E)  # without targets the loss is 0, not NaN
     rows = float(B) if denominator is None else denominator
     per_row = counts.clamp(min=1) * L * E if reduction == "row_mean" else torch.full_like(counts, M)

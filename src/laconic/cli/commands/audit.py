@@ -12,13 +12,13 @@ from laconic.cli.arguments import Device, OptionalProtocol, OptionalStr, OutputF
 class AuditCommand:
     """Test whether the answers of a run use its latent thoughts: replace, remove or shorten them, question by question.
 
-    The result is stored in RUN/evaluations; re-run the same command to resume.
+    The result is stored in RUN/evaluations, for an exported run in laconic's cache; re-run the same command to resume.
 
     Example: laconic audit runs/kava --control runs/pause --control runs/random
     """
 
     run_path: Annotated[Positional[str], arg(metavar="RUN", name="run")]
-    """run of method codi, pccot, kava or coconut, directory of runs seed-0, seed-1, …, or exported run"""
+    """run of method codi, pccot, kava or coconut, directory of runs seed-0, seed-1, …, or folder of laconic export"""
     control: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with on the same questions, for example one with pause tokens"""
     task: str = "test"

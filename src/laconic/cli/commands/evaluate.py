@@ -177,16 +177,17 @@ class EvaluateCommand:
 
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""
-        from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint
+        from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint, prepare_hub_export
 
-        if is_checkpoint(run):
+        export = prepare_hub_export(run)
+        if export is None and is_checkpoint(run):
             style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
             return str(prepare_checkpoint(run, style, self.shots or 0, self.shots_from, quantize))
         flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
         refuse_flags(flags, f"only for models, and {run} is a run")
         if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
             raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
-        return run
+        return run if export is None else str(export)
 
 
 def print_report(report: "EvalReport", format: OutputFormat) -> None:

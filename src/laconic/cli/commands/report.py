@@ -21,8 +21,8 @@ class ReportCommand:
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN", help_behavior_hint="")]
-    """run of laconic train, directory of runs seed-0, seed-1, …, or model (folder, .gguf, name); evaluate them with
-    laconic evaluate first"""
+    """run of laconic train, directory of runs seed-0, seed-1, …, exported run, or model (folder, .gguf, name); evaluate
+    them with laconic evaluate first"""
     out: Path = Path("report.html")
     """HTML file to write"""
 

@@ -14,7 +14,7 @@ from laconic.evaluation.reasoning.run import build_question_job
 from laconic.evaluation.reasoning.suite import ReasoningSuite, request_protocol
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.runs import seed_runs
+from laconic.evaluation.runs import describe_folder, seed_runs
 from laconic.evaluation.statistics import format_difference
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results
 from laconic.evaluation.tables import Column, Table, build_table, format_interval, format_percent
@@ -47,7 +47,8 @@ class AuditSuite:
         """Raise `UsageError` for runs that answer no questions, or cannot be evaluated with one protocol."""
         for folder, recipe in recipes.items():
             if recipe.method in DOCUMENT_METHODS:
-                raise UsageError(f"{folder}: method {recipe.method} reads documents; give a run that answers questions")
+                name = describe_folder(folder)
+                raise UsageError(f"{name}: method {recipe.method} reads documents; give a run that answers questions")
         ReasoningSuite().check(request, recipes)
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:

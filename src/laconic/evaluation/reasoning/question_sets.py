@@ -17,6 +17,7 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.checkpoints import NO_FILE, format_example, load_shots, read_prompt
 from laconic.evaluation.results_store import folder_safe_name
+from laconic.evaluation.runs import describe_folder
 from laconic.experiment.from_recipe.build_data import has_text_answers, load_held_out_rows
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
@@ -61,11 +62,11 @@ def load_question_set(
         InputError: The protocol cannot compare with the gold answers, or questions do not fit the model's context.
     """
     data = run.recipe.data
-    answer_matching.check_format(protocol, data.format, str(run.folder))
+    answer_matching.check_format(protocol, data.format, describe_folder(run.folder))
     if data.source == "digits":
         return generated_questions(run, name, protocol, limit)
     is_recipe_split = name in RECIPE_SPLITS
-    path = resolve_set(run.recipe, name, str(run.folder))
+    path = resolve_set(run.recipe, name, describe_folder(run.folder))
     data_config = evaluation_data_config(data, root, is_recipe_split)
     if is_recipe_split and data.source == "file":
         read = read_examples(path, data_config, limit)
@@ -129,7 +130,7 @@ def encode_questions(
 
 def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, limit: int | None) -> QuestionSet:
     """Generate the questions of the digits task."""
-    resolve_set(run.recipe, name, str(run.folder))
+    resolve_set(run.recipe, name, describe_folder(run.folder))
     context = run.parts.decoder.config.max_position_embeddings
     rows = load_held_out_rows(run.recipe, run.parts.tokenizer, context, "valid" if name == "valid" else "test", limit)
     answer_matching.check_gold(protocol, rows.examples, name)

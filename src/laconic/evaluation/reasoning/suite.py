@@ -37,7 +37,7 @@ from laconic.evaluation.reasoning.table import ReasoningTable
 from laconic.evaluation.report.page import PageSection, render_list, render_table
 from laconic.evaluation.report.recipe_diff import recipe_differences
 from laconic.evaluation.results_store import EvalJob, EvalKind
-from laconic.evaluation.runs import flush_denormals, seed_runs, short_run_names
+from laconic.evaluation.runs import describe_folder, flush_denormals, seed_runs, short_run_names
 from laconic.evaluation.suite import EvalReport, EvalRequest, Results, RunResult
 from laconic.evaluation.tables import Table
 from laconic.experiment.from_recipe.cost import pluralize
@@ -72,10 +72,10 @@ class ReasoningSuite:
         protocols = {folder: request_protocol(request, recipe) for folder, recipe in recipes.items()}
         answer_matching.require_one_protocol([protocol.name for protocol in protocols.values()])
         for folder, recipe in recipes.items():
-            answer_matching.check_format(protocols[folder], recipe.data.format, str(folder))
+            answer_matching.check_format(protocols[folder], recipe.data.format, describe_folder(folder))
             for name in ("jacobi_iterations", "jacobi_tolerance"):
                 for value in getattr(request, name):
-                    check_iterations(recipe, f"--{name.replace('_', '-')} {value:g}", str(folder))
+                    check_iterations(recipe, f"--{name.replace('_', '-')} {value:g}", describe_folder(folder))
         if request.with_cot and not any(recipe.method in COT_TEACHER_METHODS for recipe in recipes.values()):
             methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
             raise UsageError(
@@ -83,8 +83,8 @@ class ReasoningSuite:
                 f"give a run of {', '.join(COT_TEACHER_METHODS)}"
             )
         for folder, recipe in recipes.items():
-            check_unique_titles(recipe, request.tasks, str(folder))
-            check_task_files(recipe, request.tasks, str(folder))
+            check_unique_titles(recipe, request.tasks, describe_folder(folder))
+            check_task_files(recipe, request.tasks, describe_folder(folder))
 
     def describe(self, recipe: Recipe) -> dict[str, Any]:
         """Return method and dtype, and how the recipe differs from the paper's row that it names."""

@@ -78,5 +78,7 @@ def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
         return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key, rule = ".".join(map(str, first["loc"])) or "levels", first["msg"].removeprefix("Input ")
+        if not first["loc"]:  # of several options together
+            raise UsageError(first["msg"].removeprefix("Value error, ")) from None
+        key, rule = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
         raise UsageError(f"{key}={str(first['input'])[:40]}: {rule}") from None

@@ -381,7 +381,8 @@ def restore_dtypes(state: FastWeightState, dtype: torch.dtype) -> FastWeightStat
 
 def load_read_documents(path: str | Path) -> list[list[ReadDocument]]:
     """Return the texts that each row of a state's file has read."""
-    return [[ReadDocument(**document) for document in row] for row in read_writer_metadata(path).get("documents", ())]
+    rows = read_writer_metadata(path).get("documents") or ()
+    return [[ReadDocument(*(document[name] for name in ReadDocument._fields)) for document in row] for row in rows]
 
 
 def is_nested(path: str | Path) -> bool:
@@ -395,6 +396,5 @@ def is_nested(path: str | Path) -> bool:
 def as_nested(run: LoadedRun) -> NestedTextModel:
     """Return a loaded run of method hope as a `NestedTextModel`."""
     assert isinstance(run.parts.decoder, Hope)
-    inner_loop = run.recipe.inner_loop
-    updates = inner_loop is None or inner_loop.enabled
+    updates = run.recipe.inner_loop is None or run.recipe.inner_loop.enabled
     return NestedTextModel(run.parts.decoder, run.parts.tokenizer, updates, run.recipe)

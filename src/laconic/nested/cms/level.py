@@ -147,7 +147,7 @@ def smaller_form(change: WeightChange) -> WeightChange:
 def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
     """Return the Frobenius norm of each row's change, with gradient 0 at 0."""
     if isinstance(change, LowRankChange):
-        # |Lᵀ R|² is the sum of (L Lᵀ) ∘ (R Rᵀ), which are R x R instead of o x i
+        # |leftᵀ right|² is the sum of (left leftᵀ) ∘ (right rightᵀ), which are rank x rank instead of o x i
         squared = ((change.left @ change.left.mT) * (change.right @ change.right.mT)).sum((-2, -1))
     else:
         squared = change.square().sum((-2, -1))

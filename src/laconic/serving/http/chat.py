@@ -72,7 +72,9 @@ class ChatAnswer:
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not self.services.served.has_logprobs:
-            raise ApiError(400, f"logprobs: the method of {self.services.served.name} has none", "logprobs")
+            raise ApiError(
+                400, f"logprobs: the method of {self.services.served.name} has none; leave it out", "logprobs"
+            )
         prefix = await self.services.resolve_prefix(body)
         return await run_in_thread(self.build_requests, prefix)
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from laconic.errors import CorruptArtifactError
 from laconic.experiment.text_models.nested_model import NestedTextModel, load_read_documents
 from laconic.experiment.text_models.read_into_state import ReadDocument
-from laconic.nested.state import FastWeightState
+from laconic.nested.state import FastWeightState, map_tensors
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import hide_path
@@ -94,16 +96,17 @@ class SessionStore:
             raise ApiError(404, message, "session", "not_found")
         return self.sessions[id]
 
-    @contextmanager
-    def write(self, id: str) -> Iterator[Session]:
-        """Hold a session for writing.
-
-        Raises:
-            ApiError: 409 if another request writes it, 404 if there is none.
-        """
+    def get_idle(self, id: str) -> Session:
+        """Return a session that no request writes. Raises ApiError: 409 if one does, 404 if there is no session."""
         session = self.get(id)
         if session.is_writing:
-            raise ApiError(409, f"session {id} learns from another request; wait for it", "session", "session_busy")
+            raise ApiError(409, f"session {id} is changed by another request; wait for it", "session", "session_busy")
+        return session
+
+    @contextmanager
+    def write(self, id: str) -> Iterator[Session]:
+        """Hold a session for writing; the errors are those of `get_idle`."""
+        session = self.get_idle(id)
         session.is_writing = True
         try:
             yield session
@@ -136,4 +139,7 @@ class SessionStore:
         rows = len(state.position)
         if rows != 1:
             raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")
-        return (state if state.position.any() else None), tuple(documents[0] if documents else ())
+        if not state.position.any():
+            return None, ()
+        # a copy, since a loaded tensor holds its file open, which is temporary
+        return map_tensors(state, torch.clone), tuple(documents[0] if documents else ())

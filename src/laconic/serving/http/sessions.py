@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from laconic.errors import translate_os_errors
 from laconic.experiment.text_models.read_into_state import ReadDocument
 from laconic.nested.state import FastWeightState
 from laconic.serving.http.schemas import EmptyRequest, LearnRequest, SessionCard
@@ -77,8 +78,8 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
 @router.put("/{id}/state")
 async def upload_state(id: str, request: Request, services: ServicesDependency) -> SessionCard:
     """Replace the fast weights of a session by a file that `GET …/state` or `laconic compress` wrote."""
-    services.sessions.get(id)
-    with TemporaryDirectory(prefix="laconic-state-") as folder:
+    services.sessions.get_idle(id)  # before the body is read, which may take long
+    with translate_os_errors(Path(gettempdir())), TemporaryDirectory(prefix="laconic-state-") as folder:
         path = Path(folder) / "state.safetensors"
         await save_body(request, path)
         with services.sessions.write(id) as session:

@@ -72,7 +72,7 @@ class TokenTexts:
 
     def to_chat_token(self, token: TokenLogprob, num_top: int) -> ChatTokenLogprob:
         text = self[token.token_id]
-        assert token.logprob is not None  # only completions score prompts, whose first id has none
+        assert token.logprob is not None  # chats score no prompts, and ask no method that has none
         return ChatTokenLogprob(
             token=text.text,
             logprob=clip_logprob(token.logprob),
