@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import REPO, find_shared, shared_dir
 from tools.equation_markers import parse_text
@@ -32,7 +33,7 @@ def syntax_trees(*folders: str, pattern: str = "") -> Iterator[tuple[Path, ast.M
 
 
 @cache
-def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+def walk(tree: ast.AST) -> tuple[Any, ...]:
     """Return the nodes of a syntax tree; the result is cached."""
     return tuple(ast.walk(tree))
 

@@ -53,7 +53,7 @@ def test_layers_no_hidden_imports() -> None:
         if not str(path).startswith(ENTRY_POINTS)
         for outer in walk(tree)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
-        for node in ast.walk(outer)
+        for node in walk(outer)
         for name in imported_modules(node)
         if name.split(".")[0] == "laconic"
     ]
@@ -114,9 +114,10 @@ def unconditional_skips(tree: ast.Module) -> list[int]:
     lines: list[int] = []
 
     def visit(node: ast.AST, conditional: bool) -> None:
-        target = node.func if isinstance(node, ast.Call) else node
-        if isinstance(target, ast.Attribute) and target.attr in ("skip", "xfail", "importorskip"):
-            name = ast.unparse(target)
+        if isinstance(node, ast.Call | ast.Attribute):
+            target = node.func if isinstance(node, ast.Call) else node
+            skips = isinstance(target, ast.Attribute) and target.attr in ("skip", "xfail", "importorskip")
+            name = ast.unparse(target) if skips else ""  # slow, so not for every call
             bare = isinstance(node, ast.Attribute) or not (node.args or {k.arg for k in node.keywords} - {"reason"})
             if name in ("pytest.mark.skip", "unittest.skip") or (name == "pytest.mark.xfail" and bare):
                 lines.append(node.lineno)
