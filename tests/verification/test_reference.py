@@ -74,8 +74,6 @@ def test_reference_random_models_with_unusual_shapes(family: str, tmp_path: Path
     folder = build_transformers_model(family, tmp_path / "model")
     decoder, reference = Decoder.from_pretrained(folder), TransformersReference(folder)
     for case in build_inputs(decoder).cases:
-        if family != "llama" and case.name in ("I11", "I13"):
-            continue  # single tokens on a cache, the slowest; I10 and I12 have pieces on one
         findings = compared(decoder, reference, case).results()
         assert not [f for f in findings if f.verdict not in ("pass", "shown")], (case.name, first_divergence(findings))
 
