@@ -257,7 +257,7 @@ def test_run_stories260k_compares_all_inputs(shared: Path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_ratio(dtype: str):
     needs("transformers")
-    report = run_parity("tiny:gpt2", dtype=dtype, inputs="I8,I10")
+    report = run_parity("tiny:gpt2", dtype=dtype, inputs="I1,I8,I10")
     assert report.is_ok, report.summary()
     logits = [f for f in report.results if f.stage == "logits"]
     assert all(f.kl is not None and f.error_in_floors <= 1.5 for f in logits)
