@@ -57,7 +57,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 def prepare_hub_export(path_or_name: str) -> Path | None:
     """Create the results folder of an exported run on the hub; None for everything else, local exports included."""
-    if not is_checkpoint(path_or_name):
+    if Path(path_or_name).exists():
         return None
     folder = find_checkpoint(path_or_name)
     return prepare_export(folder, path_or_name) if is_export(folder) else None

@@ -177,7 +177,6 @@ class Coconut(PromptedAnswers):
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Return whether this is the first step of an epoch other than the first."""
-        # as the public code, which makes a new optimizer for every epoch
         return batch.step > 0 and batch.step % self.steps_per_epoch == 0
 
     @property

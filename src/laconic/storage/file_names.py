@@ -1,4 +1,4 @@
-"""Validate names: untrusted ones of files inside a folder and of tensors, and those of files that must exist."""
+"""Check names of files and tensors: untrusted ones, and those of files that must exist."""
 
 from pathlib import Path, PurePosixPath, PureWindowsPath
 

@@ -41,8 +41,7 @@ class EvaluateCommand:
     """Evaluate runs and models on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
 
     Results are stored in RUN/evaluations, for a model or exported run in laconic's cache; re-run the same command to
-    resume.
-    laconic tasks list shows the tasks.
+    resume. laconic tasks list shows the tasks.
 
     Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
     """

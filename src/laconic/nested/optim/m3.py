@@ -51,7 +51,7 @@ class M3(torch.optim.Optimizer):
         adam_weight_decay: Decoupled weight decay of AdamW.
 
     Raises:
-        UsageError: For invalid settings, for a group with an unknown option (M3 has no `foreach` and `maximize`), and
+        UsageError: For invalid settings, for a group with an unknown option (M3 has no `foreach` or `maximize`), and
             for a parameter of a group with rule "m3" that is not a matrix.
 
     Examples:

@@ -141,5 +141,5 @@ class SessionStore:
             raise ApiError(400, f"the file holds the states of {rows:,} texts; a session has one", "state")
         if not state.position.any():
             return None, ()
-        # a copy, since a loaded tensor holds its file open, which is temporary
+        # copies, since loaded tensors hold their file open, which is temporary
         return map_tensors(state, torch.clone), tuple(documents[0] if documents else ())

@@ -77,7 +77,7 @@ async def read_state(id: str, services: ServicesDependency) -> Response:
 
 @router.put("/{id}/state")
 async def upload_state(id: str, request: Request, services: ServicesDependency) -> SessionCard:
-    """Replace the fast weights of a session by a file that `GET …/state` or `laconic compress` wrote."""
+    """Replace the fast weights of a session with those in a file that `GET …/state` or `laconic compress` wrote."""
     services.sessions.get_idle(id)  # before the body is read, which may take long
     with translate_os_errors(Path(gettempdir())), TemporaryDirectory(prefix="laconic-state-") as folder:
         path = Path(folder) / "state.safetensors"
