@@ -77,8 +77,10 @@ def test_audit_of_pause_tokens_finds_no_use_of_identical_vectors(run_cli: RunCli
         (("kava", "--limit", "9"), 66, "9 questions; with 13 tests no effect could be significant on fewer than 10"),
         (("kava", "--limit", "1"), 2, "must be at least 2"),
         (("lm",), 2, "method lm reads documents; give a run that answers questions"),
-        (("missing",), 66, "no run directory"),
-        (("kava", "--control", "missing"), 66, "no run directory"),
+        (("missing",), 66, "missing: no such local folder"),
+        (("stories260k",), 66, "stories260k is a model; give a run"),
+        ((".",), 66, "no run directory"),
+        (("kava", "--control", "missing"), 66, "missing: no such local folder"),
     ],
 )
 def test_audit_refuses_in_one_line(run_cli: RunCli, args: tuple[str, ...], code: int, message: str) -> None:

@@ -14,6 +14,7 @@ import laconic
 from laconic.evaluation.checkpoints import is_checkpoint, load_checkpoint_run, prepare_checkpoint, read_prompt
 from laconic.evaluation.class_incremental import run as class_incremental
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
+from laconic.models.checkpoints.weights import find_checkpoint
 from laconic.models.ops.int8_linear import Int8Linear
 from tests.conftest import RunCli
 from tests.data.test_chat_rows import CHATML
@@ -76,9 +77,10 @@ def test_evaluate_checkpoint_chat_asks_with_the_template(rows: Path, tmp_path: P
 
 
 def test_prepare_checkpoint_keeps_prompts_apart(rows: Path) -> None:
-    zero, one = prepare_checkpoint("stories260k"), prepare_checkpoint("stories260k", shots=1)
+    model = find_checkpoint("stories260k")
+    zero, one = (prepare_checkpoint(model, "stories260k", shots=shots) for shots in (0, 1))
     assert zero != one
-    assert zero == prepare_checkpoint("stories260k")
+    assert zero == prepare_checkpoint(model, "stories260k")
     prompt = read_prompt(one)
     assert prompt is not None
     assert (prompt.style, prompt.shots) == ("plain", 1)
@@ -98,7 +100,7 @@ def test_evaluate_checkpoint_quantize_compares_with_float_weights(rows: Path, ru
         for file in (rows.parent / "cache").glob("evaluations/*/*/evaluations/*/result.json")
     }
     assert keys == {"stories260k-int8-plain-0-shot": "int8", "stories260k-plain-0-shot": None}
-    folder = prepare_checkpoint("stories260k", quantize="int8")
+    folder = prepare_checkpoint(find_checkpoint("stories260k"), "stories260k", quantize="int8")
     modules = load_checkpoint_run(folder, torch.device("cpu")).parts.decoder.modules()
     assert any(isinstance(module, Int8Linear) for module in modules)
     refused = run_cli("evaluate", rows.parent / "no-run", "--quantize", "int8")

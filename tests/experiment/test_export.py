@@ -190,6 +190,17 @@ def test_exported_run_is_evaluated_and_audited_as_the_run(evaluated: Path, run_c
     assert sorted(export.rglob("*")) == files
 
 
+def test_folder_of_exported_runs_is_averaged_as_seeds(evaluated: Path, run_cli: RunCli, tmp_path: Path) -> None:
+    exports = tmp_path / "exported"
+    for seed in (0, 1):
+        assert run_cli("export", evaluated, "--out", exports / f"seed-{seed}").code == 0
+    result = run_cli("evaluate", exports, evaluated, "--tasks", "valid", "--limit", "12", "--format", "json")
+    assert result.code == 0, result.err
+    both, one = json.loads(result.out)["datasets"][0]["runs"]
+    assert (both["run"], both["seeds"], one["seeds"]) == ("exported", [0, 0], [0])
+    assert both["accuracy"]["mean"] == one["accuracy"]["mean"]
+
+
 def test_model_card_lists_results_of_other_questions_and_protocols_apart(run: Path, run_cli: RunCli) -> None:
     """As `laconic report` does: results on other questions share no table, and a run is no control of itself."""
     for flags in (("--limit", "2"), ("--limit", "3", "--with-cot"), ("--limit", "2", "--protocol", "codi")):
@@ -281,6 +292,8 @@ def test_load_exported_run_from_the_hub(
     assert (row["run"], row["passes"]["latent"]) == ("tiny", 1.0)
     refused = run_cli("evaluate", "me/tiny", "--tasks", "valid", "--quantize", "int8")
     assert (refused.code, "only for models, and me/tiny is a run" in refused.err) == (2, True)
+    audit = run_cli("audit", "me/tiny", "--task", "valid", "--limit", "12", "--format", "json")
+    assert json.loads(audit.out)["run"] == "tiny"
     assert run_cli("report", "me/tiny", "--out", tmp_path / "report.html").code == 0
     result = run_cli("generate", "me/tiny", "1+2=")
     assert result.code == 2

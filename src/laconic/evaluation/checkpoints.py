@@ -55,16 +55,35 @@ def is_checkpoint(path: str | Path) -> bool:
     return find_run(path) is None and (not folder.is_dir() or (folder / "config.json").is_file())
 
 
-def prepare_hub_export(path_or_name: str) -> Path | None:
-    """Create the results folder of an exported run on the hub; None for everything else, local exports included."""
-    if Path(path_or_name).exists():
-        return None
+def find_hub_model(path_or_name: str) -> tuple[Path | None, Path | None]:
+    """Return the folder of a model, and the results folder of an exported run on the hub; at most one is not None.
+
+    For a run, a folder of runs or a local export, both are None.
+
+    Raises:
+        InputError: There is neither such a folder nor such a name on the hub.
+    """
+    if not is_checkpoint(path_or_name):
+        return None, None
     folder = find_checkpoint(path_or_name)
-    return prepare_export(folder, path_or_name) if is_export(folder) else None
+    return (None, prepare_export(folder, path_or_name)) if is_export(folder) else (folder, None)
+
+
+def resolve_run(path_or_name: str) -> str:
+    """Return a run as it is given, and for an exported run on the hub the folder of its results.
+
+    Raises:
+        InputError: It is a model, or nothing is found.
+    """
+    model, export = find_hub_model(path_or_name)
+    if model is not None:
+        raise InputError(f"{path_or_name} is a model; give a run of laconic train, or one that laconic export wrote")
+    return path_or_name if export is None else str(export)
 
 
 def prepare_checkpoint(
-    path_or_name: str,
+    folder: Path,
+    name: str,
     style: PromptStyle | None = None,
     shots: int = 0,
     shots_from: str | None = None,
@@ -72,29 +91,27 @@ def prepare_checkpoint(
 ) -> Path:
     """Create the folder in which the results of a checkpoint are stored, as those of a run are.
 
-    `style` says how it is asked, by default with its chat template if it has one. `shots` solved examples precede each
-    question, from `shots_from`, by default the training split of the task's data set. With `quantize`, its weights are
-    rounded.
+    `name` is the checkpoint's in tables and messages. `style` says how it is asked, by default with its chat template
+    if it has one. `shots` solved examples precede each question, from `shots_from`, by default the training split of
+    the task's data set. With `quantize`, its weights are rounded.
 
     Raises:
-        InputError: There is no such model, or it has no chat template.
+        InputError: It has no chat template.
     """
-    folder = find_checkpoint(path_or_name)
     tokenizer = load_tokenizer(folder)
     if style == "chat" and tokenizer.chat_template is None:
-        raise InputError(f"--prompt chat: {path_or_name} has no chat template; use --prompt plain")
+        raise InputError(f"--prompt chat: {name} has no chat template; use --prompt plain")
     prompt = CheckpointPrompt(style or ("chat" if tokenizer.chat_template else "plain"), shots, shots_from, quantize)
-    fields = {name: value for name, value in prompt._asdict().items() if name != "quantize" or value}
-    name = re.sub(r"[^\w.-]", "-", Path(path_or_name).name)
+    fields = {field: value for field, value in prompt._asdict().items() if field != "quantize" or value}
+    title = re.sub(r"[^\w.-]", "-", Path(name).name)
     key = hash_json([str(folder.resolve()), *fields.values()])[:8]
-    results = (
-        cache_dir() / "evaluations" / key / "-".join(filter(None, [name, quantize, prompt.style, f"{shots}-shot"]))
-    )
+    title = "-".join(filter(None, [title, quantize, prompt.style, f"{shots}-shot"]))
+    results = cache_dir() / "evaluations" / key / title
     if not (results / RECIPE_FILE).is_file():
         data = {"path": NO_FILE, "chain_steps": "all", "format": "chat" if prompt.style == "chat" else "codi"}
         recipe = {"method": "cot", "model": {"name": str(folder.resolve())}, "data": data, "train": {"steps": 1}}
         results.mkdir(parents=True, exist_ok=True)
-        marker = fields | {"model": path_or_name}
+        marker = fields | {"model": name}
         write_text_atomically(results / MARKER_FILE, to_canonical_json(marker))
         write_text_atomically(results / RECIPE_FILE, tomli_w.dumps(recipe))
     return results
@@ -103,17 +120,17 @@ def prepare_checkpoint(
 def find_results(path_or_name: str) -> list[Path]:
     """Return the folders in which the results of a checkpoint are stored, in order of their names.
 
-    An exported run on the hub has one.
+    A run is its own, and an exported run on the hub has one.
 
     Raises:
         InputError: There is no such model, or nothing was evaluated.
     """
-    if (export := prepare_hub_export(path_or_name)) is not None:
-        return [export]
-    model = str(find_checkpoint(path_or_name).resolve())
+    model, export = find_hub_model(path_or_name)
+    if model is None:
+        return [export or Path(path_or_name)]
     recipes = sorted((cache_dir() / "evaluations").glob(f"*/*/{RECIPE_FILE}"), key=lambda file: file.parent.name)
     checkpoints = [file for file in recipes if read_prompt(file.parent) is not None]
-    folders = [file.parent for file in checkpoints if load_recipe(file)[0].model.name == model]
+    folders = [file.parent for file in checkpoints if load_recipe(file)[0].model.name == str(model.resolve())]
     if not folders:
         raise InputError(f"{path_or_name}: no stored results; run laconic evaluate on it first")
     return folders

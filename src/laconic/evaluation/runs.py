@@ -35,11 +35,11 @@ def short_run_names(paths: Sequence[str | Path]) -> list[str]:
 
 def seed_run_name(name: str, path: str | Path, run_dir: Path) -> str:
     """Return the name of one run of a directory with several seeds; `name` is the directory's."""
-    return name if run_dir == Path(path) or is_export(path) else f"{name}/{run_dir.name}"
+    return name if run_dir == Path(path) or is_export(path) else f"{name}/{(find_export(run_dir) or run_dir).name}"
 
 
 def seed_runs(path: str | Path) -> list[Path]:
-    """Return the runs of a path: itself, its seed-0, seed-1, … in order, or the results folder of an exported run.
+    """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders.
 
     Raises:
         InputError: The path is no run and holds none.
@@ -49,25 +49,27 @@ def seed_runs(path: str | Path) -> list[Path]:
         return [folder]
     if is_export(folder):
         return [prepare_export(folder)]
-    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal() and is_run_dir(entry)]
-    if not seeds:
+    seeds = [entry for entry in folder.glob("seed-*") if entry.name[5:].isdecimal()]
+    runs = [entry for entry in seeds if is_run_dir(entry) or is_export(entry)]
+    if not runs:
         raise InputError(
             f"{folder} is no run directory and has no seed-N directories; give one that laconic train or export wrote"
         )
-    return sorted(seeds, key=lambda entry: int(entry.name[5:]))
+    runs.sort(key=lambda entry: int(entry.name[5:]))
+    return [run if is_run_dir(run) else prepare_export(run) for run in runs]
 
 
 def prepare_export(export: Path, name: str | None = None) -> Path:
     """Create the folder in laconic's cache in which the results of an exported run are stored, as those of a run are.
 
-    The folder has the run's recipe, and is named after the last part of `name`, by default the exported folder's path.
-    It is another one after the run is exported again.
+    The folder has the run's recipe, and is named after the last part of `name`, by default the exported folder's path;
+    one called seed-0, seed-1, … lies in a folder named after the part before. After the run is exported again, it is
+    another one.
     """
     key = hash_json([str(export.resolve()), hash_export(export)])[:8]
     path = Path(name or export.resolve())
-    is_seed = path.name.startswith("seed-")  # which is no name alone
-    title = re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.name}" if is_seed else path.name)
-    results = cache_dir() / "evaluations" / key / title
+    parts = path.parts[-2:] if path.name.startswith("seed-") else path.parts[-1:]
+    results = cache_dir().joinpath("evaluations", key, *(re.sub(r"[^\w.-]", "-", part) for part in parts))
     if not (results / RECIPE_FILE).is_file():
         results.mkdir(parents=True, exist_ok=True)
         write_text_atomically(results / EXPORT_MARKER, to_canonical_json({"export": str(export.resolve())}))

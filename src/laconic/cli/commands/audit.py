@@ -18,7 +18,8 @@ class AuditCommand:
     """
 
     run_path: Annotated[Positional[str], arg(metavar="RUN", name="run")]
-    """run of method codi, pccot, kava or coconut, directory of runs seed-0, seed-1, …, or folder of laconic export"""
+    """run of method codi, pccot, kava or coconut, directory of runs seed-0, seed-1, …, or exported run (folder or
+    name on the hub)"""
     control: UseAppendAction[tuple[str, ...]] = ()
     """run to compare with on the same questions, for example one with pause tokens"""
     task: str = "test"
@@ -42,13 +43,15 @@ class AuditCommand:
         from laconic.cli.commands.evaluate import print_report
         from laconic.cli.commands.train import select_device
         from laconic.evaluation.audit.suite import AuditSuite
+        from laconic.evaluation.checkpoints import resolve_run
         from laconic.evaluation.suite import EvalRequest, evaluate_runs
         from laconic.training.signals import handle_signals
 
         suite = AuditSuite()
+        runs = tuple(resolve_run(to_utf8(run)) for run in (self.run_path, *self.control))
         with handle_signals() as stop:
             request = EvalRequest(
-                tuple(map(to_utf8, (self.run_path, *self.control))),
+                runs,
                 (to_utf8(self.task),),
                 select_device(self.device),
                 stop,

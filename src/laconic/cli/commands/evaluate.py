@@ -176,12 +176,12 @@ class EvaluateCommand:
 
     def resolve(self, run: str, quantize: Literal["int8"] | None = None) -> str:
         """Return a run as it is, and for a model the folder of its results."""
-        from laconic.evaluation.checkpoints import is_checkpoint, prepare_checkpoint, prepare_hub_export
+        from laconic.evaluation.checkpoints import find_hub_model, prepare_checkpoint
 
-        export = prepare_hub_export(run)
-        if export is None and is_checkpoint(run):
+        model, export = find_hub_model(run)
+        if model is not None:
             style = self.prompt or ("plain" if "memories" in split_commas(self.tasks) else None)
-            return str(prepare_checkpoint(run, style, self.shots or 0, self.shots_from, quantize))
+            return str(prepare_checkpoint(model, run, style, self.shots or 0, self.shots_from, quantize))
         flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
         refuse_flags(flags, f"only for models, and {run} is a run")
         if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):

@@ -31,13 +31,9 @@ class ReportCommand:
         if not self.runs:
             raise UsageError("no run given; laconic report RUN")
         check_output_path("--out", self.out)
-        from laconic.evaluation.checkpoints import find_results, is_checkpoint
+        from laconic.evaluation.checkpoints import find_results
         from laconic.evaluation.report.build import build_report
 
-        paths = [
-            path
-            for run in map(to_utf8, self.runs)
-            for path in (map(str, find_results(run)) if is_checkpoint(run) else (run,))
-        ]
+        paths = [str(folder) for run in map(to_utf8, self.runs) for folder in find_results(run)]
         write_file(self.out, build_report(list(dict.fromkeys(paths))))
         return 0
