@@ -1,4 +1,4 @@
-"""Protocols between the packages: what the training loop asks of data and methods, and generation of models."""
+"""Protocols between the packages: what training requires of data and methods, and generation requires of models."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -63,8 +63,8 @@ class TrainingData(Protocol):
 class Method(Protocol):
     """A paper's training objective: a torch module whose trainable parameters are what is trained.
 
-    This is all that a method must have. The protocols below are optional parts; what a method without one of them gets
-    is said there.
+    This is all that a method must have. The protocols below are optional parts; docs/extending.md says what happens
+    without each of them.
     """
 
     def __call__(self, batch: Any, state: Any = None) -> StepOutput: ...
@@ -103,9 +103,9 @@ class AnswersQuestions(Protocol):
 
 @runtime_checkable
 class PromptsAnswers(Protocol):
-    """Optional part of a method: what its answers follow, so that a server can decode them beside others.
+    """Optional part of a method: return the prompts of its answers (the KV cache and vectors that they continue).
 
-    Without it, a server answers one question at a time.
+    With it, a server decodes several answers together; without it, a server answers one question at a time.
     """
 
     def prompt_answers(self, questions: ReasoningBatch, decoding: Any) -> Any:
@@ -115,9 +115,10 @@ class PromptsAnswers(Protocol):
 
 @runtime_checkable
 class PromptsAnswersStepwise(Protocol):
-    """Optional part of a method: what an answer follows, read in steps, so that a server can read it beside others.
+    """Optional part of a method: return the prompt of an answer, read in steps.
 
-    Without it, a server uses `prompt_answers`; a KV cache that this computes delays what runs.
+    With it, a server reads the prompt while other answers are decoded. Without it, a server calls
+    `prompt_answers`, and running answers wait for the KV cache that it computes.
     """
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: Any) -> Any:
@@ -127,7 +128,7 @@ class PromptsAnswersStepwise(Protocol):
 
 @runtime_checkable
 class ThinksInLatents(Protocol):
-    """Optional part of a method: compute the latent thoughts that its answers follow."""
+    """Optional part of a method: compute the latent thoughts before its answers."""
 
     def think(self, questions: ReasoningBatch) -> Any:
         """Return a `latent.rollout.LatentRollout`."""

@@ -53,7 +53,7 @@ def permuted_index(seed: int, epoch: Keys, position: Keys, num_rows: int) -> NDA
 
 
 def permutation(num_rows: int, seed: int, epoch: int = 0, limit: int | None = None) -> list[int]:
-    """Return the first `limit` row numbers, by default all, of an epoch's order; the same ones every time."""
+    """Return the first `limit` row indices, by default all, of an epoch's order; the same ones every time."""
     n = num_rows if limit is None else min(limit, num_rows)
     return permuted_index(seed, epoch, np.arange(n), num_rows).tolist() if n else []
 

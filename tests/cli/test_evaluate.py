@@ -314,7 +314,7 @@ def test_evaluate_interrupted_while_timing(run: RunCli, monkeypatch: pytest.Monk
         (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),
         (("kava", "--tasks", "levels"), 2, "--tasks levels: for runs of methods hope and lm; the loss of a model is"),
         (("kava", "--tasks", "svanp"), 66, "did you mean svamp?"),
-        (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9"),
+        (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no checkpoint of step 9"),
         (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "--checkpoint last: not available in kava/seed-0"),
         (("digits", "--checkpoint", "best"), 2, "--checkpoint best: not available in digits"),
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),

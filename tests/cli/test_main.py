@@ -130,7 +130,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
             2,
             "one of expected, h2o, knorm, kvzip, random, rkv, snapkv, window; see",
         ),
-        (("generate", "stories260k", "Hello", "--chat"), 66, "no chat template (base models have none); leave out"),
+        (("generate", "stories260k", "Hello", "--chat"), 66, "no chat template (base models have none); remove --chat"),
         (("generate",), 2, "Missing from laconic generate: MODEL"),
         ((), 2, "Expected one of {demo, train,"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi"),

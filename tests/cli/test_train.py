@@ -78,7 +78,7 @@ def test_train_writes_recipe_environment_and_steps(run: RunCli, tmp_path: Path) 
         == "laconic: runs/tiny is a run of kava, which does not chat; use laconic generate\n"
     )
     refused = run("train", run_dir / "recipe.toml")
-    assert (refused.code, "give --out" in refused.err) == (2, True)
+    assert (refused.code, "pass --out" in refused.err) == (2, True)
 
 
 def test_train_extends_a_run_but_does_not_shorten_it(run: RunCli) -> None:
@@ -186,8 +186,8 @@ def test_train_resumes_after_its_files_moved_and_refuses_other_rows(run: RunCli,
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (("--resume", "never"), 73, "has 1 steps; resume the run or choose another folder"),
-        (("--resume", "step-9"), 2, "has no step 9"),
+        (("--resume", "never"), 73, "already has checkpoints; resume the run or choose another folder"),
+        (("--resume", "step-9"), 2, "has no checkpoint of step 9"),
         (("--resume", "soon"), 2, "--resume soon"),
         (("--num-seeds", "0"), 2, "--num-seeds 0"),
         (("--resme", "auto"), 2, "resme=auto: no such key; did you mean resume?"),

@@ -35,7 +35,7 @@ def raw(old: bytes, new: bytes) -> bytes:
 # Content of the file -> position in the message, and a part of it.
 BAD: dict[str, tuple[bytes, str, str]] = {
     "an object cut short": (GOOD + GOOD[:40], "2:36", "invalid JSON: Unterminated string"),
-    "a line that is no JSON": (GOOD + b"question,steps,answer\n", "2:1", "invalid JSON: Expecting value"),
+    "a line that is not JSON": (GOOD + b"question,steps,answer\n", "2:1", "invalid JSON: Expecting value"),
     "single quotes": (b"{'question': 'a'}\n", "1:2", "invalid JSON: Expecting property name"),
     "a trailing comma": (raw(b'"4"}', b'"4",}'), "1:64", "invalid JSON"),
     "two objects on a line": (GOOD[:-1] + b" " + GOOD, "1:65", "Extra data"),

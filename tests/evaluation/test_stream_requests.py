@@ -140,5 +140,5 @@ def test_build_requests_refuses_missing_data(tmp_path: Path) -> None:
         build_requests(result, "ppl", None)
     with pytest.raises(InputError, match="its own tasks are test and valid"):
         build_requests(result, "formal_languages", None)
-    with pytest.raises(InputError, match=r"--tasks test: .* was trained on data.source recall, which is no stream"):
+    with pytest.raises(InputError, match=r"--tasks test: .* was trained on data.source recall, which is not a stream"):
         build_requests(run(tmp_path, "recall"), "test", None)

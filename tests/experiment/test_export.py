@@ -202,7 +202,7 @@ def test_folder_of_exported_runs_is_averaged_as_seeds(evaluated: Path, run_cli: 
 
 
 def test_model_card_lists_results_of_other_questions_and_protocols_apart(run: Path, run_cli: RunCli) -> None:
-    """As `laconic report` does: results on other questions share no table, and a run is no control of itself."""
+    """As `laconic report` does: results on other questions share no table, and a run is not a control of itself."""
     for flags in (("--limit", "2"), ("--limit", "3", "--with-cot"), ("--limit", "2", "--protocol", "codi")):
         result = run_cli("evaluate", run, "--tasks", "valid", *flags)
         assert result.code == 0, result.err

@@ -146,15 +146,15 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
     run = train_tiny_run("nocot", place)
     with pytest.raises(UsageError, match=r"recipe fixes model\.dtype"):
         laconic.load(run, dtype="bfloat16")
-    with pytest.raises(UsageError, match=r"step 2: .* is step 1"):
+    with pytest.raises(UsageError, match=r"step 2: .* is the checkpoint of step 1"):
         laconic.load(run / "steps" / "step-000001", step=2)
     with pytest.raises(InputError, match="laconic train demo-kava"):
         laconic.load("demo-kava")
     (run / "steps" / "step-000001").rename(tmp_path / "step-000001")
-    with pytest.raises(InputError, match="no step yet"):
+    with pytest.raises(InputError, match="no checkpoint yet"):
         laconic.load(run)
     (tmp_path / "step-000001" / "config.json").unlink()  # as in a step of a LoRA run
-    with pytest.raises(InputError, match="a step without its run"):
+    with pytest.raises(InputError, match="a checkpoint without its run"):
         laconic.load(tmp_path / "step-000001")
     for name, match in (("adapter_config.json", "a peft adapter"), ("memory.safetensors", "load of the model")):
         (tmp_path / "other").mkdir(exist_ok=True)

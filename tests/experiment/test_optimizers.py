@@ -58,7 +58,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, name: str) -> None
     config = recipe(tmp_path, f"train.optimizer={name}")
     train_run(tmp_path / "whole", config)
     train_run(tmp_path / "run", config)
-    with pytest.warns(UserWarning, match="renamed the later steps"):
+    with pytest.warns(UserWarning, match="renamed the checkpoints of later steps"):
         train_run(tmp_path / "run", config, resume=2)
     assert runs_equal(tmp_path / "run", tmp_path / "whole", 4)
     train_run(tmp_path / "adamw", recipe(tmp_path))

@@ -133,7 +133,7 @@ def shell_commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def split_commands(line: str) -> list[list[str]]:
-    """Split a line of shell at pipes and other operators; lines that are no shell give nothing."""
+    """Split a line of shell at pipes and other operators; lines that are not shell give nothing."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:

@@ -364,7 +364,7 @@ def test_hope_state_files_forks_and_resets(which: int, tmp_path: Path) -> None:
     assert not any(level.num_updates[0] for level in all_levels(reset))
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
-    with pytest.raises(CorruptArtifactError, match="give that model"):
+    with pytest.raises(CorruptArtifactError, match="use that model"):
         model.load_state(path)
     assert states.states_equal(model.load_state(path, force=True), loaded)
 

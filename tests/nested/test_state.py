@@ -163,7 +163,7 @@ def test_state_concat_rows_shares_what_is_shared() -> None:
 def test_state_file_refuses_other_weights_kinds_and_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.safetensors"
     save_state(full_state(), path, memory_kind="hope", model_fingerprint="3f2a" + "0" * 60)
-    with pytest.raises(CorruptArtifactError, match="give that model"):
+    with pytest.raises(CorruptArtifactError, match="use that model"):
         load_state(path, memory_kind="hope", model_fingerprint="9c1b" + "0" * 60)
     forced = [load_state(path, memory_kind="hope", model_fingerprint=x, force=True) for x in ("9c1b", "")]
     assert state.states_equal(*forced)

@@ -137,7 +137,7 @@ def vectors(
 
 
 def whole_row(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
-    """Use w (1 - |x|^2), which is no form of it."""
+    """Use w (1 - |x|^2), which is not a form of it."""
     _, gain, table = vectors(w, x, d, g, G, count, N, eta)
     return w * (1 - square(x)) - eta / (1 + eta * square(x)) * d[0] * x, gain, table
 

@@ -311,7 +311,7 @@ def test_memories_of_an_autocompressor(
     assert complete(server, memory["id"], memory["id"]) == twice[0].text
     assert complete(server) == compressor.generate(["When?"], config=GenerationConfig(max_tokens=6))[0].text
     response = server.post("/v1/memories", json={"text": TEXT, "method": "kvzip"})
-    assert error_of(response) == (400, "method: tiny is trained to compress; leave it out")
+    assert error_of(response) == (400, "method: tiny is trained to compress; remove method")
 
 
 @pytest.mark.parametrize("num_requests", [20, pytest.param(1000, marks=pytest.mark.slow)])

@@ -205,7 +205,7 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
     for flags, text in (
         (("--api-key", " "), "--api-key is empty"),
         (("--max-queue", 0), "--max-queue 0: give a number above 0"),
-        (("--memory", "letter"), "give NAME=FILE"),
+        (("--memory", "letter"), "expected NAME=FILE"),
         (("--inner-lr", 0.1), "--inner-lr: needs --learn"),
         (("--learn", "--quantize", "int8"), "--quantize: not available with --learn"),
         (("--port", 70000), "--port 70000"),

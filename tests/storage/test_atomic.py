@@ -210,7 +210,7 @@ def test_artifact_that_was_cut_off_is_reported_as_damaged(tmp_path: Path, length
     path = tmp_path / "cache.safetensors"
     atomic.save_artifact(path, TENSORS, "cache", {})
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(CorruptArtifactError, match=r"cache\.safetensors: .*cut off .*; take another copy$") as error:
+    with pytest.raises(CorruptArtifactError, match=r"cache\.safetensors: .*cut off .*; use an intact copy$") as error:
         atomic.read_artifact_kind(path)
     assert "download" not in str(error.value)
 

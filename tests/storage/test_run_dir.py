@@ -74,7 +74,7 @@ def test_commit_step_round_trip(tmp_path: Path) -> None:
 
 def test_run_directory_without_steps(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path / "none").latest_valid_step() is None
-    with pytest.raises(UsageError, match="no step 4; available: none"):
+    with pytest.raises(UsageError, match="no checkpoint of step 4; available: none"):
         RunDirectory(tmp_path / "none").get_step(4)
 
 
@@ -169,7 +169,7 @@ def test_latest_valid_step_skips_one_with_a_link_that_leads_out(tmp_path: Path) 
     for step in (3, 4):
         with pytest.raises(UnsafeFileError, match="leads out of its folder"):
             run.get_step(step)
-    with run.lock(), pytest.warns(UserWarning, match="leads out of its folder.*; using the step before it"):
+    with run.lock(), pytest.warns(UserWarning, match="leads out of its folder.*; using the checkpoint before it"):
         latest_step = run.latest_valid_step()
     assert latest_step is not None
     assert (latest_step.step, run.step_numbers()) == (2, [1, 2])
@@ -211,12 +211,12 @@ def test_latest_valid_step_skips_a_corrupt_one(tmp_path: Path, kind: str) -> Non
     with pytest.raises(CorruptArtifactError, match=CORRUPTIONS[kind]):
         run.get_step(bad)
     good = 2 if kind == "kind" else 1
-    with pytest.warns(UserWarning, match=CORRUPTIONS[kind] + ".*; using the step before it"):
+    with pytest.warns(UserWarning, match=CORRUPTIONS[kind] + ".*; using the checkpoint before it"):
         latest_step = run.latest_valid_step()
     assert latest_step is not None
     assert latest_step.step == good
     assert run.step_numbers()[-1] == bad, "reading must not rename"
-    with run.lock(), pytest.warns(UserWarning, match="using the step before it"):
+    with run.lock(), pytest.warns(UserWarning, match="using the checkpoint before it"):
         assert run.latest_valid_step() == latest_step
     assert run.step_numbers()[-1] == good
     assert (run.steps_folder / f".bad-step-{bad:06d}").is_dir()
@@ -248,7 +248,7 @@ def test_latest_valid_step_with_none_valid(tmp_path: Path) -> None:
     for _ in range(2):  # the second time they are renamed already
         with run.lock(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pytest.raises(CorruptArtifactError, match="no valid step"):
+            with pytest.raises(CorruptArtifactError, match="no valid checkpoint"):
                 run.latest_valid_step()
 
 
@@ -324,7 +324,7 @@ def test_prune_steps(tmp_path: Path) -> None:
 def test_prune_steps_verifies_the_newest_first(tmp_path: Path) -> None:
     run = commit_steps(tmp_path / "run", 1, 2, 3)
     (run.step_path(3) / "config.json").write_text("{}")
-    with run.lock(), pytest.warns(UserWarning, match=r"config\.json has 2 bytes, expected 12; no step is deleted"):
+    with run.lock(), pytest.warns(UserWarning, match=r"config\.json has 2 bytes, .*; no checkpoint is deleted"):
         run.prune_steps(())
     assert run.step_numbers() == [1, 2, 3]
 

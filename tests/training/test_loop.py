@@ -230,9 +230,9 @@ def test_train_refuses_fewer_rows_than_a_batch() -> None:
 
 def test_train_resume_never_and_by_step(tmp_path: Path) -> None:
     run_training(tmp_path / "run")
-    with pytest.raises(BusyError, match="/run has 2 steps"):
+    with pytest.raises(BusyError, match="/run already has checkpoints"):
         run_training(tmp_path / "run", resume="never")
-    with pytest.raises(UsageError, match="no step 5; available: 8, 12"):
+    with pytest.raises(UsageError, match="no checkpoint of step 5; available: 8, 12"):
         run_training(tmp_path / "run", resume=5)
     with pytest.warns(UserWarning, match="later steps 12"):
         result, _ = run_training(tmp_path / "run", resume=8)

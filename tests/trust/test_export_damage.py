@@ -70,7 +70,7 @@ def test_export_of_a_run_with_a_flipped_bit(name: str, place: str, run: Path) ->
     with pytest.raises(CorruptArtifactError) as error:
         laconic.load(run)
     assert Path(name).name in str(error.value)
-    assert "another copy" in str(error.value)
+    assert "intact copy" in str(error.value)
     assert "\n" not in str(error.value)
 
 

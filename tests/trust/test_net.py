@@ -141,7 +141,7 @@ GUARDS: dict[str, Guard] = {
         ),
         test_resume.check_random_state_is_restored,
     ),
-    "split of what is no tensor": Guard(
+    "split of what is not a tensor": Guard(
         lambda patch: patch.setattr(sharded, "Tensor", object), bindings.check_shards_hold_tensors
     ),
     "tokenizer of a memory": Guard(
@@ -165,7 +165,7 @@ GUARDS: dict[str, Guard] = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*using the step before it")
+@pytest.mark.filterwarnings("ignore:.*using the checkpoint before it")
 @pytest.mark.parametrize("name", GUARDS)
 def test_check_fails_without_its_safeguard(tmp_path: Path, monkeypatch: Patch, name: str) -> None:
     guard = GUARDS[name]

@@ -25,7 +25,7 @@ class DocumentBatch:
         row_index: Index of each row in its data set.
         document_ids: Names of the documents.
         loss_denominators: As in ReasoningBatch.
-        first_segment: Number of the first segment within its document; with `row_index` it seeds the segment.
+        first_segment: Index of the first segment within its document; with `row_index` it seeds the segment.
         carried_segments: How many of this window's segments are in the memory passed to the next window; None for
             the last window.
         windows: (segments per window, segments that the next window reads again).

@@ -21,7 +21,7 @@ class ReasoningBatch:
 
     Args:
         question_ids: Question tokens; `question_mask` marks the real ones. The same for `chain` and `answer`.
-        chain_step_index: Number of the reasoning step of each chain token, from 0.
+        chain_step_index: Index of the reasoning step of each chain token, from 0.
         question_target: The token that the last question token predicts.
         chain_targets: The token that each chain token predicts.
         answer_targets: The token that each answer token predicts.

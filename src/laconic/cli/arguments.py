@@ -74,4 +74,5 @@ def refuse_flags(flags: Mapping[str, object], reason: str) -> None:
     is_set = {name: value is not None and value is not False and value != () for name, value in flags.items()}
     name = next(filter(is_set.get, flags), None)
     if name is not None:
-        raise UsageError(f"--{name.replace('_', '-')}: {reason}; leave it out")
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag}: {reason}; remove {flag}")

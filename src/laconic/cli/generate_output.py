@@ -89,9 +89,9 @@ class GenerationTimer:
 
 
 class GenerationPrinter:
-    """Print a single text as it is generated, and several in their order as they end.
+    """Print a single text as it is generated, and several texts in row order as they finish.
 
-    Before each continuation stands its row's label. A silent printer shows the progress of decoding instead.
+    Each is preceded by its row's label. A silent printer shows the progress of decoding instead.
     """
 
     def __init__(self, labels: Sequence[str], *, is_silent: bool = False) -> None:

@@ -101,7 +101,7 @@ COMMANDS: dict[str, Any] = {
     "version": Annotated[VersionCommand, subcommand("version")],
 }
 Command: Any = reduce(operator.or_, COMMANDS.values())
-# Of each command with subcommands; the first one runs where flags or nothing follow the command.
+# Subcommands of commands; the first is the default if no subcommand is given.
 SUBCOMMANDS = {
     "verify": ("all", "parity"),
     "recipes": ("list", "show", "keys"),
@@ -250,7 +250,7 @@ def exit_at_signals() -> Iterator[None]:
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
-    """Exit with the code that a function returns or its error has; print tracebacks only with `LACONIC_DEBUG=1`."""
+    """Exit with the code that a function returns, or that of its error; tracebacks only with `LACONIC_DEBUG=1`."""
     open_missing_streams()
     warnings.showwarning = lambda message, *_: log_message(f"laconic: {message}")
     for stream in (sys.stdout, sys.stderr):

@@ -352,4 +352,4 @@ def check_settings(
         raise UsageError(f'max_memory_vectors = {budget}: memory_policy = "{policy}" needs at least {least}')
     is_soft = stop_head_config is not None and stop_head_config.estimator == "soft"
     if config.carry_between_windows == "soft" and not is_soft:
-        raise UsageError('carry_between_windows = "soft" needs estimator = "soft"; leave it out')
+        raise UsageError('carry_between_windows = "soft" needs estimator = "soft"; remove carry_between_windows')

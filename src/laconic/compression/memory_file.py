@@ -227,7 +227,7 @@ def parse_metadata(file: str, data: Mapping[str, Any], version: int, types: Mapp
 
 def bad_field_error(file: str, name: str) -> CorruptArtifactError:
     """Return the error for a malformed field."""
-    return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use another copy")
+    return CorruptArtifactError(f"memory: {file}: invalid metadata field {name}; use an intact copy")
 
 
 def check_reader_type(file: str, metadata: object, reader: object) -> None:
@@ -297,7 +297,7 @@ def check_tensors(file: str, bad: str | None, tensors: Mapping[str, Tensor | Non
     """
     if bad is not None:
         raise CorruptArtifactError(
-            f"memory: {file}: {bad} is missing or inconsistent with the other tensors; use another copy"
+            f"memory: {file}: {bad} is missing or inconsistent with the other tensors; use an intact copy"
         )
     try:
         for name, tensor in tensors.items():

@@ -43,7 +43,9 @@ class DigitsConfig(ConfigModel):
         "documents, `a 3` for each name and then equations",
     )
     results_only_fraction: Fraction = Field(
-        default=0.0, description="fraction of steps whose chain has results only, as asked for by a `:`; 1: always"
+        default=0.0,
+        description="fraction of updates whose chains have results only, which a `:` after the question asks for; "
+        "1: always",
     )
     step_end: Literal[";", ""] = Field(default=";", description="end of each step in style equations")
     document_tokens: PositiveInt | None = Field(
@@ -268,7 +270,7 @@ class DataConfig(ConfigModel):
         default=None, description="maximum tokens of question, chain and answer; default: the model's context"
     )
     on_too_long: Literal["error", "drop", "truncate_question"] = Field(
-        default="error", description="what to do with a row over its budget"
+        default="error", description="what to do with a row of more than max_tokens tokens"
     )
     on_invalid_row: Literal["error", "skip"] = Field(
         default="error", description="what to do with an unreadable row; at most 0.1 % are skipped"

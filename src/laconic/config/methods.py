@@ -333,7 +333,8 @@ class StopHeadConfig(ConfigModel):
     )
     initial_mean_fraction: OpenFraction = Field(default=0.9, description="E[N] / K at initialisation")
     stop_position: Literal["after", "before", "mixture"] = Field(
-        default="after", description="stop after writing a vector, before it, or as the original mixes both"
+        default="after",
+        description="stop after writing a vector, before it, or (mixture) as in the published formulas, which mix both",
     )
     soft_gate: Literal["attention_bias", "scale_vectors", "none"] = Field(
         default="attention_bias",

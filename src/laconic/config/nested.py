@@ -92,7 +92,7 @@ class SelfModifyingOptions(ConfigModel):
         """Message about the first invalid combination of options, or None."""
         smaller, larger = sorted((self.memory_chunk_size, self.projection_chunk_size))
         if smaller < 1:
-            return f"chunk size {smaller}: give at least 1 token"
+            return f"chunk size {smaller}: must be at least 1 token"
         if larger % smaller:
             return f"chunk sizes {smaller} and {larger}: one must divide the other"
         if self.gate_groups == 1 and smaller != larger:
@@ -150,7 +150,7 @@ class TitansOptions(ConfigModel):
     def find_error(self, chunk_size: int) -> str | None:
         """Return a message about the first option that is invalid with `chunk_size`, or None."""
         if chunk_size < 1:
-            return f"chunk_size {chunk_size}: give at least 1 token"
+            return f"chunk_size {chunk_size}: must be at least 1 token"
         for name, n in (("reset_every", self.reset_every), ("global_chunk_size", self.global_chunk_size)):
             if n is not None and (n < 1 or n % chunk_size):
                 return f"{name} {n}: must be a multiple of chunk_size {chunk_size}"
@@ -206,9 +206,9 @@ class CMSOptions(ConfigModel):
     )
     meta_gradient: Literal["first_order", "full", "reptile", "outer"] = Field(
         default="first_order",
-        description="nested, how the initial weights of a level are learned: by a step of the slower level "
-        "(first_order), also through the level's updates (full), by moving towards its result (reptile), or by the "
-        "outer loss alone",
+        description="nested: how the initial weights of a level are learned: by a step of the slower level "
+        "(first_order), by that step with gradients through the level's updates (full), by moving towards its result "
+        "(reptile), or by the outer loss alone",
     )
     reptile_rate: Fraction = Field(
         default=0.5, description="reptile: step towards the result, as a fraction of the distance"
@@ -216,8 +216,8 @@ class CMSOptions(ConfigModel):
     inner_momentum: Fraction = Field(default=0.9, description="momentum of the inner optimizers that have one")
     max_update_ratio: NonNegative = Field(
         default=0.1,
-        description="largest update relative to the initial weights' norm; 0: no clipping; pretrained weights that "
-        "are not trained further stand 1e-4",
+        description="largest update relative to the initial weights' norm; 0: no clipping; use 1e-4 for pretrained "
+        "weights that are not trained further",
     )
     max_error_norm: NonNegative = Field(
         default=1.0, description="task: largest norm of a token's gradient; 0: no clipping"
@@ -328,7 +328,7 @@ class InnerLoopConfig(ConfigModel):
 def find_chunk_error(chunk_sizes: Sequence[int]) -> str | None:
     """Return a message if the chunk sizes are not ascending multiples of one another, else None."""
     if not chunk_sizes or min(chunk_sizes) < 1:
-        return f"chunk_sizes {list(chunk_sizes)}: give at least 1 token for each level"
+        return f"chunk_sizes {list(chunk_sizes)}: must be at least 1 token for each level"
     for fast, slow in pairwise(chunk_sizes):
         if slow % fast:
             return f"chunk_sizes {list(chunk_sizes)}: must ascend, and {fast} must divide {slow}"

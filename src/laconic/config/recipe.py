@@ -123,7 +123,7 @@ class ModelConfig(ConfigModel):
     )
     revision: str | None = Field(default=None, description="commit, tag or branch on the hub")
     init_from_run: PathText | None = Field(
-        default=None, description="run directory; training starts from its latest step"
+        default=None, description="run directory; training starts from its latest checkpoint"
     )
     family: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2", "opt"] | None = Field(
         default=None, description="family of a new decoder with the sizes below"

@@ -53,7 +53,7 @@ class AuditResult:
         problems: Rows that cannot be read or encoded.
         num_without_chain: Rows without a chain.
         answer_type: "number", or "text" if most answers have no number.
-        unclear_answers: Ids of rows whose answer has a number but is no plain one, which cannot be judged.
+        unclear_answers: Ids of rows whose answer contains a number but is not a plain one, which cannot be judged.
         majority_answer: The most common answer and its share.
         duplicates: Pairs of ids that have the same question.
         lengths: Token lengths by part.

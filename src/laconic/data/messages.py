@@ -43,7 +43,7 @@ def add_system_message(messages: Sequence[Message], system: str | None) -> list[
     if system is None:
         return list(messages)
     if messages and messages[0]["role"] == "system":
-        raise UsageError("--system: the messages already begin with a system message; leave one of them out")
+        raise UsageError("--system: the messages already begin with a system message; remove one of them")
     return [{"role": "system", "content": system}, *messages]
 
 

@@ -174,7 +174,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InputError(
-                "the tokenizer has no chat template (base models have none); leave out --chat and give a text to "
+                "the tokenizer has no chat template (base models have none); remove --chat and give a text to "
                 "laconic generate, or use the model's instruction-tuned version"
             )
         variables = {

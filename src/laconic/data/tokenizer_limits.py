@@ -1,6 +1,6 @@
 """Limits on strangers' tokenizers: how much they may lengthen a text, and panics of the `tokenizers` library.
 
-A panic of Rust code reaches Python as an exception that is no `Exception`, after a message on standard error.
+A panic of Rust code reaches Python as an exception that is not an `Exception`, after a message on standard error.
 """
 
 import json

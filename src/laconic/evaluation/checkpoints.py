@@ -1,4 +1,4 @@
-"""Published checkpoints under evaluation: as a run that was never trained, with a chat or plain prompt and examples.
+"""Evaluate a published checkpoint as a run that was never trained, with a chat or plain prompt and solved examples.
 
 A checkpoint gets a folder for its results in laconic's cache, with a recipe that says how it is prompted. The rest of
 the evaluation treats this folder as a run at step 0.
@@ -155,7 +155,9 @@ def load_checkpoint_run(folder: Path, device: torch.device) -> LoadedRun:
 
 
 def load_shots(prompt: CheckpointPrompt, task: str, config: DataConfig) -> list[ReasoningExample]:
-    """Load the solved examples of a task: the first ones with a chain, of the training split.
+    """Load the solved examples of a task, from `shots_from` or its training split: the first with a chain.
+
+    If no example has a chain, the first of all.
 
     Raises:
         UsageError: The task has no training split; `shots_from` is needed.

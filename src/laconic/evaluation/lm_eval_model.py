@@ -96,7 +96,7 @@ class LaconicLM(TemplateLM):
         if isinstance(self.model, laconic.TextCompressor):
             encoded = self.model.prepare_prompts(["x"], self.model.load(memory))
             return encoded.cache, None if encoded.positions is None else int(encoded.positions[0])
-        raise UsageError(f"memory: {self.pretrained} reads no memories; leave it out")
+        raise UsageError(f"memory: {self.pretrained} reads no memories; remove memory")
 
     def reading_mode(self) -> AbstractContextManager[object]:
         """Return a context in which an adapter that only writes memories is off."""

@@ -39,7 +39,7 @@ def build_model_card(run: str | Path, repo: str, licence: str | None = None) -> 
         licence: Identifier of the hub for the licence of the weights, such as "apache-2.0".
 
     Raises:
-        InputError: If the path is no run.
+        InputError: If the path is not a run.
     """
     recipe = next(iter(load_recipes([run]).values()))
     dataset = DATASETS.get(recipe.data.name) if isinstance(recipe.data.name, str) else None

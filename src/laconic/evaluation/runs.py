@@ -42,7 +42,7 @@ def seed_runs(path: str | Path) -> list[Path]:
     """Return the runs of a path: itself or its seed-0, seed-1, … in order; for exported runs, their results folders.
 
     Raises:
-        InputError: The path is no run and holds none.
+        InputError: The path is not a run and holds none.
     """
     folder = Path(path)
     if is_run_dir(folder):
@@ -53,7 +53,8 @@ def seed_runs(path: str | Path) -> list[Path]:
     runs = [entry for entry in seeds if is_run_dir(entry) or is_export(entry)]
     if not runs:
         raise InputError(
-            f"{folder} is no run directory and has no seed-N directories; give one that laconic train or export wrote"
+            f"{folder} is not a run directory and has no seed-N directories; give one that laconic train or export "
+            "wrote"
         )
     runs.sort(key=lambda entry: int(entry.name[5:]))
     return [run if is_run_dir(run) else prepare_export(run) for run in runs]
@@ -115,7 +116,7 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int | None:
         return int(checkpoint_name)
     if find_export(folder) is not None:
         if checkpoint_name != "latest":
-            raise UsageError(f"--checkpoint {checkpoint_name}: {folder.name} was exported at one step; leave it out")
+            raise UsageError(f"--checkpoint {checkpoint_name}: {folder.name} has only one; remove --checkpoint")
         return None
     latest = latest_step(folder)
     if checkpoint_name == "latest":
@@ -124,7 +125,7 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int | None:
     train = load_recipe(folder / RECIPE_FILE)[0].train
     best = [step for _, step in read_validations(folder).list_best(train) if step in steps]
     if checkpoint_name != "best" or not best:
-        why = "the recipe has no train.best_metric" if train.best_metric is None else "no step was validated yet"
+        why = "the recipe has no train.best_metric" if train.best_metric is None else "no checkpoint was validated yet"
         why = why if checkpoint_name == "best" else "give latest, best or a number"
         raise UsageError(f"--checkpoint {checkpoint_name}: not available in {folder}; {why}")
     return best[0]

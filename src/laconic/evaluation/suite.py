@@ -3,7 +3,7 @@
 A suite is a group of tasks for one kind of run. To add a task, write one module with
 
 1. a function that returns an `EvalJob` for a run: its metadata, the number of items, and `evaluate`, which returns an
-   `EvalItem` (metrics by condition) for each of the given item numbers,
+   `EvalItem` (metrics by condition) for each of the given item indices,
 2. a list of `Column` over `RunResult`, or over rows computed from it, for its table on the terminal and on the page,
 
 and call both from a suite's `build_jobs`, `report` and `build_sections`. Results with metrics of their own have a kind

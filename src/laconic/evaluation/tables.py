@@ -39,7 +39,7 @@ def build_table(columns: Sequence[Column], rows: Sequence[Any], caption: str = "
 
 
 def print_table(table: Table) -> None:
-    """Print a table; where the output is no terminal, no line is cut to its width."""
+    """Print a table; where the output is not a terminal, no line is cut to its width."""
     print_rich(to_rich(table), None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
 
 

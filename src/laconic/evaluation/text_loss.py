@@ -61,7 +61,7 @@ class TextLossSuite:
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
         if request.memories.documents is None:
-            raise UsageError(f"--tasks {TASK}: give --documents FILE")
+            raise UsageError(f"--tasks {TASK}: pass --documents FILE")
         run = next((folder for folder in recipes if read_prompt(folder) is None), None)
         if run is not None:
             raise UsageError(f"{run} is a run; --tasks {TASK} is for models, such as what laconic export writes")

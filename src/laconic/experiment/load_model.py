@@ -66,7 +66,7 @@ def load(
         The model, ready to use.
 
     Raises:
-        InputError: If there is no such model, or the run has no step.
+        InputError: If there is no such model, or the run has no checkpoint.
         UsageError: For a step of a checkpoint, dtype or quantisation of a run, or code that is not allowed.
         CorruptArtifactError: If a file is damaged or belongs to another model.
 
@@ -84,13 +84,13 @@ def load(
     target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
     if run_dir is not None:
         if dtype is not None:
-            raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; leave it out")
+            raise UsageError(f"dtype: {path_or_name} is a run, whose recipe fixes model.dtype; remove dtype")
         if quantize is not None:
             raise UsageError(f"quantize: {path_or_name} is a run; pass a checkpoint, or quantise its decoder")
         return wrap_run(load_run(run_dir.folder, target, run_dir.step, allow_code=allow_code))
     check_is_model(path_or_name)
     if step is not None:
-        raise UsageError(f"step {step}: {path_or_name} is a checkpoint, which has no steps; leave it out")
+        raise UsageError(f"step {step}: {path_or_name} is a checkpoint, not a run, and has no steps; remove step")
     return load_checkpoint(path_or_name, target, dtype, revision, quantize, allow_code=allow_code)
 
 
@@ -118,12 +118,12 @@ def load_checkpoint(
     folder = weights.find_checkpoint(path_or_name, revision)
     if is_export(folder):  # on the hub; local ones are found as runs
         if dtype is not None or quantize is not None:
-            raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; leave them out")
+            raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; remove them")
         return wrap_run(load_run(folder, device, allow_code=allow_code))
     float_dtype = weights.resolve_dtype(dtype, folder)
     shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
     if quantize and (shape is not None or is_published(folder)):
-        raise UsageError(f"quantize: {path_or_name} is not a plain model; leave it out")
+        raise UsageError(f"quantize: {path_or_name} is not a plain model; remove quantize")
     if shape is not None:
         return NestedTextModel(model_class(shape).from_pretrained(folder, float_dtype, device), load_tokenizer(folder))
     if is_published(folder):
@@ -146,7 +146,7 @@ def check_is_model(path_or_name: str | Path) -> None:
     if seeds:
         raise InputError(f"{path} holds runs of several seeds; load one: {path / seeds[0]}")
     if (path / MANIFEST_FILE).is_file():
-        raise InputError(f"{path} is a step without its run; load the run directory, which has {RECIPE_FILE}")
+        raise InputError(f"{path} is a checkpoint without its run; load the run directory, which has {RECIPE_FILE}")
     if (path / ADAPTER_CONFIG_FILE).is_file():
         raise InputError(
             f"{path} is a peft adapter; laconic export MODEL --adapter {path} --out DIR merges it into its base model"

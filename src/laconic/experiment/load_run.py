@@ -88,21 +88,21 @@ def find_run(path: str | Path, step: int | None = None) -> RunStep | None:
     if match is None or not folder.is_dir() or not is_run_dir(run):
         return None
     if step not in (None, int(match[1])):
-        raise UsageError(f"step {step}: {path} is step {int(match[1])}; leave it out, or give {run}")
+        raise UsageError(f"step {step}: {path} is the checkpoint of step {int(match[1])}; remove step, or load {run}")
     return RunStep(run, int(match[1]))
 
 
 def load_run(path: str | Path, device: torch.device, step: int | None = None, *, allow_code: bool = False) -> LoadedRun:
-    """Load a run at its latest valid step, or at another.
+    """Load a run at its latest valid checkpoint, or at another.
 
     Args:
         path: Run directory, or folder of an exported run.
         device: Device of the model.
-        step: Number of a step; an exported run has only one.
+        step: Step of the checkpoint; an exported run has only one.
         allow_code: Whether a method outside laconic may be imported; the variable LACONIC_ALLOW_CODE=1 allows it too.
 
     Raises:
-        InputError: If the path is no run directory or the step does not exist.
+        InputError: If the path is not a run directory or the step does not exist.
         CorruptArtifactError: If the step belongs to another recipe, tokenizer or base model.
         UsageError: If an older version of laconic wrote the run, or its method is code that is not allowed.
     """
@@ -142,7 +142,7 @@ def load_export(folder: Path, device: torch.device, step: int | None, *, allow_c
     check_code_allowed(recipe, folder, allow_code)
     metadata = record.metadata
     if step not in (None, metadata["step"]):
-        raise UsageError(f"step {step}: {folder} was exported at step {metadata['step']}; leave it out")
+        raise UsageError(f"step {step}: {folder} was exported at step {metadata['step']}; remove step")
     tokenizer = load_tokenizer(folder)
     decoder = build_nested.load_decoder(folder, getattr(torch, recipe.model.dtype), device)
     base = decoder.fingerprint
@@ -178,7 +178,7 @@ def latest_step(folder: Path) -> StepFolder:
     """Return the latest valid step of a run."""
     step = RunDirectory(folder).latest_valid_step()
     if step is None:
-        raise InputError(f"{folder} has no step yet; laconic train writes one")
+        raise InputError(f"{folder} has no checkpoint yet; laconic train writes one")
     return step
 
 
@@ -258,7 +258,7 @@ def read_planned_recipe(run: Path) -> str:
 
 
 class InitialModel(NamedTuple):
-    """What training starts with; summary parameters only if those of an earlier run fit the recipe."""
+    """What training starts with; `summary_parameters` are those of the run `model.init_from_run`, if it has any."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -271,7 +271,7 @@ def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder,
 
 
 def check_is_no_run(name: str | None) -> None:
-    """Raise `InputError` for a `model.name` that is a run directory, which is no checkpoint."""
+    """Raise `InputError` for a `model.name` that is a run directory, not a checkpoint."""
     if name is not None and is_run_dir(name):
         raise InputError(f"model.name: {name} is a run of laconic train; to train it further, set model.init_from_run")
 

@@ -166,7 +166,7 @@ class ResumableReading(ABC, Generic[Value]):
         """Raise InputError unless a resumed job reads the texts it began with."""
         if not same:
             raise InputError(
-                "--resume: the text differs from the one that was begun; give the same text, or leave --resume out"
+                "--resume: the text differs from the one that was begun; give the same text, or remove --resume"
             )
 
     def save(self, path: Path, key: Mapping[str, Any]) -> None:

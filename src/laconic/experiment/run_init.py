@@ -25,7 +25,7 @@ def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Map
     Args:
         run: The run directory.
         recipe: The resolved recipe.
-        resume: "auto", "never", or the number of a step.
+        resume: "auto", "never", or the step of a checkpoint.
         environment: Versions and machine.
 
     Raises:
@@ -35,7 +35,7 @@ def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Map
     path, notes = run.path / RECIPE_FILE, list[str]()
     if run.step_numbers():
         if resume == "never":
-            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume the run or choose another folder")
+            raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
         notes = check_same_recipe(path, recipe)
     elif isinstance(resume, int):
         run.get_step(resume)  # raises if it does not exist

@@ -161,7 +161,7 @@ def resolve_update_flags(
     if not is_stateful and (config.update_on_prompt or config.update_on_output):
         raise UsageError(f"update_on_prompt: a {decoder.config.family} decoder has no fast weights; use a Hope model")
     if is_stateful and first_positions is not None:
-        raise UsageError("first_positions: a model with fast weights counts its own positions; leave it out")
+        raise UsageError("first_positions: a model with fast weights counts its own positions; remove first_positions")
     default = False
     if is_stateful:
         before = decoder.initial_state(1) if state is None else state

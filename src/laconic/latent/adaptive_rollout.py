@@ -50,7 +50,7 @@ def check_tolerance(tolerance: float, num_iterations: int | None) -> None:
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"jacobi_tolerance={tolerance}: give a number of 0 or more")
     if tolerance and not num_iterations:
-        raise UsageError(f"jacobi_tolerance={tolerance}: there are no Jacobi iterations to end; leave it out")
+        raise UsageError(f"jacobi_tolerance={tolerance}: there are no Jacobi iterations to end; remove it")
 
 
 def jacobi_residual(z: Float[Tensor, "B M D"], z_next: Float[Tensor, "B M D"]) -> Float[Tensor, " B"]:

@@ -57,7 +57,7 @@ class AnswerDecoding:
 
 
 class AnswerPrompt(NamedTuple):
-    """What the generated ids of answers follow: vectors, and the cache before them.
+    """Prompt of answers, which their generated ids continue: vectors, and the KV cache before them.
 
     Attributes:
         inputs_embeds: Vectors to read first.
@@ -80,7 +80,7 @@ class AnswerPrompt(NamedTuple):
 
 
 class StepwisePrompt(NamedTuple):
-    """What the generated ids of one answer follow, read in steps that the caller runs.
+    """Prompt of one answer, read in steps that the caller runs.
 
     Attributes:
         reads: The reads of question, latents and what follows them.
@@ -121,7 +121,7 @@ class PromptedAnswers(nn.Module, ABC):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the generated ids follow: questions, and latents if the method has any.
+        """Return the prompt of the answers: questions, and latents if the method has any.
 
         `state` is the KV cache of what precedes the questions.
         """
@@ -129,7 +129,9 @@ class PromptedAnswers(nn.Module, ABC):
     def prompt_chains(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what a whole written chain and the answer follow, by default nothing that the method is trained for.
+        """Return the prompt of a whole written chain and the answer after it.
+
+        By default a method is not trained to write one.
 
         Raises:
             UsageError: The method is not trained to write a chain.
@@ -195,7 +197,7 @@ def prompt_with_question(
 def prompt_with_chain(
     decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
 ) -> AnswerPrompt:
-    """Return the prompt of questions that a chain, the answer prompt and the answer follow."""
+    """Return the prompt of questions, to be continued by a chain, the answer prompt and the answer."""
     offset, eos_count = partial(find_answer_offset, decoding.answer_prompt), count_expected_eos(decoding)
     prompt = prompt_with_question(decoder, questions, (), state)
     return prompt._replace(eos_count=eos_count, answer_offset=offset)

@@ -158,7 +158,7 @@ class Coconut(PromptedAnswers):
         Args:
             batch: Questions.
             num_latents: Number of latents, the same for all rows.
-            cache: What the questions follow.
+            cache: KV cache of what precedes the questions.
             intervention: Change of the latents, for inspection.
             record_passes: Whether to keep the latents of every pass.
         """
@@ -170,7 +170,7 @@ class Coconut(PromptedAnswers):
 
         Args:
             batch: Questions.
-            cache: What they follow.
+            cache: KV cache of what precedes them.
         """
         question = self.decoder.embed(batch.question_ids)
         return self.latent_thoughts.build_prefix(self.decoder, cache, question, batch.question_mask)
@@ -210,14 +210,14 @@ class Coconut(PromptedAnswers):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Think about the questions and return what the remaining steps follow."""
+        """Think about the questions and return the prompt of the remaining steps."""
         M, latents = self.num_answer_latents, self.latent_thoughts
         with eval_no_grad(self):
             last = run_until_last_pass(self.decoder, latents, self.build_prefix(questions, state), M)
             return self._expect_chain(prompt_with_last_pass(self.decoder, last, M, latents.end, ()), decoding)
 
     def prompt_after_latents(self, rollout: LatentRollout, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Return what the remaining steps follow after the latents.
+        """Return the prompt of the remaining steps, which ends with the latents.
 
         Args:
             rollout: Latents and their cache.
@@ -227,12 +227,12 @@ class Coconut(PromptedAnswers):
         return self._expect_chain(prompt, decoding)
 
     def _expect_chain(self, prompt: AnswerPrompt, decoding: AnswerDecoding) -> AnswerPrompt:
-        """Return the prompt of latents that the remaining steps and the answer prompt follow."""
+        """Return the prompt of latents, to be continued by the remaining steps and the answer prompt."""
         offset = partial(find_answer_offset, decoding.answer_prompt)
         return prompt._replace(eos_count=count_expected_eos(decoding), answer_offset=offset)
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
-        """Return what the remaining steps follow after one question, with the latents still to be computed.
+        """Return the prompt of the remaining steps of one question, with the latents still to be computed.
 
         Raises:
             UsageError: If the number of latents depends on the chain, which is not known.

@@ -270,13 +270,13 @@ class Codi(PromptedAnswers):
     ) -> TeacherStudentPasses:
         """Run the passes that the terms of the loss need.
 
-        A pass that only enters terms of weight 0 is skipped; with `needs_teacher_cache` not the teacher's. The KV cache
-        is that of what precedes the questions. `capture_teacher` names further activations to capture in the teacher's
+        Passes that only terms of weight 0 need are skipped, except the teacher's with `needs_teacher_cache`. The KV
+        cache holds what precedes the questions. `capture_teacher` names further activations to capture in the teacher's
         pass, `capture_latents` those in every pass over the latents.
 
         Args:
             batch: Questions, chains and answers.
-            cache: What the questions follow.
+            cache: KV cache of what precedes the questions.
             capture_teacher: Activations of the teacher.
             capture_latents: Activations of the latents.
             needs_teacher_cache: Whether the teacher's cache is used.
@@ -357,9 +357,9 @@ class Codi(PromptedAnswers):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the answers follow: questions and latents.
+        """Return the prompt of the answers: questions and latents.
 
-        If it is known which pass over the latents is the last one, it is left to the caller, who reads eot and the
+        If the number of passes over the latents is fixed, the last is left to the caller, which reads eot and the
         answer prompt in the same pass.
         """
         decoder, latents, suffix = self.decoder, self.latent_thoughts, decoding.answer_prompt
@@ -376,7 +376,7 @@ class Codi(PromptedAnswers):
     def prompt_chains(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what a written chain and the answer follow: the questions.
+        """Return the prompt of a written chain and the answer: the questions.
 
         Args:
             questions: Questions of the batch.
@@ -386,7 +386,7 @@ class Codi(PromptedAnswers):
         return prompt_with_chain(self.decoder, questions, decoding, state)
 
     def prompt_answer_stepwise(self, question: ReasoningBatch, decoding: AnswerDecoding) -> StepwisePrompt:
-        """Return what the answer to one question follows, with the latents still to be computed."""
+        """Return the prompt of the answer to one question, with the latents still to be computed."""
         latents, tolerance = self.latent_thoughts, decoding.jacobi_tolerance
         return prompt_stepwise(
             self.decoder, latents, question, latents.num_latents, decoding.answer_prompt, tolerance=tolerance

@@ -106,7 +106,7 @@ class WrittenReasoning(PromptedAnswers):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the generated ids follow. Arguments are those of `PromptedAnswers.prompt_answers`."""
+        """Return the prompt of chain or answer. Arguments are those of `PromptedAnswers.prompt_answers`."""
         if self.writes_chain:
             return prompt_with_chain(self.decoder, questions, decoding, state)
         return prompt_with_question(self.decoder, questions, decoding.answer_prompt, state)

@@ -166,7 +166,7 @@ class LatentThoughts(nn.Module):
         count_latents = self.stop_head.count_latents if self.stop_head is not None and uses_stop_head else None
         is_inspected = intervention is not None or record_passes
         if tolerance and is_inspected:
-            raise UsageError(f"tolerance={tolerance}: not with an intervention or records; leave it out")
+            raise UsageError(f"tolerance={tolerance}: not with an intervention or records; remove tolerance")
         inputs = (forward_fn or decoder, prefix, self.placeholder, self.num_latents)
         T, project = self.num_iterations, self.project
         if T and not is_inspected and (tolerance or count_latents):
@@ -186,7 +186,7 @@ class LatentThoughts(nn.Module):
         question: Float[Tensor, "B Nq D"] | None,
         attention_mask: Bool[Tensor, "B Nq"] | None,
     ) -> LatentPrefix:
-        """Return what the latents follow; the arguments are those of `think`."""
+        """Return the prefix of the latents; the arguments are those of `think`."""
         if cache is None and question is None:
             raise UsageError("think requires the cache of a question or its embeddings")
         B = cache.B if cache is not None else len(question) if question is not None else 0

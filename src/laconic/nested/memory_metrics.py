@@ -60,7 +60,7 @@ def memory_metrics(model: Hope, state: FastWeightState, input_ids: Int[Tensor, "
 
 
 def gate_metrics(group: str, gates: Gates) -> Metrics:
-    """Return mean and quantiles of the half-life in tokens and of the step size."""
+    """Return the half-life in tokens at the mean decay rate, the mean step size, and quantiles of both."""
     decay_rate = -gates.decay.double().log()
     half_lives, step_sizes = math.log(2) / decay_rate.clamp(min=1e-12), gates.step_size.double()
     metrics = {

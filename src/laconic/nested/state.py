@@ -328,7 +328,7 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
         return cast(Tree, torch.cat([x.dense if isinstance(x, LowRankChange) else x for x in nodes]))
     if any(type(tree) is not type(first) for tree in trees):
         names = ", ".join(type(tree).__name__ for tree in trees)
-        raise UsageError(f"concat_rows: states have different types ({names}); give states of one model")
+        raise UsageError(f"concat_rows: states have different types ({names}); pass states of one model")
     if isinstance(first, KVCache):
         return cast(Tree, KVCache.concat_rows(*nodes))
     if isinstance(first, Tensor):
@@ -339,7 +339,7 @@ def _concat_parts(trees: tuple[Tree, ...], results: dict[tuple[int, ...], Any]) 
         nodes = [replace(x, input_ids=F.pad(x.input_ids, (0, longest - x.input_ids.shape[1]))) for x in nodes]
     keys = [tuple(sorted(name for name, _ in named_children(tree))) for tree in nodes]
     if any(k != keys[0] for k in keys):
-        raise UsageError(f"concat_rows: states have different parts than {keys[0]}; give states of one model")
+        raise UsageError(f"concat_rows: states have different parts than {keys[0]}; pass states of one model")
     if is_dataclass(first):
         parts = {f.name: _concat_nodes(tuple(getattr(x, f.name) for x in nodes), results) for f in fields(first)}
         return cast(Tree, type(first)(**parts))

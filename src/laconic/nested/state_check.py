@@ -21,7 +21,7 @@ def translate_structure_errors(path: object) -> Generator[None]:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise CorruptArtifactError(
-            f"state: {path} does not have the structure of a state ({reason}); take another copy"
+            f"state: {path} does not have the structure of a state ({reason}); use an intact copy"
         ) from None
 
 
@@ -66,7 +66,7 @@ def check_metadata(metadata: Mapping[str, Any], path: object) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise CorruptArtifactError(f"state: {path}: {key}: {first['msg'].lower()}; take another copy") from None
+        raise CorruptArtifactError(f"state: {path}: {key}: {first['msg'].lower()}; use an intact copy") from None
 
 
 def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, path: object) -> None:
@@ -85,7 +85,7 @@ def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, p
             problem = problem or find_uneven_cache(state.open_chunk.layers_at_start)
             problem = problem or find_invalid_tokens(state.open_chunk, vocab_size)
     if problem is not None:
-        raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; take another copy")
+        raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; use an intact copy")
 
 
 def find_mismatch(part: object, initial: object, name: str) -> str | None:

@@ -127,7 +127,7 @@ def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, fo
     if saved != model_fingerprint and not force:
         raise CorruptArtifactError(
             f"state: {path} belongs to model {saved[:HASH_PREFIX]}…, this is {model_fingerprint[:HASH_PREFIX]}…; "
-            "give that model, of a run that was trained further RUN/steps/STEP, or read the text again"
+            "use that model (if the run was trained further: RUN/steps/STEP), or read the text again"
         )
     return state
 

@@ -105,7 +105,7 @@ class RunningSequence:
         return chunk
 
     def start_thinking(self, reads: RolloutReads) -> None:
-        """Set the first of the reads that the answer follows."""
+        """Set the first of the reads before the answer."""
         self.thinking = reads
         self.start_read(next(reads))
 

@@ -1,4 +1,4 @@
-"""Questions to runs that answer: checked, and thought about and answered beside other requests."""
+"""Serve questions to runs with a reasoning method: check them, compute thoughts and answers beside other requests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,14 +30,14 @@ def check_question(model: Reasoner, sequence: RunningSequence) -> None:
     if request.question is None or request.token_ids or request.state is not None:
         raise UsageError("this run answers questions; give a question without token_ids and state")
     if config.eos_token_ids is not None:
-        raise UsageError("eos_token_ids: the recipe's data.format ends an answer; leave them out")
+        raise UsageError("eos_token_ids: the recipe's data.format ends an answer; remove eos_token_ids")
     if not isinstance(config.seed, int):
         raise UsageError("seed: a request has one row; give one number")
     if request.with_prompt_logprobs:
-        raise UsageError("prompt log probabilities: a question has none; leave them out")
+        raise UsageError("prompt log probabilities: not available for a question; do not request them")
     if request.num_top_logprobs and not isinstance(model.method, PromptsAnswers):
         name = type(model.method).__name__
-        raise UsageError(f"top log probabilities: {name} has no method `prompt_answers`; leave them out")
+        raise UsageError(f"top log probabilities: {name} has no method `prompt_answers`; do not request them")
     sequence.question = build_question(model, request.question)
     sequence.num_prompt_tokens = int(sequence.question.question_mask.sum())
     limit, required = model.decoder.config.max_position_embeddings, sequence.num_prompt_tokens + config.max_tokens
@@ -60,12 +60,12 @@ def build_question(model: Reasoner, question: Question) -> ReasoningBatch:
 
 
 def start_answer(model: Reasoner, decoder: Decoder, sequence: RunningSequence) -> None:
-    """Set what the answer to a request follows, and how it is decoded.
+    """Set the prompt of the answer to a request, and how the answer is decoded.
 
     Args:
         model: The run.
         decoder: The decoder that reads the answers.
-        sequence: The request. With a method that does not say what its answers follow, it has ended afterwards.
+        sequence: The request. It has ended afterwards if the method does not return the prompts of its answers.
 
     Raises:
         UsageError: Question, latents and answer exceed a learned position table.
@@ -94,7 +94,7 @@ def start_decoding(
     num_positions: int,
     eos_count: int,
 ) -> None:
-    """Set how an answer is decoded that follows a cache and `num_positions` further positions.
+    """Set how to decode an answer after a cache and `num_positions` further positions.
 
     Raises:
         UsageError: They exceed a learned position table.
@@ -116,7 +116,7 @@ def without_eos(decoding: AnswerDecoding) -> Callable[[list[int]], str]:
 def answer_whole(
     model: Reasoner, sequence: RunningSequence, question: ReasoningBatch, decoding: AnswerDecoding
 ) -> None:
-    """Answer with a method that does not say what its answers follow; the events come when it has finished."""
+    """Answer with a method that does not return prompts; the events come when it has finished."""
     stop_strings, sampling = decoding.sampling.stop_list, replace(decoding.sampling, stop_strings=())
     answers = answer_questions(model.method, question, replace(decoding, sampling=sampling))
     sequence.latent_passes = answers.passes[0].latent

@@ -266,7 +266,7 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
     digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
         stored = header.metadata.get("digest")
-        raise CorruptArtifactError(f"{path}: digest {digest} does not match the stored {stored}; take another copy")
+        raise CorruptArtifactError(f"{path}: digest {digest} does not match the stored {stored}; use an intact copy")
     return tensors, metadata
 
 
@@ -297,7 +297,7 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
         header = read_safetensors_header(path)
     except InputError as error:
         reason = str(error).removesuffix("; download it again")
-        raise CorruptArtifactError(f"{reason}; it is damaged, cut off or not safetensors; take another copy") from None
+        raise CorruptArtifactError(f"{reason}; it is damaged, cut off or not safetensors; use an intact copy") from None
     if "laconic" not in header.metadata:
         raise CorruptArtifactError(f"{path.name}: was not written by laconic")
     try:
@@ -330,7 +330,7 @@ def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping
         (name for name, t in current.items() if t.shape != tensors[name].shape), None
     )
     if bad:
-        raise CorruptArtifactError(f"{path}: {bad} is missing, unexpected or of another shape; take another copy")
+        raise CorruptArtifactError(f"{path}: {bad} is missing, unexpected or of another shape; use an intact copy")
     module.load_state_dict(tensors)
 
 

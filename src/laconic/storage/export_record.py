@@ -81,7 +81,7 @@ class ExportRecord:
         """Return what to do about files that differ from the record."""
         path = self.folder / EXPORT_FOLDER / EXPORT_FILE
         deletion = f'delete {join_names(names)} from "files" in {path}' if self.is_run else f"delete {path}"
-        return f"export it again or take another copy, or, if you changed it, as save_pretrained does, {deletion}"
+        return f"export it again or use an intact copy, or, if you changed it, as save_pretrained does, {deletion}"
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -119,10 +119,10 @@ def read_export_record(folder: Path) -> ExportRecord | None:
     try:
         metadata = read_json(path)
     except InputError as error:
-        raise CorruptArtifactError(f"{path.parent} is damaged: {error}; take another copy") from None
+        raise CorruptArtifactError(f"{path.parent} is damaged: {error}; use an intact copy") from None
     files, digest = metadata.pop("files", {}), metadata.pop("sha256", None)
     if digest != hash_json(metadata) or not isinstance(files, dict):
-        raise CorruptArtifactError(f"{path} was changed after it was written; take another copy")
+        raise CorruptArtifactError(f"{path} was changed after it was written; use an intact copy")
     return ExportRecord(folder, metadata, cast(dict[str, str], files))
 
 

@@ -24,7 +24,9 @@ def resolve_inside(root: Path, name: str) -> Path:
     except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
         raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
     if not path.is_relative_to(home) and path.parent != _hub_blobs_folder(home):
-        raise UnsafeFileError(f"{root / name} leads out of its folder, to {path}; not opened. Copy the file there")
+        raise UnsafeFileError(
+            f"{root / name} leads out of its folder, to {path}, and was not opened; copy that file into the folder"
+        )
     if is_special:
         raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
     return path

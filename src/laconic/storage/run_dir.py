@@ -173,11 +173,11 @@ class RunDirectory:
             except UnsupportedFormatError:
                 raise
             except (CorruptArtifactError, UnsafeFileError) as error:
-                warnings.warn(f"{error}; using the step before it")
+                warnings.warn(f"{error}; using the checkpoint before it")
                 if self._is_locked:
                     self._rename_bad(self.step_path(step))
         if any(self.steps_folder.glob(".bad-step-*")) or self.step_numbers():
-            raise CorruptArtifactError(f"{self.path}: no valid step; restore a copy or choose another folder")
+            raise CorruptArtifactError(f"{self.path}: no valid checkpoint; restore a copy or choose another folder")
         return None
 
     def get_step(self, step: int) -> StepFolder:
@@ -191,7 +191,7 @@ class RunDirectory:
         folder = self.step_path(step)
         if not folder.is_dir():
             available = ", ".join(map(str, self.step_numbers())) or "none"
-            raise UsageError(f"{self.path} has no step {step}; available: {available}")
+            raise UsageError(f"{self.path} has no checkpoint of step {step}; available: {available}")
         return StepFolder(step, folder, manifest.verify_folder(folder, "step", step))
 
     def discard_after(self, step: int) -> None:
@@ -201,7 +201,8 @@ class RunDirectory:
         for n in later:
             self._rename_bad(self.step_path(n))
         if later:
-            warnings.warn(f"{self.path}: renamed the later steps {', '.join(map(str, later))} to .bad-step-…")
+            steps = ", ".join(map(str, later))
+            warnings.warn(f"{self.path}: renamed the checkpoints of later steps {steps} to .bad-step-…")
 
     def _rename_bad(self, folder: Path) -> None:
         """Rename a step folder to a free name that starts with `.bad-`."""
@@ -219,7 +220,7 @@ class RunDirectory:
         try:
             self.get_step(self.step_numbers()[-1])
         except (CorruptArtifactError, UnsafeFileError) as error:
-            warnings.warn(f"{error}; no step is deleted")
+            warnings.warn(f"{error}; no checkpoint is deleted")
             return
         for step in surplus:
             trash = self.steps_folder / f".trash-{self.step_path(step).name}-{uuid.uuid4().hex}"

@@ -91,5 +91,5 @@ def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], n
             items = cast(dict[str, Any], node["of"]).items()
             return {name: unflatten_tree(item, tensors, unused, node_types) for name, item in items}
     raise CorruptArtifactError(
-        f"state: {str(cast(object, spec))[:80]!r} is neither a known part nor a tensor of the file; take another copy"
+        f"state: {str(cast(object, spec))[:80]!r} is neither a known part nor a tensor of the file; use an intact copy"
     )

@@ -193,7 +193,9 @@ def load_training_state(
         state.setdefault(int(position), {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
     if settings.scaler and settings.scaler.keys() != scaler.state_dict().keys():
-        raise CorruptArtifactError(f"{folder}: optimizer.json: scaler has other keys; restore the step from a copy")
+        raise CorruptArtifactError(
+            f"{folder}: optimizer.json: scaler has other keys; restore this checkpoint from a copy"
+        )
     if settings.scaler:
         scaler.load_state_dict(settings.scaler)
     random_state = folder / f"rng-{ranks.rank:05d}.safetensors"
@@ -205,7 +207,7 @@ def load_training_state(
 def read_settings(folder: Path, name: str, kind: type[Settings]) -> Settings:
     """Return the contents of a JSON file of a step. Raises `CorruptArtifactError` if they are of another type."""
     try:
-        return validate_json(kind, read_json(folder / name), f"{folder}: {name}", "restore the step from a copy")
+        return validate_json(kind, read_json(folder / name), f"{folder}: {name}", "restore the checkpoint from a copy")
     except InputError as error:
         raise CorruptArtifactError(str(error)) from None
 

@@ -34,7 +34,7 @@ class MetricsWriter:
             self.hash = hashlib.sha256(path.read_bytes())
         self.is_complete = length >= start
         if not self.is_complete:
-            warnings.warn(f"{path} has {length:,} bytes, but the step was saved with {start:,}; some lines are lost")
+            warnings.warn(f"{path} has {length:,} bytes, the checkpoint was saved with {start:,}; some lines are lost")
 
     def write(self, values: Mapping[str, object]) -> None:
         """Append a line; NaN and infinity become null."""

@@ -343,7 +343,7 @@ def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
     """
     if resume == "never":
         if run.step_numbers():
-            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume or choose another folder")
+            raise BusyError(f"{run.path} already has checkpoints; resume or choose another folder")
         return None
     if resume == "auto":
         return run.latest_valid_step()

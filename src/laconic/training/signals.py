@@ -1,6 +1,6 @@
 """Handle SIGTERM, SIGINT, SIGUSR1 and SIGHUP: the first requests a stop after the current step, a second exits at once.
 
-A closed terminal may send SIGHUP twice, so that SIGHUP is no second signal. Under `nohup` it is ignored.
+A closed terminal may send SIGHUP twice, so SIGHUP does not count as a second signal. Under `nohup` it is ignored.
 """
 
 import os

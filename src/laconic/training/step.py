@@ -245,7 +245,7 @@ class Updater:
 
 
 def check_output(method: nn.Module, output: object) -> StepOutput:
-    """Return what a method's `forward` returned. Raises `UsageError` if it is no `StepOutput`."""
+    """Return what a method's `forward` returned. Raises `UsageError` if it is not a `StepOutput`."""
     if not isinstance(output, StepOutput):
         name = type(method).__name__
         raise UsageError(

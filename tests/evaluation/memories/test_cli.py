@@ -187,7 +187,7 @@ def test_evaluate_memories_of_a_compressor(run_cli: RunCli) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--tasks", "memories"), "give --documents FILE.jsonl, --questions FILE.jsonl, or both"),
+        (("--tasks", "memories"), "pass --documents FILE.jsonl, --questions FILE.jsonl, or both"),
         ((*FLAGS, "--methods", "magic"), "--methods magic: choose from kvzip, kvzip-equal"),
         ((*FLAGS, "--keep", "2"), "--keep 2: expected shares above 0 and at most 1"),
         ((*FLAGS, "--tokens", "500"), "need 612 positions, and the model has 512"),

@@ -31,7 +31,7 @@ class AuditCommand:
     protocol: OptionalProtocol = None
     """how answers are prompted and matched (default: the protocol of the recipe's data.format)"""
     checkpoint: str = "latest"
-    """latest, best (by validation during training), or the number of a step"""
+    """latest, best (by validation during training), or the step of a checkpoint"""
     batch_size: int = 64
     """questions per batch"""
     device: Device = "auto"

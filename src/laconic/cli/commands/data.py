@@ -180,7 +180,7 @@ class DataCheckCommand:
             f"duplicate questions{format_ids(b for _, b in result.duplicates)}": len(result.duplicates),
         }
         if result.unclear_answers:
-            title = f"answers that are no plain numbers{format_ids(result.unclear_answers)}"
+            title = f"answers that are not plain numbers{format_ids(result.unclear_answers)}"
             counts[f"{title}; training accepts them, data.valid and data.test do not"] = len(result.unclear_answers)
         if result.lengths:
             counts["unknown tokens in questions and chains"] = result.num_unknown_tokens

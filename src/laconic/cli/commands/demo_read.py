@@ -15,7 +15,7 @@ TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); tex
 class DemoReadCommand:
     """Answer three questions about a chapter from a memory of an eighth of it, with the full text, and without.
 
-    Needs a model that was trained on text: make model gets SmolLM2-135M-Instruct, which takes minutes on a CPU.
+    Needs a pretrained model: make model downloads SmolLM2-135M-Instruct, which takes about a minute here.
 
     Example: laconic demo read
     """

@@ -80,7 +80,7 @@ class EvaluateCommand:
     baseline: OptionalStr = None
     """run to compare the others with, question by question"""
     checkpoint: str = "latest"
-    """latest, best (by validation during training), or the number of a step"""
+    """latest, best (by validation during training), or the step of a checkpoint"""
     batch_size: OptionalInt = None
     """runs that answer questions: questions per batch, in each process (default: 64)"""
     latency: OptionalInt = None
@@ -185,7 +185,7 @@ class EvaluateCommand:
         flags = {"prompt": self.prompt, "shots_from": self.shots_from, "quantize": quantize}
         refuse_flags(flags, f"only for models, and {run} is a run")
         if self.shots is not None and not set(split_commas(self.tasks)) & set(CLASS_INCREMENTAL_TASKS):
-            raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
+            raise UsageError(f"--shots: only for models and for {', '.join(CLASS_INCREMENTAL_TASKS)}; remove --shots")
         return run if export is None else str(export)
 
 

@@ -66,7 +66,7 @@ class ExportCommand:
             flags = {"adapter": self.adapter, "dtype": self.dtype, "push": self.push}
             refuse_flags(flags, f"{self.model} is a memory")
             return self.export_cartridge(kind) if self.to is None else self.export_prompt_embeds(kind)
-        refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is no memory")
+        refuse_flags({"reader": self.reader, "prompt": self.prompt}, f"{self.model} is not a memory")
         if (run_dir := find_run(self.model)) is not None:
             return self.export_run(run_dir)
         check_is_model(self.model)

@@ -98,8 +98,8 @@ class GenerateCommand(SamplingFlags):
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
     jacobi_tolerance: OptionalFloat = None
-    """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
-    change is below this (default: 0, all of them)"""
+    """for runs of pccot and kava: end the Jacobi iterations of a question once the latents' relative change is below
+    this (default: 0, run all)"""
     dtype: OptionalDtype = None
     """compute dtype (default: float32 on CPUs, the stored dtype on GPUs)"""
     quantize: OptionalQuantization = None
@@ -231,7 +231,7 @@ class GenerateCommand(SamplingFlags):
         )
         if decoder.source_folder is not None and is_export(decoder.source_folder):
             folder = decoder.source_folder
-            raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; give that folder")
+            raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; use that folder")
         return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
 
     def check_context(

@@ -43,7 +43,7 @@ class ServeCommand:
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """model (folder in Hugging Face layout, .gguf, hub name, or smollm2), or a run of laconic train"""
     host: str = "127.0.0.1"
-    """address to listen on; others than loopback need --api-key"""
+    """address to listen on; any other than loopback needs --api-key"""
     port: int = 8000
     """port; 0 chooses a free one"""
     api_key: OptionalStr = None
@@ -62,8 +62,8 @@ class ServeCommand:
     inner_lr: OptionalFloat = None
     """with --learn: learning rate of the MLPs (default: 0.1, from which on almost every step is clipped)"""
     jacobi_tolerance: OptionalFloat = None
-    """for runs of pccot and kava: as many Jacobi iterations as a question needs; end them when the latents' relative
-    change is below this (default: 0, all of them)"""
+    """for runs of pccot and kava: end the Jacobi iterations of a question once the latents' relative change is below
+    this (default: 0, run all)"""
     device: Device = "auto"
     revision: OptionalStr = None
     """commit, tag or branch on the hub"""
@@ -81,20 +81,20 @@ class ServeCommand:
     shutdown_seconds: float = 30.0
     """seconds that running requests have to finish after Ctrl-C or SIGTERM"""
     max_body_bytes: int = 8 * 2**20
-    """bytes of a JSON body, else status 413"""
+    """maximum bytes of a JSON body; a larger one gets status 413"""
     max_memory_bytes: int = 512 * 2**20
-    """bytes of an uploaded memory or state, else status 413"""
+    """maximum bytes of an uploaded memory or state; a larger one gets status 413"""
     max_memories: int = 256
-    """stored memories, else status 400"""
+    """maximum number of stored memories; one more gets status 400"""
     max_sessions: int = 64
-    """sessions of a model that learns, else status 400"""
+    """maximum number of sessions of a model that learns; one more gets status 400"""
 
     def run(self) -> int:
         key = os.environ.get("LACONIC_API_KEY") or None if self.api_key is None else self.api_key
         if key is not None and not key.strip():
-            raise UsageError("--api-key is empty; give a key, or leave it out")
+            raise UsageError("--api-key is empty; give a key, or remove --api-key")
         if not 0 <= self.port <= MAX_PORT:
-            raise UsageError(f"--port {self.port}: give 0 to {MAX_PORT}")
+            raise UsageError(f"--port {self.port}: must be 0 to {MAX_PORT}")
         limits = {name: value for name, value in vars(self).items() if name.startswith("max_")}
         for name, value in limits.items():
             if value is not None and not value > 0:
@@ -147,7 +147,7 @@ class ServeCommand:
         from laconic.experiment.text_models.nested_model import is_nested
 
         if is_nested(model) or not is_plain_model(model):
-            raise UsageError(f"--learn: {model} is no plain model; leave it out")
+            raise UsageError(f"--learn: {model} is not a plain model; remove --learn")
         return laconic.NestedTextModel.from_pretrained(
             model,
             inner_lr=UNTRAINED_INNER_LR if self.inner_lr is None else self.inner_lr,
@@ -162,12 +162,12 @@ def set_tolerance(model: "LoadedModel", tolerance: float) -> "LoadedModel":
     import laconic
 
     if not isinstance(model, laconic.Reasoner):
-        raise UsageError(f"--jacobi-tolerance {tolerance}: this model has no Jacobi iterations; leave it out")
+        raise UsageError(f"--jacobi-tolerance {tolerance}: this model has no Jacobi iterations; remove it")
     return replace(model, jacobi_tolerance=tolerance)
 
 
 def parse_memory(text: str) -> tuple[str, Path]:
     name, equals, file = text.partition("=")
     if not equals or not file:
-        raise UsageError(f"--memory {text}: give NAME=FILE")
+        raise UsageError(f"--memory {text}: expected NAME=FILE")
     return name, Path(file)

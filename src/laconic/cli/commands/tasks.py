@@ -51,7 +51,7 @@ TASKS = (
 class TasksListCommand:
     """List the tasks of laconic evaluate, and the kinds of runs that each one takes.
 
-    laconic tasks prints the same list.
+    laconic tasks list prints the same list.
 
     Example: laconic tasks list
     """

@@ -58,7 +58,8 @@ class TrainCommand:
     out: OptionalPath = None
     """run directory (default: runs/NAME of the recipe's file)"""
     resume: str = "auto"
-    """auto: resume from the latest valid step, if any; never: refuse a directory with steps; step-N: resume from it"""
+    """auto: resume from the latest valid checkpoint, if any; never: refuse a directory with checkpoints; step-N: resume
+    from this one"""
     num_seeds: OptionalInt = None
     """train seeds 0 … N-1, each in OUT/seed-N"""
     plan: Annotated[Literal["estimate", "step"] | None, arg(metavar="{estimate,step}", help_behavior_hint="")] = None
@@ -119,7 +120,7 @@ class TrainCommand:
         """Return runs/NAME, NAME being that of the recipe's file."""
         name = Path(str(self.recipe)).stem
         if name == "recipe":
-            raise UsageError(f"{self.recipe}: give --out; the file name recipe.toml does not name a run")
+            raise UsageError(f"{self.recipe}: pass --out; the file name recipe.toml does not name a run")
         return Path("runs") / name
 
     def train_run(self, recipe: "Recipe", out: Path, stop: StopSignal) -> dict[str, Any]:

@@ -67,11 +67,11 @@ def check_rule(model: SegmentModel, rule: StopRule) -> None:
         flag = "--total-vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
         raise UsageError(
             f'{flag} needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
-            "give a number of vectors per segment, --vectors"
+            "pass --vectors, a number of vectors per segment"
         )
     if rule.name == "fixed" and length_policy == "fixed" and rule.num_vectors is not None and rule.num_vectors < K:
         raise UsageError(
-            f"{rule.num_vectors} vectors: this model always writes {K} per segment; give --vectors {K} or more, or "
+            f"{rule.num_vectors} vectors: this model always writes {K} per segment; pass --vectors {K} or more, or "
             'train with length_policy = "nested_dropout"'
         )
     if rule.name == "sample" and rule.uniforms is None:

@@ -105,7 +105,7 @@ def load_cartridge(folder: str | Path, decoder: Decoder, metadata: KVMemoryMetad
         raise InputError(f"{path}: {TENSOR} is {shape}, expected [slots, {2 * L * G * E}] for {L} layers of {G} x {E}")
     tensors = atomic.open_tensors(path, [TENSOR])
     if header.metadata.get(DIGEST, "") not in ("", atomic.hash_artifact("", tensors)):  # peft writes none
-        raise CorruptArtifactError(f"{path} was changed after it was written; take another copy")
+        raise CorruptArtifactError(f"{path} was changed after it was written; use an intact copy")
     pairs: Tensor = tensors[TENSOR].to(decoder.token_embedding.weight)
     atomic.check_finite(f"{path}: {TENSOR}", pairs)
     M = len(pairs)

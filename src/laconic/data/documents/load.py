@@ -202,7 +202,10 @@ def select_part(config: DataConfig, parts: Mapping[SplitName, list[Document]], p
 
 
 def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[SplitName, list[Document]]:
-    """Split documents as their rows say; if none does, hold out a fraction by the SHA-256 of their names."""
+    """Split documents as their rows say.
+
+    If no row names a split and the recipe names no held-out documents, hold out a fraction by the SHA-256 of the names.
+    """
     parts: dict[SplitName, list[Document]] = {"train": [], "valid": [], "test": []}
     if any(document.part for document in documents) or config.valid or config.test:
         for document in documents:

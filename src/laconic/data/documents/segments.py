@@ -30,7 +30,7 @@ def random_lengths(W: int, w: int, low: int, draws: NDArray[np.float64]) -> list
         W: Total number of tokens.
         w: Number of segments.
         low: Minimum length.
-        draws: W - w low random numbers; the w - 1 smallest are the cut points.
+        draws: W - w low random numbers; the positions of the w - 1 smallest are the cut points.
     """
     rest = W - w * low
     cuts = np.sort(np.argpartition(draws, w - 2)[: w - 1]).tolist() if w > 1 else []

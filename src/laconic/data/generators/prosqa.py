@@ -36,7 +36,7 @@ Edges = list[tuple[int, int]]
 
 
 def iter_problems(seed: int) -> Iterator[dict[str, Any]]:
-    """Yield problems endlessly, each a function of the seed and its number."""
+    """Yield problems endlessly, each a function of the seed and its index."""
     for number in count():
         yield generate_problem(seed, number)
 
@@ -84,7 +84,7 @@ def weighted_choice(weights: Sequence[float], draw: float) -> int:
 
 
 def random_order(n: int, *key: int) -> list[int]:
-    """Return the numbers below n in random order."""
+    """Return the indices below n in random order."""
     return np.argsort(uniform(*key, np.arange(n)), kind="stable").tolist()
 
 

@@ -1,7 +1,7 @@
 """Rewrite chains of equations as chains of their results, for models that are to compute without writing equations.
 
-Marked results, `<<8*3=24>>` as ` #2 #4 #` after a question that ends in ` =`, are chains in which KaVa's selection by
-redundancy finds the results: it drops the repeated mark. Two digits for every result give each step as many latents.
+With marked results, `<<8*3=24>>` becomes ` #2 #4 #`, and the question ends in ` =`. KaVa's selection by redundancy then
+finds the results, because it drops the repeated mark. Two digits for every result give each step as many latents.
 Results alone, `24`, follow a question that ends in ` :`.
 """
 

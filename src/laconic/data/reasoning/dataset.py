@@ -240,7 +240,7 @@ def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
 def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
     """Pad rows to a batch: questions on the left, chains and answers on the right.
 
-    Each target stands at the position that predicts it. Documents are padded on the right. `index` are the numbers of
+    Each target stands at the position that predicts it. Documents are padded on the right. `index` are the indices of
     the rows in the data set.
     """
     targets = [(*row.chain_ids, *row.answer_ids, IGNORE_INDEX) for row in rows]

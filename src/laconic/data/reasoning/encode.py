@@ -31,7 +31,7 @@ class EncodedExample:
     Attributes:
         id: Name of the row.
         question_ids, chain_ids, answer_ids: Ids of the three parts.
-        chain_step_index: For each chain token, the number of its step.
+        chain_step_index: For each chain token, the index of its step.
         chain_result_mask: For each chain token, whether it has a character of the last number of its step.
         number_span: Columns [start, end) of the number in the answer.
         distill_column: Answer column before the number; -1 if the format distils nothing.
@@ -145,7 +145,7 @@ class ReasoningEncoder:
             return ()
         ids = tuple(self.tokenizer.encode(example.document, add_special_tokens=False))
         if not ids:
-            raise InputError("document: it has no token; give a text, or leave the field out")
+            raise InputError("document: it has no token; give a text, or remove the field")
         return ids
 
     def _check_tokens(self, row: EncodedExample) -> int:

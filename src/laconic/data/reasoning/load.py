@@ -73,7 +73,7 @@ def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int 
 
 
 def load_training_examples(config: DataConfig, reads_documents: bool = False) -> ExamplesFile:
-    """Load the file of a recipe, or load and merge its training sets, each question once.
+    """Load the file of a recipe, or load and merge its training sets, without questions that an earlier set has.
 
     If the recipe reads documents, the same question about another document is another question.
 
@@ -189,7 +189,11 @@ def is_local(name: str, config: DataConfig, part: SplitName = "train") -> bool:
 
 
 def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> ExamplesFile:
-    """Load the local file of a split and check its size and SHA-256. Raises `InputError`."""
+    """Load the local file of a split and, unless `data.size_check` is "off", check its size and SHA-256.
+
+    Raises:
+        InputError: There is no such file, or it is another one than published.
+    """
     entry = split.file
     assert entry is not None
     if not path.is_file():
@@ -258,7 +262,7 @@ def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
 def add_mark(
     file: ExamplesFile, config: DataConfig, mark: str, reference: str, values: tuple[object, object]
 ) -> ExamplesFile:
-    """Add a field that the local files have to rows of the Hub.
+    """Add to rows from the Hub a field that the local files already have.
 
     The value is the first of `values` for questions that are in the data set `reference`, else the second.
     """

@@ -227,7 +227,7 @@ class DigitsDataset:
         return generate_problems(self.seed, k, rows, self.part)
 
     def batch_of(self, k: int, rows: IntArray, row_index: IntArray, epoch: int, step: int) -> ReasoningBatch:
-        """Return the batch of some problems with k operations, whose numbers in the data set are `row_index`."""
+        """Return the batch of some problems with k operations, whose indices in the data set are `row_index`."""
         problems = self.get_problems(k, rows)
         terse = self.is_terse(step)
         question, (chain, step_index, is_result) = self.question_ids(problems, terse), self.chain_ids(problems, terse)

@@ -27,7 +27,7 @@ AUDIT_SEED = 0  # of donors, shuffles and noise
 
 
 class AuditCondition(NamedTuple):
-    """A change of the thoughts: its key in stored results, and what returns the rollout that the answers follow."""
+    """A change of the thoughts: its key in stored results, and what returns the rollout before the answers."""
 
     name: str
     apply: Callable[[InspectedRun, ReasoningBatch, InterventionInputs], LatentRollout]
@@ -89,7 +89,7 @@ def build_audit_job(run: LoadedRun, questions: QuestionSet, *, limit: int | None
     if len(questions.examples) < fewest:
         raise InputError(
             f"{questions.name}: {len(questions.examples)} questions; with {len(conditions)} tests no effect could "
-            f"be significant on fewer than {fewest}; raise --limit or give a larger --task, best 200 or more"
+            f"be significant on fewer than {fewest}; raise --limit or use a larger --task, best with 200 or more"
         )
     donors = interventions.choose_donors(len(questions.examples), AUDIT_SEED).tolist()
     audited = AuditedQuestions(inspected, questions, conditions, donors)

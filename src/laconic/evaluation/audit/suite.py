@@ -149,7 +149,7 @@ def list_caveats(audit: ThoughtAudit) -> list[str]:
         "size would show it",
     ]
     if audit.detectable_loss > MAX_DETECTABLE_LOSS:
-        caveats.append(f"only losses above {loss} points are likely to show: raise --limit, or give a larger --task")
+        caveats.append(f"only losses above {loss} points are likely to show: raise --limit, or use a larger --task")
     if audit.row.accuracy.num_seeds == 1:
         caveats.append("one seed: the tests are about this run, not about other runs of its recipe")
     return caveats

@@ -90,7 +90,7 @@ class ReplayReservoir:
 class FinetunedLearner:
     """Fine-tunes a copy of a model on every task in turn, with EWC's penalty or with replay if one is given.
 
-    With `use_lora`, only an adapter on its linear layers is trained; levels of an MLP are no linear layers.
+    With `use_lora`, only an adapter on its linear layers is trained; levels of an MLP are not linear layers.
     """
 
     def __init__(

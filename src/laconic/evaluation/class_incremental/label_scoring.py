@@ -39,7 +39,7 @@ def score_labels(
     """Return the mean log-probability of every label after every prompt, [N, K].
 
     The state of one row is forked for each prompt and label; nothing is learned from them. With `candidates`, only the
-    best of these labels is fully scored; another may have an upper bound as its score.
+    best of these labels is certain to have its score; the others may have upper bounds.
     """
     scores = np.empty((len(prompts), len(label_ids)))
     with torch.no_grad():
@@ -55,7 +55,7 @@ def read_prompts(
     """Read prompts on forks of a state of one row, those of similar length together.
 
     Yields:
-        The numbers of some prompts, their last hidden states [b, D], and the states after them.
+        The indices of some prompts, their last hidden states [b, D], and the states after them.
     """
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for batch in split_into_batches(by_length, limit_batch(PROMPT_BATCH, state)):
@@ -73,7 +73,7 @@ def score_prompts(
 ) -> Tensor:
     """Return the scores of all labels after b prompts, [b, K], or with candidates that of the best and upper bounds.
 
-    The labels with the highest bounds are read first; of candidates, until no other can be better.
+    The labels with the highest bounds are read first. With candidates, reading ends when no other can be better.
     """
     K = len(label_ids)
     ids, mask = pad_rows(label_ids, device=next_log_probs.device)

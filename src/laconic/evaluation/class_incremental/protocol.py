@@ -60,7 +60,7 @@ def score_after(
 ) -> ScoreArray:
     """Score items on a fork of the state of one row, after the beginning of a document and a context.
 
-    With `seen_classes`, only the best of these is fully scored.
+    With `seen_classes`, only the best of these is certain to have its score; the others may have upper bounds.
     """
     with torch.no_grad():
         prefix = torch.tensor([stream.start_ids + context_ids], device=get_device(model))
@@ -69,7 +69,7 @@ def score_after(
 
 
 def predict_class(scores: ScoreArray, candidates: Sequence[int]) -> NDArray[np.int64]:
-    """Return the candidate with the highest score; ties go to the lowest number."""
+    """Return the candidate with the highest score; ties go to the lowest index."""
     classes = np.asarray(sorted(candidates))
     return classes[scores[:, classes].argmax(1)]
 

@@ -9,7 +9,7 @@ TokenIds = tuple[int, ...]
 
 
 class LabelledUtterance(NamedTuple):
-    """An utterance followed by the arrow, and the number of its class."""
+    """Ids of an utterance and the separator `ARROW` of `intent_data`, and the index of its class."""
 
     input_ids: TokenIds
     label: int

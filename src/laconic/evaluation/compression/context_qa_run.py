@@ -187,7 +187,7 @@ class ICLClassification:
     def build_contexts(self, seed: int, balanced: bool) -> list[DemonstrationContext]:
         """Build the contexts of an order of demonstrations.
 
-        These are no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
+        These are: no demonstrations; vectors of one, two and three segments, as many last tokens of them, and their
         whole text; and text of the paper's lengths. Texts and segments that do not fit the model are left out.
 
         Raises:

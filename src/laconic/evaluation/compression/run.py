@@ -91,7 +91,7 @@ class ContextCompressor:
         return CompressedContext(memory, torch.stack(best_lengths, 1), None)
 
     def compress_other_text(self, split: ContextTail, source: TrainingData) -> CompressedContext:
-        """Compress the context of another document for each tail: the one half the data set further on.
+        """Compress the context of another row for each tail: that of the row half a data set away.
 
         What such a memory gains over none is not about the text: vectors of any text from a book can help with a book.
         """

@@ -117,7 +117,7 @@ class InspectedRun:
         return tokenizer.decode([i], skip_special_tokens=False) or tokenizer.id_to_token(i) or str(i)
 
     def with_questions(self, questions: ReasoningBatch) -> "InspectedRun":
-        """Return a run that has read these questions, so that `think` about them reads them no more."""
+        """Return a run that has read these questions, so that `think` does not read them again."""
         if not isinstance(self.run.method, Codi | LatentDocumentReasoning):
             return self  # its `think` takes no cache
         return replace(self, question_cache=self.read_questions(questions))
@@ -142,7 +142,7 @@ class InspectedRun:
         with with_iterations(run, iterations), flush_denormals(questions.question_ids.device):
             rollout = method.think(questions, intervention=intervention, record_passes=record_passes, **cached)
         if not rollout.latents.shape[1]:
-            raise UsageError(f"{run.folder}: step {run.step} is in a stage without latents; choose a later step")
+            raise UsageError(f"{run.folder}: step {run.step} is in a stage without latents; choose a later checkpoint")
         return rollout
 
     def answer(self, batch: ReasoningBatch, rollout: LatentRollout) -> AnswerBatch:

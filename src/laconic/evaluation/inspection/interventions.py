@@ -62,8 +62,8 @@ class ReferenceMeans(NamedTuple):
 class InterventionInputs:
     """What interventions on a batch draw on: its rollout without intervention, with recorded passes, and others'.
 
-    `row_index`, the index of each row in its set, is with `seed` the key of all random numbers. The rollout of the
-    donors' questions is for "swap", means are for "mean".
+    All random numbers are keyed by `seed` and `row_index`, the index of each row in its set. "swap" needs
+    `donor_rollout`, the rollout of the donors' questions, and "mean" needs means.
     """
 
     rollout: LatentRollout
@@ -84,7 +84,7 @@ def derangement(u: NDArray[np.float64]) -> NDArray[np.int64]:
 def choose_donors(n: int, seed: int) -> NDArray[np.int64]:
     """Return the row that donates its latents to each of `n` rows; `UsageError` for a single row."""
     if n < 2:
-        raise UsageError("swap needs at least two questions; raise --limit, or give a larger --task")
+        raise UsageError("swap needs at least two questions; raise --limit, or use a larger --task")
     return derangement(uniform(seed, SWAP_STREAM, np.arange(n)))
 
 
@@ -190,7 +190,7 @@ def replacement_kv(
 def run_intervention(
     run: InspectedRun, batch: ReasoningBatch, spec: InterventionSpec, inputs: InterventionInputs
 ) -> LatentRollout:
-    """Return the rollout of a batch under an intervention; answers follow its cache."""
+    """Return the rollout of a batch under an intervention; answers continue its cache."""
     if spec.target == "cache":
         return inputs.rollout._replace(cache=intervene_on_cache(run.decoder, spec.kind, inputs))
     return run.think(batch, intervention=lambda z, t: replacement_vectors(spec.kind, z, t, inputs).to(z.dtype))

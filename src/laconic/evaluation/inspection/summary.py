@@ -19,7 +19,7 @@ from laconic.evaluation.tables import figures_to_json, format_percent
 BASELINE_LABELS = {CHAIN: "with the chain", SELECTED: "with the selected tokens"}
 SIMILARITY_TERMS = (
     "diagonal contrast: mean similarity of latent m and token m, minus that of all other pairs; look-ahead: share of "
-    "latents that are most similar to a token after the one with their own number"
+    "latents that are most similar to a token after the one with their own index"
 )
 
 
@@ -118,7 +118,7 @@ def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]
 
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
-    """Return what the accuracy does not allow to conclude, then the notes on the set."""
+    """Return which conclusions the accuracy does not support, then the notes on the set."""
     floor, caveats = summary.majority_baseline.share, list[str]()
     for run in summary.runs:
         accuracy = statistics.estimate_proportion(run.baseline.correct)

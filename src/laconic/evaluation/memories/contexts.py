@@ -144,7 +144,7 @@ def compress_to_vectors(method: AutoCompressor, document: Sequence[int], segment
     if most is not None and len(segments) > most:
         raise UsageError(
             f"--tokens {len(document)}: {len(segments)} segments of {segment_tokens} tokens, and the memory holds at "
-            f"most {most}; give --tokens {most * segment_tokens} or less"
+            f"most {most}; pass --tokens {most * segment_tokens} or less"
         )
     memory = None
     for segment in segments:

@@ -39,7 +39,7 @@ class MemorySuite:
         if len(request.tasks) > 1:
             raise UsageError(f"--tasks {','.join(request.tasks)}: evaluate {TASK} by itself")
         if options.documents is None and options.questions is None:
-            raise UsageError(f"--tasks {TASK}: give --documents FILE.jsonl, --questions FILE.jsonl, or both")
+            raise UsageError(f"--tasks {TASK}: pass --documents FILE.jsonl, --questions FILE.jsonl, or both")
         for folder, recipe in recipes.items():
             prompt = prompts[folder]
             if prompt is None and recipe.method != "autocompressor":
@@ -47,7 +47,7 @@ class MemorySuite:
                     f"{folder}: method {recipe.method} writes no memory; give a model or an autocompressor"
                 )
             if prompt is not None and prompt.style != "plain":
-                raise UsageError(f"{folder}: {TASK} are asked as plain text; give --prompt plain")
+                raise UsageError(f"{folder}: {TASK} are asked as plain text; pass --prompt plain")
         has_kv_options = options.fit is not None or tuple(options.methods) != tuple(KV_METHODS)
         if has_kv_options and not any(prompts.values()):
             raise UsageError("--methods, --fit: only for models; an autocompressor writes summary vectors")

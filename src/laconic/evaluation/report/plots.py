@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 STYLE_SHEET = Path(__file__).with_name("laconic.mplstyle")
-# Colour cycles for both schemes, distinguishable without red-green vision (after Okabe and Ito).
+# Distinguishable with red-green colour blindness (after Okabe and Ito), as is the light cycle in the style sheet.
 DARK_CYCLE = ("e6e9ed", "e6a532", "98a2ad", "4cc3b5", "de8fd4", "78a9ff", "ff9466", "a3d65c")
 DARK_TEXT, DARK_LINE = "9aa4b0", "363d46"
 NEUTRAL_TEXT = "#7d8793"  # readable on light and dark

@@ -29,7 +29,7 @@ CAVEATS = (
 )
 # Suffixes of metrics in metrics.jsonl, y label, title, caption.
 TRAINING_PLOTS = (
-    (("_fired",), "updates per batch", "Updates of each level", "How often each level was updated in a batch."),
+    (("_fired",), "updates per row", "Updates of each level", "How often each level was updated in a row of a batch."),
     (
         ("_update",),
         "‖Δθ‖ / ‖θ₀‖ of an update",

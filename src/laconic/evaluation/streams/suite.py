@@ -48,12 +48,12 @@ class StreamSuite:
             if name not in TASK_NAMES:
                 raise UsageError(f"--tasks {name}: runs of method hope and lm have the tasks {', '.join(TASK_NAMES)}")
         if request.data_dir is not None and not set(request.tasks) & set(INTENT_DATASETS):
-            raise UsageError(f"--data-dir: only for {', '.join(INTENT_DATASETS)}; leave it out")
+            raise UsageError(f"--data-dir: only for {', '.join(INTENT_DATASETS)}; remove --data-dir")
         for folder, recipe in recipes.items():
             prompt = read_prompt(folder)
             if prompt is not None and set(request.tasks) <= set(INTENT_DATASETS):
                 if prompt.quantize:
-                    raise UsageError(f"--quantize {prompt.quantize}: rounded weights are not fine-tuned; leave it out")
+                    raise UsageError(f"--quantize {prompt.quantize}: rounded weights are not fine-tuned; remove it")
             elif recipe.method not in (NESTED_METHOD, LM_METHOD):
                 raise UsageError(f"{folder}: method {recipe.method} has no streams; evaluate it by itself")
 

@@ -193,7 +193,7 @@ def build_requests(run: LoadedRun, name: str, limit: int | None) -> list[StreamR
     if stream == "needle":
         return [needle_request(run, limit)]
     if stream not in SYNTHETIC_STREAMS:
-        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, which is no stream")
+        raise InputError(f"--tasks {name}: {run.folder} was trained on data.source {kind}, which is not a stream")
     if kind != stream:
         raise InputError(
             f"--tasks {name}: {run.folder} was trained on data.source {kind}; its own tasks are test and valid"

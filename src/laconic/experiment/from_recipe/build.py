@@ -118,7 +118,7 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
     """Build a run from its recipe.
 
     Raises:
-        UsageError: If settings do not fit together or the model.
+        UsageError: If settings contradict each other or do not fit the model.
         InputError: If rows or a checkpoint are invalid.
     """
     decoder, tokenizer, earlier = load_initial_model(recipe, device)

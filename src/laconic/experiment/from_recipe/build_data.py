@@ -162,7 +162,7 @@ def build_digits(data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitN
 
 
 def describe_answers(matcher: AnswerProtocol, examples: Sequence[ReasoningExample]) -> list[str]:
-    """Return a note on answers that are trained but could not be judged, because they are no plain number."""
+    """Return a note on answers that are trained but could not be judged, because they are not plain numbers."""
     unclear = [example for example in examples if not matcher.is_valid_gold(example.answer)] if matcher is CODI else []
     if not unclear:
         return []

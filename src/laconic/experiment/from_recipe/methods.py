@@ -181,5 +181,5 @@ def answer_questions(
     if state is None:
         return method.answer(questions, decoding, with_cot=with_cot)
     if not isinstance(method, PromptedAnswers | DocumentReasoning):
-        raise UsageError(f"{type(method).__name__}: a method outside laconic reads no memory; leave it out")
+        raise UsageError(f"{type(method).__name__}: a method outside laconic reads no memory; remove the memory")
     return method.answer(questions, decoding, with_cot=with_cot, state=state)

@@ -188,7 +188,7 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
 
 
 def make_micro_batches(lengths: Lengths, size: int) -> list[list[int]]:
-    """Return shuffled micro-batches of row numbers, from the narrowest to the widest."""
+    """Return shuffled micro-batches of row indices, from the narrowest to the widest."""
     order = rng.permutation(len(lengths), 0)
     batches = [order[i : i + size] for i in range(0, max(1, len(order) - size + 1), size)]
     batches.sort(key=lambda rows: int(lengths[rows].max(0).sum()))

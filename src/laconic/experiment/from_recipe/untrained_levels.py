@@ -15,7 +15,7 @@ from laconic.storage import atomic
 
 UNTRAINED_INNER_LR = 0.1  # of the levels of a plain checkpoint
 UNTRAINED_CHUNK_SIZES = (64,)
-UNTRAINED_UPDATE_RATIO = 1e-4  # trained weights stand no more: at 3e-4 SmolLM2 loses what it gains at 1e-4
+UNTRAINED_UPDATE_RATIO = 1e-4  # pretrained weights tolerate no more: at 3e-4 SmolLM2 loses what it gains at 1e-4
 
 
 class UntrainedLevels(NamedTuple):
@@ -60,12 +60,12 @@ def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: Untrained
     if theirs is None or ours is None:
         kinds = ("a trained nested model", "a plain checkpoint")
         raise CorruptArtifactError(
-            f"state: {path} belongs to {kinds[theirs is not None]}, this is {kinds[ours is not None]}; give that model"
+            f"state: {path} belongs to {kinds[theirs is not None]}, this is {kinds[ours is not None]}; use that model"
         )
     if theirs != ours.checkpoint:
         raise CorruptArtifactError(
             f"state: {path} belongs to checkpoint {str(theirs)[:HASH_PREFIX]}…, this is "
-            f"{ours.checkpoint[:HASH_PREFIX]}…; give that model"
+            f"{ours.checkpoint[:HASH_PREFIX]}…; use that model"
         )
     differences = atomic.diff_settings(ours.levels.model_dump(mode="json"), about.get("levels"))
     if differences:

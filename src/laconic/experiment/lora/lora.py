@@ -80,7 +80,7 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     peft computes it.
 
     Raises:
-        InputError: If the folder is no complete adapter, or belongs to another model.
+        InputError: If the folder is not a complete adapter, or belongs to another model.
         UnsafeFileError: If the weights are a pickle.
         NonFiniteError: If a weight is not finite.
     """

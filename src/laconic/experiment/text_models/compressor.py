@@ -204,7 +204,7 @@ class TextCompressor:
 
         Args:
             prompts: Texts to continue.
-            memory: What they follow, one row per text.
+            memory: Memory that precedes them, one row per text.
 
         Raises:
             UsageError: For other numbers of prompts, or if a prompt and the memory do not fit the model.
@@ -307,7 +307,7 @@ class TextCompressor:
 def load_compressor(
     path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> TextCompressor:
-    """Load an AutoCompressor: a run at its latest step, one step of it, or a published checkpoint in some dtype.
+    """Load an AutoCompressor: a run at its latest checkpoint or another, or a published checkpoint in some dtype.
 
     Raises:
         InputError: If the folder is neither.

@@ -1,8 +1,8 @@
 """Answer questions about a document that has been compressed: thoughts and answers follow its summary vectors.
 
 The document of each row is compressed segment by segment as by an AutoCompressor (arXiv:2305.14788), and the KV cache
-of its summary vectors is what the question follows. The reasoning method is unchanged; gradients of its loss train the
-summary vectors too.
+of its summary vectors precedes the question. The reasoning method is unchanged; gradients of its loss train the summary
+vectors too.
 
 Symbols: B rows, Nd columns of documents, K summary vectors of a segment.
 """
@@ -122,7 +122,7 @@ class DocumentReasoning(nn.Module):
     def prompt_answers(
         self, questions: ReasoningBatch, decoding: AnswerDecoding, state: KVCache | None = None
     ) -> AnswerPrompt:
-        """Return what the answers follow; `state` is as in `forward`."""
+        """Return the prompt of the answers; `state` is as in `forward`."""
         return self.method.prompt_answers(questions, decoding, self.find_state(questions, state))
 
     def answer(

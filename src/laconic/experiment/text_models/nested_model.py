@@ -184,9 +184,7 @@ class NestedTextModel:
     def start_reading(self, initial_state: FastWeightState | None = None, num_texts: int = 1) -> StateReadingJob:
         """Return a job that reads `num_texts` texts, which continue `initial_state`: one row for all, or for each."""
         if not self.update_weights:
-            raise UsageError(
-                "inner_loop.enabled is false in this run, so it cannot learn from a text; give another run"
-            )
+            raise UsageError("inner_loop.enabled is false in this run, so it cannot learn from a text; use another run")
         num_rows = 1 if initial_state is None else len(initial_state.position)
         if num_rows not in (1, num_texts):
             raise UsageError(f"a state of {num_rows:,} texts is continued by as many, in order; {num_texts:,} given")

@@ -1,4 +1,4 @@
-"""Answer questions with a trained run, and look at the latent thoughts that its answers follow."""
+"""Answer questions with a trained run, and look at the latent thoughts before its answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +158,7 @@ class Reasoner:
             UsageError: For `stop_strings` or `eos_token_ids`, if the method writes no chain, or as `read_memory`.
         """
         if config.stop_list or config.eos_token_ids is not None:
-            raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; leave them out")
+            raise UsageError("stop_strings and eos_token_ids: the recipe's data.format ends an answer; remove them")
         texts = [questions] if isinstance(questions, str) else list(questions)
         if not texts:
             return []
@@ -263,7 +263,7 @@ class Reasoner:
         state = {} if memory is None else {"state": self.read_memory(memory)}
         rollout = cast(LatentRollout, method.think(batch, **state))
         if not rollout.latents.shape[1]:
-            raise UsageError(f"step {self.run.step} is in a stage without latents; load a later step")
+            raise UsageError(f"step {self.run.step} is in a stage without latents; load a later checkpoint")
         (n,) = rollout.count_latents()
         latents, hidden_states = rollout.latents[0, :n], rollout.hidden_states[0, :n]
         top = self.decoder.logits(hidden_states).argmax(-1).tolist()

@@ -214,7 +214,7 @@ def special_token_ids(file: TokenIds, generation: JsonObject) -> dict[str, Any]:
 
 
 def parse_generation_ids(generation: JsonObject) -> TokenIds:
-    """Return the ids of generation_config.json, without those that are no ids; warn of these."""
+    """Return the ids of generation_config.json, without those that are not ids; warn of these."""
     ids: dict[str, Any] = {}
     for key in GenerationTokenIds.model_fields:
         try:

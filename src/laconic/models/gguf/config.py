@@ -77,8 +77,8 @@ def check_sizes(header: GGUFHeader, sizes: dict[str, Any]) -> None:
     for key, value in sizes.items():
         if type(value) is int and not 1 <= value <= limits.get(key, largest):
             raise InputError(
-                f"{header.path.name}: {key}={value:,} in the metadata; the {len(header.tensors):,} tensors, of at most "
-                f"{largest:,} rows, allow 1 to {limits.get(key, largest):,}"
+                f"{header.path.name}: {key}={value:,} in the metadata; the {len(header.tensors):,} tensors, with "
+                f"dimensions of at most {largest:,}, allow 1 to {limits.get(key, largest):,}"
             )
 
 

@@ -103,7 +103,7 @@ def check_quantizations(header: GGUFHeader) -> None:
         except NotImplementedError:
             raise InputError(
                 f"{header.path.name}: {tensor.name} has the quantisation {tensor.quantization}, which the gguf package "
-                "cannot undo; take a file with Q4_K_M, Q8_0 or F16"
+                "cannot undo; use a file with Q4_K_M, Q8_0 or F16"
             ) from None
 
 

@@ -1,7 +1,8 @@
 """Rebuild tokenizer.json and the chat template from the vocabulary in a GGUF file.
 
-Files of model `gpt2` hold byte-level BPE and name its pre-tokenizer; those of model `llama` hold a SentencePiece BPE
-without its merges, which follow from the scores. Tokens are those of the published tokenizers, and of llama.cpp.
+With `tokenizer.ggml.model` = `gpt2`, a file holds byte-level BPE and names its pre-tokenizer; with `llama`, it holds a
+SentencePiece BPE without its merges, which follow from the scores. Tokens are those of the published tokenizers, and
+of llama.cpp.
 """
 
 import json

@@ -20,7 +20,9 @@ RowFn = Callable[[Tensor, Tensor], Scores]
 
 
 def get_chunk_size(logits: Float[Tensor, "1 V"]) -> int:
-    """Return the rows of a chunk, from the logits of a row without gradient, which has one if the head is trained."""
+    """Return the number of rows in a chunk, from the logits of a detached row; if the head is trained, they have a
+    gradient.
+    """
     size = (MAX_CHUNK_LOGITS if logits.device.type == "cpu" else MAX_CHUNK_LOGITS_GPU) // logits.shape[-1]
     return max(1, size * TRAINED_HEAD_FACTOR if logits.requires_grad else size)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-MIN_PADDING = 0.1  # share of the positions from which it is worth gathering the others
+MIN_PADDING = 0.1  # share of padding from which gathering the real tokens is worthwhile
 PADDED_ACTIVATIONS = frozenset(
     {"hidden", "q_rot", "k_rot", "k_cache", "v_cache", "context"}
 )  # these have their usual shape
@@ -38,7 +38,9 @@ class RealTokens(NamedTuple):
 
 
 def find_real_tokens(mask: Bool[Tensor, "B T"], captured: frozenset[str]) -> RealTokens | None:
-    """Return the real tokens of a batch; None if few positions are padding, or captures need its layout.
+    """Return the real tokens of a batch.
+
+    None without gradients, when compiling, if few positions are padding, or if a captured activation needs the padding.
 
     Args:
         mask: True at real tokens.

@@ -68,7 +68,7 @@ class HopeConfig:
             self.cms_shape(layer)
         if isinstance(self.memory, TitansOptions):
             if self.head_dim not in (None, self.decoder.hidden_size // self.num_heads):
-                raise UsageError(f"hope: head_dim {self.head_dim} is fixed by the width for Titans; leave it out")
+                raise UsageError(f"hope: head_dim {self.head_dim} is fixed by the width for Titans; remove it")
             TitansShape(self.decoder.hidden_size, self.num_heads, self.memory_chunk_size, self.memory)
 
     @classmethod

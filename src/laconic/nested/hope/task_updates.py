@@ -40,7 +40,7 @@ from laconic.nested.state import (
 
 Ids = Int[Tensor, "B T"]
 LayerStates = tuple[LayerState, ...]
-LinearErrors = dict[str, LowRankChange]  # delta and x by `0 levels.1.up_proj`, the number of the layer first
+LinearErrors = dict[str, LowRankChange]  # delta and x by `0 levels.1.up_proj`, the index of the layer first
 
 
 def cms_params_of(model: Decoder) -> list[CMSParams]:

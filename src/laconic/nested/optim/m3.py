@@ -29,8 +29,8 @@ class M3(torch.optim.Optimizer):
     """Multi-scale momentum Muon (Nested Learning, Algorithm 1), as printed or with running means.
 
     Parameters that are not matrices are updated by AdamW with the same learning rate, as are groups with
-    `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which parameters alone do
-    not tell from matrices. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices.
+    `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which without the model look
+    like any other matrix. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices.
     The state of a matrix is M1, M2 and step, V if it is used, and O2 in the type of Newton-Schulz: 10 bytes for each
     number of a float32 matrix. Sharded matrices (FSDP2) are gathered for Newton-Schulz only.
 

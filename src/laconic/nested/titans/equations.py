@@ -108,7 +108,7 @@ def chunk_update(
 
 @dataclass(frozen=True)
 class TitansMemory:
-    """One memory of a layer, as a `ChunkedMemory`. `max_norm` bounds its norm at chunk boundaries; None is no bound."""
+    """One memory of a layer, as a `ChunkedMemory`. `max_norm` bounds its norm at chunk boundaries; None: unbounded."""
 
     name: str
     chunk_size: int

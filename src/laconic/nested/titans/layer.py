@@ -125,7 +125,7 @@ def scan_all_memories(
 
 
 def build_memory(params: TitansParams, name: str, outer_gradient: OuterGradient, max_norm: float) -> TitansMemory:
-    """Return one memory of the layer; a `max_norm` of 0 is no bound."""
+    """Return one memory of the layer; a `max_norm` of 0 sets no bound."""
     o = params.shape.options
     rule, start = UpdateRule("zero", o.read_at, outer_gradient), memory_start(params.weights, name)
     chunk_size = params.shape.memory_chunk_sizes[name]
@@ -141,7 +141,8 @@ def scan_reset_spans(
 ) -> tuple[Vectors, MemoryStates]:
     """Scan the spans between resets in parallel, as rows of one batch.
 
-    Gives what `scan_chunks` gives, and calls it unless every row is at a reset.
+    The result is that of `scan_chunks`, which is called directly if a row is not at a reset or there are fewer than two
+    spans.
     """
     period, counts = options.reset_periods[memory.name], token_counts(states)
     B, T = len(inputs[0]), inputs[0].shape[2]

@@ -123,11 +123,11 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         name += f"[{path[1]}]" + "".join(f".{part}" for part in path[2:3] if first["type"] not in FIELD_ERRORS)
     match first["type"]:
         case "extra_forbidden" if len(path) > 1:
-            message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; leave it out", "unknown_parameter"
+            message, code = f"{name}: unknown field {str(path[-1])[:80]!r}; remove it", "unknown_parameter"
         case "extra_forbidden" if param in UNSUPPORTED_PARAMETERS:
-            message, code = f"{param} is not supported; leave it out", "unsupported_parameter"
+            message, code = f"{param} is not supported; remove it", "unsupported_parameter"
         case "extra_forbidden":
-            message, code = f"unknown parameter {param[:80]!r}; leave it out", "unknown_parameter"
+            message, code = f"unknown parameter {param[:80]!r}; remove it", "unknown_parameter"
         case "missing" if len(path) == 1:
             message, code = f"missing parameter {param!r}; give it", "missing_parameter"
         case "missing":

@@ -73,7 +73,7 @@ class ChatAnswer:
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not self.services.served.has_logprobs:
             raise ApiError(
-                400, f"logprobs: the method of {self.services.served.name} has none; leave it out", "logprobs"
+                400, f"logprobs: the method of {self.services.served.name} has none; remove logprobs", "logprobs"
             )
         prefix = await self.services.resolve_prefix(body)
         return await run_in_thread(self.build_requests, prefix)

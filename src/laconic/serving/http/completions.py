@@ -84,7 +84,7 @@ class CompletionAnswer:
         for text in body.prompts:
             prompt = prepare_text(served, text, prefix, limits)
             if self.echo and self.has_logprobs and prompt.question is not None:
-                message = f"echo: {served.name} answers questions and has no log probabilities of them; leave it out"
+                message = f"echo: {served.name} answers questions and has no log probabilities of them; remove echo"
                 raise ApiError(400, message, "echo")
             max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(

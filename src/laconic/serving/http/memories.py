@@ -97,7 +97,7 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
     if isinstance(model, TextCompressor):
         if present:
             field = next(iter(present))
-            raise ApiError(400, f"{field}: {served.name} is trained to compress; leave it out", field)
+            raise ApiError(400, f"{field}: {served.name} is trained to compress; remove {field}", field)
 
         def write_summaries(path: Path, check: Callable[[], None]) -> None:
             job = CompressionJob(model.method)
@@ -108,7 +108,7 @@ def build_writer(served: ApiModel, body: MemoryRequest) -> Callable[[Path, Calla
         return write_summaries
     chat = bool(present.pop("chat", False))
     if chat and served.tokenizer.chat_template is None:
-        raise ApiError(400, f"chat: {served.name} has no chat template; leave it out", "chat")
+        raise ApiError(400, f"chat: {served.name} has no chat template; remove chat", "chat")
     if body.method is not None and body.method not in get_args(KVMethod):
         message = f"method: {body.method[:40]!r} is not known; give one of {', '.join(get_args(KVMethod))}"
         raise ApiError(400, message, "method")

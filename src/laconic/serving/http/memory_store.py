@@ -125,7 +125,7 @@ class MemoryStore:
                 is_readable=is_readable,
             )
         except (KeyError, TypeError, ValueError, IndexError):
-            raise CorruptArtifactError(f"{path.name} has invalid metadata; use another copy") from None
+            raise CorruptArtifactError(f"{path.name} has invalid metadata; use an intact copy") from None
         return StoredMemory(path, header.metadata.get("digest", ""), card)
 
     def is_reader(self, kind: str, data: Mapping[str, Any]) -> bool:
@@ -156,10 +156,10 @@ class MemoryStore:
         return entry
 
     def find(self, name: str) -> StoredMemory:
-        """Return a memory by its id, or by a name that no other memory has which the served model may read.
+        """Return a memory by its id, or by its name if only one memory that the served model may read has it.
 
         Raises:
-            ApiError: 404 if there is none, 409 if several memories have the name.
+            ApiError: 404 if there is none, 409 if several of these memories have the name.
         """
         with self.lock:
             entries = [entry for id, entry in self.entries.items() if id == name]
@@ -193,7 +193,7 @@ class MemoryStore:
         return path
 
     def check_name(self, name: str) -> None:
-        """Raise ApiError (409) for a name that is the id of a memory, by which requests would find that one."""
+        """Raise ApiError (409) for a name that is another memory's id, because requests would get that memory."""
         with self.lock:
             if name in self.entries:
                 raise ApiError(409, f"name: {name!r} is the id of another memory; choose another name", "name")

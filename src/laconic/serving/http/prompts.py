@@ -201,9 +201,9 @@ def build_generation_config(
         served: The model, whose published sampling is the default.
         body: The request.
         prompt: Its prompt.
-        max_tokens: Largest number of new tokens, lowered to the server's limit and to what fits after the prompt, as
-            in vLLM and llama.cpp: clients send large values for "until it ends". None: as many as that. In a session,
-            what fits after its attention cache, so that the cache need not be emptied.
+        max_tokens: Maximum number of new tokens, lowered to the server's limit and to what fits after the prompt (in a
+            session, after its attention cache, which then need not be emptied), because clients send large values for
+            "until it ends". None: that limit.
         limits: Limits of the server.
 
     Raises:

@@ -132,7 +132,7 @@ class GenerationRequest(RequestBody):
     def check_stop(cls, stop: list[str] | str | None) -> list[str] | str | None:
         """Refuse an empty stop string, at which every text would end."""
         if stop == "" or (isinstance(stop, list) and "" in stop):
-            raise ValueError("an empty string would end every text at once; leave it out")
+            raise ValueError("an empty string would end every text at once; remove it")
         return stop
 
     @property
