@@ -13,6 +13,10 @@ import laconic
 from laconic.experiment.text_models.chat_session import ChatSession
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.prompts import PromptPrefix, build_generation_config, prepare_text
+from laconic.serving.http.schemas import CompletionRequest
 from tests.serving.conftest import NAME, StartServer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -293,6 +297,60 @@ def test_completion_min_tokens_puts_the_end_off(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
 
 
+def test_min_tokens_and_ignore_eos_put_ends_off(client: TestClient, chat_model: LanguageModel) -> None:
+    """Stop strings in the text of the first `min_tokens` tokens do not count, as in vLLM."""
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    text = complete(client, **body)["choices"][0]["text"]
+    assert len(set(text)) > 2
+    stopped = complete(client, **body, stop=[text[2]])
+    assert stopped["usage"]["completion_tokens"] < 8
+    assert complete(client, **body, stop=[text[2]], min_tokens=8)["choices"][0]["text"] == text
+    first = chat_model.tokenizer.encode(text[0])
+    assert complete(client, **body, stop_token_ids=first)["usage"]["completion_tokens"] == 1
+    assert complete(client, **body, ignore_eos=True)["choices"][0]["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    [
+        ({}, 0), ({"n": 1, "top_p": 1, "top_k": -1, "min_p": 0}, 0), ({"top_p": 0, "n": 2}, 0), ({"n": 2}, 1),
+        ({"seed": 3}, 1), ({"top_p": 0.9}, 1), ({"top_k": 5}, 1), ({"min_p": 0.1}, 1), ({"n": 2, "temperature": 0}, 0),
+    ],
+)  # fmt: skip
+def test_requests_that_only_make_sense_with_sampling_are_sampled(
+    chat_model: LanguageModel, options: dict[str, Any], temperature: float
+) -> None:
+    served, limits = ApiModel("tiny", chat_model), ServerLimits()
+    prompt = prepare_text(served, "a", PromptPrefix(), limits)
+    body = CompletionRequest(prompt="a", **options)
+    assert build_generation_config(served, body, prompt, 4, limits).temperature == temperature
+
+
+def test_text_parts_are_joined_by_line_ends_without_hints(client: TestClient) -> None:
+    parts = [{"type": "text", "text": x, "cache_control": {"type": "ephemeral"}} for x in ("one", "two")]
+    message = {"role": "user", "content": parts, "id": "msg_1", "reasoning_content": None}
+    usage = [
+        chat(client, messages=messages, max_tokens=1)["usage"]
+        for messages in ([message], [{"role": "user", "content": "one\ntwo"}])
+    ]
+    assert usage[0] == usage[1]
+
+
+def test_tokenize_and_detokenize(client: TestClient, chat_model: LanguageModel) -> None:
+    ids = chat_model.tokenizer.encode(PROMPT)
+    assert client.post("/tokenize", json={"prompt": PROMPT}).json() == {
+        "count": len(ids), "max_model_len": 512, "tokens": ids
+    }  # fmt: skip
+    messages = [{"role": "user", "content": PROMPT}]
+    count = client.post("/tokenize", json={"messages": messages}).json()["count"]
+    assert count == chat(client, messages=messages, max_tokens=1)["usage"]["prompt_tokens"]
+    assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": PROMPT}
+    for route, body in (("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": messages}), ("/detokenize", {})):
+        assert client.post(route, json=body).status_code == 400
+    assert "outside the vocabulary" in client.post("/detokenize", json={"tokens": [300]}).text
+    assert client.get("/version").json() == {"version": laconic.__version__}
+
+
 def test_completion_top_k_of_minus_one_is_no_limit(client: TestClient) -> None:
     body: dict[str, Any] = {"prompt": PROMPT, "temperature": 1, "seed": 2, "max_tokens": 12}
     texts = [complete(client, **body, **options)["choices"][0]["text"] for options in ({}, {"top_k": -1}, {"top_k": 0})]
@@ -304,13 +362,16 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": None, "tools": None, "tool_choice": "none",
         "response_format": {"type": "text"}, "parallel_tool_calls": True, "store": False, "n": 1, "stop": None,
         "user": "me", "seed": None, "top_p": None, "stream": False, "stream_options": None, "metadata": None,
+        "use_beam_search": False, "length_penalty": 1.0, "skip_special_tokens": True, "prompt_logprobs": None,
     }  # fmt: skip
     messages = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Yo", "refusal": None, "tool_calls": None, "annotations": []},
         {"role": "user", "content": "Ok", "name": "me"},
     ]
-    chat(client, messages=messages, max_tokens=1, **neutral)
+    chat(client, messages=messages, max_tokens=1, logprobs=False, top_logprobs=0, **neutral)
+    options = {"include_usage": True, "include_obfuscation": True, "continuous_usage_stats": False}
+    assert list(stream(client, "/v1/completions", prompt="a", max_tokens=1, stream_options=options))
     complete(client, prompt="a", max_tokens=1, best_of=1, suffix=None, top_p=0)
 
 
@@ -335,9 +396,18 @@ def test_requests_with_neutral_parameters_are_accepted(client: TestClient) -> No
         ({"messages": [{"role": "user"}]}, 400, "messages", "messages[0]: missing content"),
         ({"messages": [{"role": "user", "content": None}]}, 400, "messages", "messages[0].content: input should be a"),
         ({"messages": [TOOL_CALL]}, 400, "messages", "messages[0]: unknown field 'tool_calls'"),
-        ({"memory": "letter"}, 400, "memory", "expected a list of the ids or names of memories"),
+        ({"memory": 3}, 400, "memory", "expected the id or name of a memory, or a list of these"),
+        ({"memory": "letter"}, 404, "memory", "'letter' does not exist"),
+        ({"messages": [{"role": "user", "content": "Hi", "name": 3}]}, 400, "messages", "messages[0].name: input"),
+        (
+            {"messages": [{"role": "user", "content": "a" * 70_000}]},
+            400,
+            "messages",
+            "70,000 characters, but",
+        ),
+        ({f"k{i}": 1 for i in range(101)}, 400, None, "an object has 102 fields; send at most 100"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", "type 'image_url'"),
-        ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "takes at most 511"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages", "a prompt may have at most 511"),
         ({"session": "ses_1"}, 400, "session", "only models that learn"),
         ({"memory": ["mem_1"]}, 404, "memory", "'mem_1' does not exist"),
     ],

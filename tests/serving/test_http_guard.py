@@ -73,6 +73,31 @@ def test_host_of_another_machine_is_refused_without_a_key(client: TestClient) ->
     assert "--api-key" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_pages_of_allowed_origins_get_answers(chat_model: LanguageModel, start_server: StartServer, key) -> None:
+    server = start_server(chat_model, api_key=key, allowed_origins=["https://app.example"])
+    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    preflight = server.options("/v1/completions", headers=asked | {"Access-Control-Request-Headers": "authorization"})
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "https://app.example")
+    headers = {"Origin": "https://app.example", "Authorization": f"Bearer {key}"}
+    answer = server.get("/v1/models", headers=headers)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
+    other = server.get("/v1/models", headers=headers | {"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in other.headers
+    assert other.status_code == (403 if key is None else 200)
+
+
+def test_requests_are_logged_with_the_id_of_the_client(
+    chat_model: LanguageModel, start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server(chat_model, log_requests=True)
+    assert server.get("/nowhere", headers={"X-Request-Id": "trace-7"}).headers["x-request-id"] == "trace-7"
+    assert server.get("/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"] != "a b"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2:5] for line in lines] == [["GET", "/nowhere", "404"], ["GET", "/health", "200"]]
+    assert lines[0].startswith("trace-7 ")
+
+
 @pytest.mark.parametrize("route", ["/health", "/v1/models", "/metrics"])
 def test_head_has_the_status_of_get(client: TestClient, route: str) -> None:
     """Health checks such as `wget --spider` send HEAD."""

@@ -20,7 +20,7 @@ from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.limits import ServerLimits
 from laconic.serving.http.prompts import PromptPrefix, prepare_text
 from tests.runs import train_tiny_run
-from tests.serving.conftest import NAME, StartServer
+from tests.serving.conftest import StartServer
 from tests.serving.interleaving import check_no_leaks
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -119,7 +119,10 @@ def test_limit_of_prompts_does_not_count_the_text_of_a_memory(
     assert complete(server, memory["id"])
     body = {"prompt": "a" * 21, "memory": [memory["id"]], "max_tokens": 1}
     message = error_of(server.post("/v1/completions", json=body))[1]
-    assert message == f"prompt: 21 tokens, {NAME} takes at most 20; shorten it"
+    assert message == (
+        "prompt: 21 tokens, but this model's maximum context length is 512 tokens, and a prompt may have at most 20; "
+        "shorten it"
+    )
 
 
 def test_completion_after_a_memory_of_a_chat_ends_with_the_turn(chat_model: LanguageModel) -> None:

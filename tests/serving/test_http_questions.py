@@ -143,7 +143,7 @@ def test_question_of_a_conversation_names_what_is_wrong(chat_reasoner: Reasoner,
     server = start_server(chat_reasoner)
     for messages, text in (
         (HISTORY[:3], "the last one has role assistant"),
-        ([{"role": "user", "content": "a" * 600}], "takes at most"),
+        ([{"role": "user", "content": "a" * 600}], "this model's maximum context length is"),
         ([{"role": "user", "content": "1<eos>2"}], "special token"),
     ):
         response = server.post("/v1/chat/completions", json={"messages": messages})

@@ -31,6 +31,7 @@ CONFIG_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+MAX_LOCKED_CHARACTERS = 10_000  # encoded at once; `encode_batch` lets other threads run, `encode` does not
 QWEN_SPLIT = (  # where the classes of Qwen 2 and 3 split a text into words
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -46,6 +47,8 @@ def translate_tokenizer_errors(source: str = "the tokenizer") -> Generator[None]
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
+        if str(error).startswith(("TextInputSequence must", "TextEncodeInput must")):  # also for surrogates
+            raise InputError("give text (str) without surrogates; remove the characters \\ud800 to \\udfff") from None
         kind = "fails" if isinstance(error, Exception) else "panics"
         raise InputError(f"{source} {kind}: {str(error)[:300]}; save it again with transformers") from None
 
@@ -143,6 +146,8 @@ class Tokenizer:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"encode takes one text, not {type(text).__name__}; call the tokenizer to encode several")
         with translate_tokenizer_errors():
+            if len(text) > MAX_LOCKED_CHARACTERS:
+                return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -169,9 +174,13 @@ class Tokenizer:
             add_generation_prompt: Whether to append the beginning of the assistant's reply.
 
         Raises:
+            UsageError: If the messages are no list of messages.
             InputError: If there is no template, or it is invalid or rejects the messages.
             UnsafeFileError: If the template leaves the sandbox or exceeds a limit.
         """
+        values: Any = messages
+        if not isinstance(values, Sequence) or not all(isinstance(message, Mapping) for message in values):
+            raise UsageError('messages: give a list of messages such as [{"role": "user", "content": "Hello"}]')
         if self.chat_template is None:
             raise InputError(
                 "the tokenizer has no chat template (base models have none); remove --chat and give a text to "

@@ -15,12 +15,18 @@ class IncrementalDetokenizer:
         decode: Tokenizer's decode function.
         prompt_ids: Ids of the prompt, which may end within a character.
         stop_strings: The text ends before the first of these.
+        min_tokens: Stop strings in the text of so many tokens do not count.
     """
 
     def __init__(
-        self, decode: Callable[[list[int]], str], prompt_ids: Sequence[int], stop_strings: Sequence[str]
+        self,
+        decode: Callable[[list[int]], str],
+        prompt_ids: Sequence[int],
+        stop_strings: Sequence[str],
+        min_tokens: int = 0,
     ) -> None:
         self.decode, self.stop_strings = decode, stop_strings
+        self.first_stop = len(prompt_ids) + min_tokens
         self.token_ids, self.start, self.num_decoded = list(prompt_ids), 0, len(prompt_ids)
         self.decoded_prefix = decode(self.token_ids) if self.token_ids else ""
         self.text = self.pending = ""
@@ -64,6 +70,9 @@ class IncrementalDetokenizer:
     def emit(self, piece: str) -> str:
         """Return the text that cannot belong to a stop string, or the text before one."""
         text = self.pending + piece
+        if len(self.token_ids) <= self.first_stop:
+            self.text += text
+            return text
         matches = [index for index in map(text.find, self.stop_strings) if index >= 0]
         if matches:
             self.found_stop, ready = True, text[: min(matches)]

@@ -90,7 +90,7 @@ class RunningSequence:
     ) -> None:
         """Set how ids are chosen and become text."""
         config = replace(config, on_token=self.emit_token, on_prefill=None, on_finish=None)
-        detokenizer = IncrementalDetokenizer(decode, prompt_ids, config.stop_list)
+        detokenizer = IncrementalDetokenizer(decode, prompt_ids, config.stop_list, config.min_tokens)
         self.config, self.sampler = config, sampler
         self.output = SequenceState(0, detokenizer, eos_token_ids, config)
 

@@ -48,6 +48,12 @@ class ServeCommand:
     """port; 0 chooses a free one"""
     api_key: OptionalStr = None
     """key that requests must send (default: the variable LACONIC_API_KEY, which other users cannot see)"""
+    served_model_name: OptionalStr = None
+    """name of the model in requests (default: the last part of its path, or its name on the hub)"""
+    allowed_origin: UseAppendAction[tuple[str, ...]] = ()
+    """origin whose web pages may send requests (CORS), such as https://app.example; *: every origin"""
+    log_requests: bool = False
+    """log a line for each request: id, client, method, path, status, seconds"""
     memory: UseAppendAction[tuple[str, ...]] = ()
     """NAME=FILE: memory written by laconic compress, which requests name as memory: ["NAME"]"""
     memory_dir: OptionalPath = None
@@ -131,12 +137,14 @@ class ServeCommand:
             host=self.host,
             port=self.port,
             api_key=key,
+            allowed_origins=tuple(map(to_utf8, self.allowed_origin)),
+            log_requests=self.log_requests,
             limits=ServerLimits(**limits),
             shutdown_seconds=self.shutdown_seconds,
             memory_folder=self.memory_dir,
             memory_files=memory_files,
         )
-        serve(choose_model_name(model), load, options)
+        serve(self.served_model_name or choose_model_name(model), load, options)
         return 0
 
     def load_learner(self, model: str) -> "LoadedModel":

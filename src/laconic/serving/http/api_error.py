@@ -27,7 +27,7 @@ ERROR_TYPES = {
 EXPECTED_TYPES = {  # parameters of several types, for which pydantic would report one message per type
     "prompt": "a text, a list of texts, a list of token ids, or a list of lists of token ids, none of them empty",
     "stop": "a text or a list of texts",
-    "memory": "a list of the ids or names of memories",
+    "memory": "the id or name of a memory, or a list of these",
 }
 FIELD_ERRORS = ("extra_forbidden", "missing")  # pydantic's error types whose messages below name the field
 # OpenAI's clients retry after 408 and 409 on their own, but would get the same answer again.
@@ -114,6 +114,8 @@ def build_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     path: Sequence[Any] = first["loc"][1:]
+    if not path and first["type"] == "value_error":
+        return ApiError(400, str(first["msg"]).removeprefix("Value error, "), code="invalid_value")
     if not path:
         message = "the body is not a JSON object; send one, with the header Content-Type: application/json"
         return ApiError(400, message)

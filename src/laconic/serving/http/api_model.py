@@ -1,5 +1,6 @@
 """The loaded model as the routes see it: its name, kind, context, sampling defaults, and the memories it reads."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +63,11 @@ class ApiModel:
         published = read_published_sampling(self.decoder.source_folder)
         return published.options if published.published else {}
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, at most."""
+        return max(map(len, self.tokenizer.backend.get_vocab(with_added_tokens=True)))
+
     @property
     def context_size(self) -> int:
         return self.decoder.config.max_position_embeddings
@@ -91,6 +97,12 @@ class ApiModel:
 
 
 def choose_model_name(path_or_name: str) -> str:
-    """Return the name that requests give: the last part of a path, which says nothing about the machine's folders."""
-    path = Path(path_or_name)
-    return path.resolve().name if path.exists() else path_or_name
+    """Return the name that requests give: the last part of a path, which says nothing about the machine's folders.
+
+    Links are not followed. For a folder of the hub's cache, it is the model's name on the hub.
+    """
+    path = Path(os.path.abspath(path_or_name))  # Path.resolve would follow links
+    if not path.exists():
+        return path_or_name
+    in_hub_cache = path.parent.name == "snapshots" and path.parts[-3].startswith("models--")
+    return path.parts[-3].removeprefix("models--").replace("--", "/") if in_hub_cache else path.name

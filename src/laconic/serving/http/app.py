@@ -1,6 +1,6 @@
 """The FastAPI application of the server: routes, error handlers, middleware, and the engine's life."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,9 +9,11 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
 
+from laconic import __version__
 from laconic.serving.engine import Engine
-from laconic.serving.http import chat, completions, memories, sessions
+from laconic.serving.http import chat, completions, memories, sessions, tokenization
 from laconic.serving.http.api_error import ApiError, install_error_handlers
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.deadline import Deadlines
@@ -41,6 +43,11 @@ def read_metrics(services: ServicesDependency) -> Response:
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+@router.get("/version")
+async def read_version() -> dict[str, str]:
+    return {"version": __version__}
+
+
 @router.get("/v1/models")
 async def list_models(services: ServicesDependency) -> dict[str, Any]:
     return {"object": "list", "data": [describe_model(services)]}
@@ -62,6 +69,8 @@ def build_app(
     *,
     limits: ServerLimits | None = None,
     api_key: str | None = None,
+    allowed_origins: Sequence[str] = (),
+    log_requests: bool = False,
     memory_folder: Path | None = None,
     memory_files: Mapping[str, Path] | None = None,
 ) -> FastAPI:
@@ -71,6 +80,8 @@ def build_app(
         served: The model.
         limits: Limits of requests.
         api_key: Key that requests must have.
+        allowed_origins: Origins whose web pages may send requests; "*": all.
+        log_requests: Whether to log a line for each request.
         memory_folder: Folder of the memories; by default they are lost when the server ends.
         memory_files: Memory files that requests may name, by name.
 
@@ -110,11 +121,25 @@ def build_app(
         served, engine, limits, store, SessionStore(served, limits.max_sessions), metrics, worker
     )
     deadlines = app.state.deadlines = Deadlines(limits.max_seconds)
-    routers = (router, chat.router, completions.router, memories.router, sessions.router)
+    routers = (router, chat.router, completions.router, memories.router, sessions.router, tokenization.router)
     install_error_handlers(app, [route for r in routers for route in r.routes if isinstance(route, APIRoute)])
     app.add_middleware(  # pyright: ignore
-        RequestGuard, limits=limits, deadlines=deadlines, metrics=metrics, api_key=api_key
+        RequestGuard,
+        limits=limits,
+        deadlines=deadlines,
+        metrics=metrics,
+        api_key=api_key,
+        allowed_origins=allowed_origins,
+        log_requests=log_requests,
     )
+    if allowed_origins:
+        app.add_middleware(  # around the guard, because browsers send no key with a preflight request
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     for routes in routers:
         app.include_router(routes)
     return app

@@ -69,7 +69,7 @@ class ChatAnswer:
         body, largest = self.body, self.services.limits.max_queue
         if self.n > largest:
             raise ApiError(400, f"n: {self.n:,} replies in one request; give at most {largest:,}", "n")
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs = true", "top_logprobs")
         if body.logprobs and not self.services.served.has_logprobs:
             raise ApiError(

@@ -86,6 +86,9 @@ class CompletionAnswer:
             if self.echo and self.has_logprobs and prompt.question is not None:
                 message = f"echo: {served.name} answers questions and has no log probabilities of them; remove echo"
                 raise ApiError(400, message, "echo")
+            if self.echo and self.has_logprobs and prefix.memory is not None and prefix.memory.opening:
+                message = "echo: the memory begins a chat, whose template would be scored with the prompt; remove echo"
+                raise ApiError(400, message, "echo")
             max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
             requests += build_engine_requests(
                 served,

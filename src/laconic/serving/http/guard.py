@@ -3,13 +3,17 @@
 import asyncio
 import hmac
 import ipaddress
+import re
+import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from laconic.console import log_message
 from laconic.serving.http.api_error import ApiError, build_error_response, to_http_error
 from laconic.serving.http.deadline import Deadline, Deadlines
 from laconic.serving.http.limits import ServerLimits
@@ -18,6 +22,7 @@ from laconic.serving.http.metrics import ServerMetrics
 OPEN_ROUTES = ("/health",)
 UNKNOWN_ROUTE = "unknown"
 BODY_SECONDS = 30.0  # time limit until the next piece of a body arrives
+REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a client
 CLIENT_CLOSED_REQUEST = 499  # in the metrics: the client left before the whole answer was sent
 
 OpenBodies = dict["LimitedBody", asyncio.Timeout]  # in the order in which they began to wait
@@ -34,6 +39,8 @@ class RequestGuard:
         metrics: Counts requests by route and status.
         api_key: Key that requests must have. With None, the headers Host and Origin must name this machine instead, so
             that no web page can reach the server, not even by DNS rebinding.
+        allowed_origins: Origins of web pages that may reach it nevertheless; "*": all.
+        log_requests: Whether to log a line for each request.
         open_bodies: Bodies whose next piece has not arrived.
     """
 
@@ -42,6 +49,8 @@ class RequestGuard:
     deadlines: Deadlines
     metrics: ServerMetrics
     api_key: str | None
+    allowed_origins: Sequence[str] = ()
+    log_requests: bool = False
     open_bodies: "OpenBodies" = field(default_factory=lambda: OpenBodies())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,8 +64,9 @@ class RequestGuard:
             await self.handle(scope, receive, send, deadline)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, deadline: Deadline) -> None:
-        request_id, status, is_complete = uuid.uuid4().hex, 0, False
-        limits = self.limits
+        headers, limits, start = Headers(scope=scope), self.limits, time.perf_counter()
+        given_id, status, is_complete = headers.get("x-request-id", ""), 0, False
+        request_id = given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
         body = LimitedBody(
             receive, self.max_bytes(scope), deadline, self.open_bodies, limits.max_batch_size + limits.max_queue
         )
@@ -66,15 +76,14 @@ class RequestGuard:
             nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
+                answer_headers = MutableHeaders(scope=message)
+                answer_headers["x-request-id"] = request_id
                 if body.is_late:  # otherwise the connection would stay open for the rest
-                    headers["connection"] = "close"
+                    answer_headers["connection"] = "close"
             await send(message)
             is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            headers = Headers(scope=scope)
             self.check_access(scope["path"], headers)
             body.check_length(headers)
             await self.app(scope, body.receive, send_with_id)
@@ -87,7 +96,11 @@ class RequestGuard:
                 await response(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-            self.metrics.requests.labels(route, status if is_complete else CLIENT_CLOSED_REQUEST).inc()
+            status = status if is_complete else CLIENT_CLOSED_REQUEST
+            self.metrics.requests.labels(route, status).inc()
+            if self.log_requests:
+                client, seconds = (scope.get("client") or ("",))[0], time.perf_counter() - start
+                log_message(f"{request_id} {client} {scope['method']} {scope['path'][:200]} {status} {seconds:.3f} s")
 
     def check_access(self, path: str, headers: Headers) -> None:
         """Raise ApiError: 401 without the key, 403 for a foreign host."""
@@ -95,10 +108,14 @@ class RequestGuard:
             return
         if self.api_key is None:
             origin = headers.get("origin", "http://localhost")  # web pages send it, programs do not
-            for name, host in (("host", headers.get("host", "localhost")), ("origin", origin.partition("://")[2])):
-                if not is_local_host(host):
-                    message = f"{name} {host[:80]!r} is not this machine; start the server with --api-key to allow it"
-                    raise ApiError(403, message)
+            host, is_allowed = headers.get("host", "localhost"), {"*", origin} & {*self.allowed_origins}
+            if not is_local_host(host):
+                raise ApiError(
+                    403, f"host {host[:80]!r} is not this machine; start the server with --api-key to allow it"
+                )
+            if not is_local_host(origin.partition("://")[2]) and not is_allowed:
+                advice = "start the server with --allowed-origin to allow its web pages"
+                raise ApiError(403, f"origin {origin[:80]!r} is not this machine; {advice}")
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self.api_key.encode()):

@@ -65,16 +65,15 @@ def prepare_text(
         ApiError: 400 if it is empty, too long, or has ids outside the vocabulary.
     """
     model, tokenizer = served.model, served.tokenizer
+    if isinstance(prompt, str):
+        check_characters(served, len(prompt), limits, "prompt")
     if isinstance(model, Reasoner):
         if not isinstance(prompt, str):
             raise ApiError(400, f"prompt: {served.name} answers questions; give texts, not token ids", "prompt")
         return prepare_question(served, prompt, limits, "prompt")
     if not isinstance(prompt, str):
         ids = list(prompt)
-        V = served.decoder.config.vocab_size
-        bad = next((i for i in ids if not 0 <= i < V), None)
-        if bad is not None:
-            raise ApiError(400, f"prompt: id {bad} is outside the vocabulary of {V:,} ids", "prompt")
+        check_token_ids(served, ids, "prompt")
     elif prefix.memory is not None and prefix.memory.opening:  # a memory of a chat is continued as a chat
         session = ChatSession(served.decoder, tokenizer, prefix=prefix.memory)
         ids = session.encode([{"role": "user", "content": prompt}])
@@ -93,6 +92,7 @@ def prepare_chat(
     Raises:
         ApiError: 400 if the model does not chat, the template rejects the messages, or they are too long.
     """
+    check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
     messages = replace_developer_role(messages, served.tokenizer.chat_template)
     if isinstance(served.model, Reasoner):
         return prepare_question(served, choose_question(served.name, served.model, messages), limits, "messages")
@@ -174,6 +174,32 @@ def check_prompt(
     return PreparedPrompt(tuple(ids), None, len(ids), room, eos_token_ids, prefix)
 
 
+def check_token_ids(served: ApiModel, ids: Sequence[int], param: str) -> None:
+    """Raise ApiError (400) for an id outside the vocabulary."""
+    V = served.decoder.config.vocab_size
+    bad = next((i for i in ids if not 0 <= i < V), None)
+    if bad is not None:
+        raise ApiError(400, f"{param}: id {bad} is outside the vocabulary of {V:,} ids", param)
+
+
+def check_characters(served: ApiModel, num_characters: int, limits: ServerLimits, param: str) -> None:
+    """Raise ApiError (400) for a text that would be too long if each of its tokens were the longest; encoding takes
+    seconds for megabytes.
+    """
+    limit = min(limits.max_prompt_tokens or served.context_size, served.context_size)
+    if num_characters > limit * served.longest_token:
+        raise build_length_error(served, f"{param}: {num_characters:,} characters", limit, param)
+
+
+def build_length_error(served: ApiModel, given: str, limit: int, param: str) -> ApiError:
+    """Return the error for a prompt that is too long, with the words by which clients recognise it."""
+    message = (
+        f"{given}, but this model's maximum context length is {served.context_size:,} tokens, and a prompt may have at "
+        f"most {min(limit, served.context_size - 1):,}; shorten it"
+    )
+    return ApiError(400, message, param, "context_length_exceeded")
+
+
 def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits: ServerLimits, param: str) -> int:
     """Return how many tokens fit after a prompt. Raises ApiError (400) if it is too long."""
     used, context = num_tokens, served.context_size
@@ -182,9 +208,7 @@ def check_length(served: ApiModel, num_tokens: int, prefix: PromptPrefix, limits
     limit = limits.max_prompt_tokens or context
     if num_tokens > limit or used >= context:
         memory = "" if num_tokens > limit or used == num_tokens else f" with its memory of {used - num_tokens:,}"
-        largest = min(limit, context - 1)
-        message = f"{param}: {num_tokens:,} tokens{memory}, {served.name} takes at most {largest:,}; shorten it"
-        raise ApiError(400, message, param, "context_length_exceeded")
+        raise build_length_error(served, f"{param}: {num_tokens:,} tokens{memory}", limit, param)
     return context - used
 
 
@@ -207,7 +231,7 @@ def build_generation_config(
         limits: Limits of the server.
 
     Raises:
-        ApiError: 400 if `min_tokens` is over `max_tokens`.
+        ApiError: 400 if `min_tokens` is over `max_tokens`, or if a question comes with other ends of the answer.
     """
     room, fast_weights = prompt.room, prompt.prefix.fast_weights
     cache = None if fast_weights is None else fast_weights.attention_cache
@@ -221,13 +245,21 @@ def build_generation_config(
         message = f"min_tokens: {body.min_tokens:,} given, at most {num_tokens:,} tokens can be generated"
         raise ApiError(400, message, "min_tokens")
     options = served.sampling_defaults | body.sampling_options
+    if "temperature" not in options and body.asks_for_sampling:
+        options["temperature"] = 1.0
     if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
         options |= {"temperature": 0.0, "top_p": 1.0}
+    eos_token_ids = prompt.eos_token_ids
+    if eos_token_ids is not None:
+        eos_token_ids = (*(() if body.ignore_eos else eos_token_ids), *(body.stop_token_ids or ()))
+    elif body.ignore_eos or body.stop_token_ids:
+        param = "ignore_eos" if body.ignore_eos else "stop_token_ids"
+        raise ApiError(400, f"{param}: {served.name} answers questions, and its recipe ends them; remove it", param)
     is_frozen = isinstance(served.model, NestedTextModel) and not served.model.update_weights
     return GenerationConfig(
         max_tokens=num_tokens,
         stop_strings=body.stop_strings,
-        eos_token_ids=prompt.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         update_on_prompt=False if is_frozen else None,
         update_on_output=False if is_frozen else None,
         **options,

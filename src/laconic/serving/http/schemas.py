@@ -5,13 +5,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# Parameters of OpenAI's API that change nothing at these values (and null), which clients send. At others, a 400.
+# Parameters of OpenAI's and vLLM's APIs that change nothing at these values (and null). At others, a 400.
 UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "audio": (),
     "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"],),
@@ -21,13 +26,18 @@ UNSUPPORTED_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -35,12 +45,22 @@ NEUTRAL_MESSAGE_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
+    "provider_specific_fields": ({},),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
     "refusal": (),
     "tool_calls": ([],),
 }
+IGNORED_FIELDS = ("cache_control", "id")  # of messages and their parts: hints to other servers, ids of earlier answers
+MAX_FIELDS = 100  # of an object; each unknown one is an error that takes time to build
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 MAX_ROWS = 1024  # prompts, messages or memories of one request
+
+
+def drop_ignored(data: Any) -> Any:
+    """Leave out fields that change nothing, whatever their value."""
+    return {name: data[name] for name in data if name not in IGNORED_FIELDS} if isinstance(data, dict) else data
 
 
 def drop_neutral(data: Any, neutral: Mapping[str, tuple[Any, ...]]) -> Any:
@@ -59,12 +79,26 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def check_num_fields(cls, data: Any) -> Any:
+        """Refuse an object with more fields than any client sends."""
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+            raise ValueError(f"an object has {len(data):,} fields; send at most {MAX_FIELDS}")
+        return data
+
 
 class TextPart(RequestBody):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_ignored_fields(cls, data: Any) -> Any:
+        """Leave out hints to other servers."""
+        return drop_ignored(data)
 
 
 class ChatMessage(RequestBody):
@@ -79,25 +113,27 @@ class ChatMessage(RequestBody):
     @classmethod
     def drop_neutral_fields(cls, data: Any) -> Any:
         """Leave out fields of answers that clients send back."""
-        return drop_neutral(data, NEUTRAL_MESSAGE_FIELDS)
+        return drop_neutral(drop_ignored(data), NEUTRAL_MESSAGE_FIELDS)
 
     @field_validator("content", mode="before")
     @classmethod
     def join_parts(cls, content: Any) -> Any:
+        """Join text parts with line ends, as vLLM does."""
         if not isinstance(content, list):
             return content
         for part in content:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             if kind != "text":
                 raise ValueError(f"a part of type {str(kind)[:40]!r} is not supported; give parts of type 'text'")
-        return "".join(TextPart.model_validate(part).text for part in content)
+        return "\n".join(TextPart.model_validate(part).text for part in content)
 
 
 class StreamOptions(RequestBody):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # the server may leave the padding out
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class GenerationRequest(RequestBody):
@@ -106,7 +142,9 @@ class GenerationRequest(RequestBody):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None  # this and the next three as in vLLM
+    min_tokens: Annotated[int, Field(ge=0)] | None = None  # this and the next five as in vLLM
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_STRINGS)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1 turn it off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -118,7 +156,7 @@ class GenerationRequest(RequestBody):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | None = None
+    memory: Annotated[list[str], Field(max_length=MAX_ROWS)] | str | None = None
     session: str | None = None
 
     @model_validator(mode="before")
@@ -143,6 +181,17 @@ class GenerationRequest(RequestBody):
         if options.get("top_k") == -1:
             options["top_k"] = 0
         return options
+
+    @property
+    def asks_for_sampling(self) -> bool:
+        """Whether the request has parameters that have no effect without sampling."""
+        has_filter = (self.top_p or 1) < 1 or (self.top_k or 0) > 1 or bool(self.min_p)
+        return has_filter or self.seed is not None or (self.n or 1) > 1
+
+    @property
+    def memories(self) -> tuple[str, ...]:
+        """The ids or names of the memories that the prompt continues."""
+        return (self.memory,) if isinstance(self.memory, str) else tuple(self.memory or ())
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -195,6 +244,23 @@ def check_text(text: str) -> str:
     if not text:
         raise ValueError("empty; give text")
     return text
+
+
+class TokenizeRequest(RequestBody):
+    """Body of POST /tokenize, as in vLLM: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeRequest(RequestBody):
+    """Body of POST /detokenize, as in vLLM."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class MemoryRequest(RequestBody):

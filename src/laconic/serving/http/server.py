@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,8 @@ class ServerOptions:
         host: Address to listen on.
         port: Port; 0 chooses a free one.
         api_key: Key that requests must have.
+        allowed_origins: Origins whose web pages may send requests; "*": all.
+        log_requests: Whether to log a line for each request.
         limits: Limits of requests.
         shutdown_seconds: How long running requests may go on after a signal. Then a text that has begun ends with
             `finish_reason` "length", anything else with status 503.
@@ -72,6 +74,8 @@ class ServerOptions:
     host: str
     port: int
     api_key: str | None
+    allowed_origins: Sequence[str]
+    log_requests: bool
     limits: ServerLimits
     shutdown_seconds: float
     memory_folder: Path | None
@@ -106,6 +110,8 @@ def serve(name: str, load: Callable[[], LoadedModel], options: ServerOptions) ->
                 served,
                 limits=options.limits,
                 api_key=options.api_key,
+                allowed_origins=options.allowed_origins,
+                log_requests=options.log_requests,
                 memory_folder=memory_folder,
                 memory_files=options.memory_files,
             )

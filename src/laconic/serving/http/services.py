@@ -59,12 +59,12 @@ class Services:
         """
         if body.model is not None:
             self.check_model(body.model)
-        if body.memory and body.session is not None:
+        if body.memories and body.session is not None:
             raise ApiError(400, "memory and session given; give one of them", "session")
         if body.session is not None:
             return PromptPrefix(fast_weights=self.sessions.get(body.session).state)
-        if body.memory:
-            return PromptPrefix(memory=await run_in_thread(self.memories.load_prefix, tuple(body.memory)))
+        if body.memories:
+            return PromptPrefix(memory=await run_in_thread(self.memories.load_prefix, body.memories))
         return PromptPrefix()
 
 
@@ -150,7 +150,7 @@ class StrictRequest(Request):
     async def json(self) -> dict[str, Any]:
         """Return the body. Raises ApiError (400) if it is not a JSON object."""
         try:
-            return parse_json(await self.body(), "body")
+            return await run_in_thread(parse_json, await self.body(), "body")
         except InputError as error:
             raise ApiError(400, str(error)) from None
 

@@ -1,0 +1,52 @@
+"""POST /tokenize and /detokenize, as in vLLM: the ids of a prompt or of messages, and the text of ids."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from laconic.errors import InputError
+from laconic.serving.http.api_error import ApiError
+from laconic.serving.http.api_model import ApiModel
+from laconic.serving.http.prompts import check_token_ids, replace_developer_role
+from laconic.serving.http.schemas import DetokenizeRequest, TokenizeRequest
+from laconic.serving.http.services import ServicesDependency, StrictRoute
+from laconic.serving.threads import run_in_thread
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, services: ServicesDependency) -> dict[str, Any]:
+    """Return the ids of a prompt, or of messages under the chat template, and their number."""
+    services.check_model(body.model or services.served.name)
+    ids = await run_in_thread(encode, services.served, body)
+    return {"count": len(ids), "max_model_len": services.served.context_size, "tokens": ids}
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, services: ServicesDependency) -> dict[str, str]:
+    """Return the text of ids, with special tokens."""
+    services.check_model(body.model or services.served.name)
+    check_token_ids(services.served, body.tokens, "tokens")
+    return {"prompt": await run_in_thread(services.served.tokenizer.decode, body.tokens, False)}
+
+
+def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
+    """Return the ids of a prompt or of messages.
+
+    Raises:
+        ApiError: 400 if both or none is given, or the model has no chat template or it rejects the messages.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "prompt or messages: give one of them", "prompt")
+    if body.prompt is not None:
+        return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
+    messages = replace_developer_role(messages, served.tokenizer.chat_template)
+    try:
+        text = served.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=body.add_generation_prompt is not False
+        )
+    except InputError as error:
+        raise ApiError(400, f"messages: {error}", "messages") from None
+    return served.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
