@@ -120,8 +120,8 @@ def test_limit_of_prompts_does_not_count_the_text_of_a_memory(
     body = {"prompt": "a" * 21, "memory": [memory["id"]], "max_tokens": 1}
     message = error_of(server.post("/v1/completions", json=body))[1]
     assert message == (
-        "prompt: 21 tokens, but this model's maximum context length is 512 tokens, and a prompt may have at most 20; "
-        "shorten it"
+        "prompt: 21 tokens, but this model's maximum context length is 512 tokens, and a prompt may have at most 20 "
+        "(context_length_exceeded); shorten it"
     )
 
 
