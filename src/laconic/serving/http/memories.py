@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Annotated, Any, BinaryIO, get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
+from pydantic import AfterValidator, Field
 
 from laconic.compression.kv.compress import KVCompressionConfig
 from laconic.compression.kv.selection import KVMethod
@@ -16,7 +17,7 @@ from laconic.experiment.text_models.kv_compressor import compress_text
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.memory_store import MEMORY_ID, MemoryStore, hide_path
-from laconic.serving.http.schemas import MemoryCard, MemoryRequest
+from laconic.serving.http.schemas import MemoryCard, RequestBody, check_text
 from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline, run_while_connected, save_body
 from laconic.serving.threads import run_in_thread
 
@@ -24,6 +25,18 @@ router = APIRouter(prefix="/v1/memories", route_class=StrictRoute)
 FILE_TYPE = "application/octet-stream"
 CHUNK_BYTES = 2**20
 SELECTION_FIELDS = ("chat", "method", "keep", "slots", "max_loss")
+
+
+class MemoryRequest(RequestBody):
+    """Body of POST /v1/memories. The fields from `chat` on are for plain models, which select keys and values."""
+
+    text: Annotated[str, AfterValidator(check_text)]
+    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    chat: bool | None = None
+    method: str | None = None
+    keep: float | None = None
+    slots: int | None = None
+    max_loss: float | None = None
 
 
 @router.post("")

@@ -246,35 +246,6 @@ def check_text(text: str) -> str:
     return text
 
 
-class TokenizeRequest(RequestBody):
-    """Body of POST /tokenize, as in vLLM: a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-
-
-class DetokenizeRequest(RequestBody):
-    """Body of POST /detokenize, as in vLLM."""
-
-    model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
-
-
-class MemoryRequest(RequestBody):
-    """Body of POST /v1/memories. The fields from `chat` on are for plain models, which select keys and values."""
-
-    text: Annotated[str, AfterValidator(check_text)]
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    chat: bool | None = None
-    method: str | None = None
-    keep: float | None = None
-    slots: int | None = None
-    max_loss: float | None = None
-
-
 class LearnRequest(RequestBody):
     """Body of POST /v1/sessions/{id}/learn."""
 

@@ -1,18 +1,36 @@
 """POST /tokenize and /detokenize, as in vLLM: the ids of a prompt or of messages, and the text of ids."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from laconic.errors import InputError
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.prompts import check_token_ids, replace_developer_role
-from laconic.serving.http.schemas import DetokenizeRequest, TokenizeRequest
+from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
 from laconic.serving.http.services import ServicesDependency, StrictRoute
 from laconic.serving.threads import run_in_thread
 
 router = APIRouter(route_class=StrictRoute)
+
+
+class TokenizeRequest(RequestBody):
+    """Body of POST /tokenize, as in vLLM: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeRequest(RequestBody):
+    """Body of POST /detokenize, as in vLLM."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 @router.post("/tokenize")
