@@ -18,9 +18,8 @@ from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.serving.engine import EngineStats
 from laconic.serving.http import guard as guard_module
 from laconic.serving.http import worker
-from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import RequestGuard, is_local_host
-from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.limits import Deadlines, ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.sequence import RunningSequence
@@ -76,8 +75,8 @@ def test_host_of_another_machine_is_refused_without_a_key(client: TestClient) ->
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_pages_of_allowed_origins_get_answers(chat_model: LanguageModel, start_server: StartServer, key) -> None:
     server = start_server(chat_model, api_key=key, allowed_origins=["https://app.example"])
-    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-    preflight = server.options("/v1/completions", headers=asked | {"Access-Control-Request-Headers": "authorization"})
+    headers = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    preflight = server.options("/v1/completions", headers=headers | {"Access-Control-Request-Headers": "authorization"})
     assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "https://app.example")
     headers = {"Origin": "https://app.example", "Authorization": f"Bearer {key}"}
     answer = server.get("/v1/models", headers=headers)

@@ -16,9 +16,8 @@ from laconic.serving.engine import Engine
 from laconic.serving.http import chat, completions, memories, sessions, tokenization
 from laconic.serving.http.api_error import ApiError, install_error_handlers
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import RequestGuard
-from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.limits import Deadlines, ServerLimits
 from laconic.serving.http.memory_store import MemoryStore
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.schemas import ModelCard

@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from laconic.console import log_message
 from laconic.serving.http.api_error import ApiError, build_error_response, to_http_error
-from laconic.serving.http.deadline import Deadline, Deadlines
-from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.limits import Deadline, Deadlines, ServerLimits
 from laconic.serving.http.metrics import ServerMetrics
 
 OPEN_ROUTES = ("/health",)

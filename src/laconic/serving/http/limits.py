@@ -1,6 +1,11 @@
-"""Limits of the server. A request that exceeds one is refused with a 4xx status."""
+"""Limits of requests: sizes, counts, and when a request ends. One that exceeds a limit is refused with a 4xx status."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+
+from laconic.serving.http.api_error import ApiError, build_shutdown_error
 
 MEBIBYTE = 2**20
 
@@ -31,3 +36,67 @@ class ServerLimits:
     max_seconds: float = 600.0
     max_memories: int = 256
     max_sessions: int = 64
+
+
+class Deadline:
+    """The time at which a request ends. It may move forward while the request waits for something.
+
+    Attributes:
+        time: Time of the event loop.
+        is_shutdown: Whether the request ends because the server does.
+    """
+
+    def __init__(self, time: float) -> None:
+        self.time, self.is_shutdown = time, False
+        self.timeouts = set[asyncio.Timeout]()  # timeouts of the blocks that run in `limit`
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline, and raise TimeoutError after it."""
+        async with asyncio.timeout_at(self.time) as timeout:
+            self.timeouts.add(timeout)
+            try:
+                yield
+            finally:
+                self.timeouts.discard(timeout)
+
+    def shorten(self, time: float) -> None:
+        """End the request at an earlier time, because the server shuts down."""
+        if time < self.time:
+            self.time, self.is_shutdown = time, True
+            for timeout in self.timeouts:
+                timeout.reschedule(time)
+
+    def build_error(self, message: str) -> ApiError:
+        """Return the error of a request without an answer at the deadline: 408 with a message, 503 at shutdown."""
+        return build_shutdown_error() if self.is_shutdown else ApiError(408, message)
+
+
+class Deadlines:
+    """The deadlines of all open requests; only the event loop may call the methods.
+
+    Args:
+        max_seconds: Time limit of a request.
+    """
+
+    def __init__(self, max_seconds: float) -> None:
+        self.max_seconds, self.open_deadlines = max_seconds, set[Deadline]()
+        self.shutdown_time: float | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[Deadline]:
+        """Yield the deadline of a request that begins now and ends with the block."""
+        deadline = Deadline(asyncio.get_running_loop().time() + self.max_seconds)
+        if self.shutdown_time is not None:
+            deadline.shorten(self.shutdown_time)
+        self.open_deadlines.add(deadline)
+        try:
+            yield deadline
+        finally:
+            self.open_deadlines.discard(deadline)
+
+    def shut_down(self, seconds: float) -> None:
+        """End all requests after at most as many seconds."""
+        self.shutdown_time = asyncio.get_running_loop().time() + seconds
+        for deadline in self.open_deadlines:
+            deadline.shorten(self.shutdown_time)

@@ -191,10 +191,10 @@ def check_characters(served: ApiModel, num_characters: int, limits: ServerLimits
         raise build_length_error(served, f"{param}: {num_characters:,} characters", limit, param)
 
 
-def build_length_error(served: ApiModel, given: str, limit: int, param: str) -> ApiError:
+def build_length_error(served: ApiModel, size: str, limit: int, param: str) -> ApiError:
     """Return the error for a prompt that is too long, with the words by which clients recognise it."""
     message = (
-        f"{given}, but this model's maximum context length is {served.context_size:,} tokens, and a prompt may have at "
+        f"{size}, but this model's maximum context length is {served.context_size:,} tokens, and a prompt may have at "
         f"most {min(limit, served.context_size - 1):,} (context_length_exceeded); shorten it"
     )
     return ApiError(400, message, param, "context_length_exceeded")

@@ -9,7 +9,7 @@ from functools import partial
 
 from laconic.serving.engine import Engine, QueueFullError
 from laconic.serving.http.api_error import build_queue_full_error
-from laconic.serving.http.deadline import Deadline
+from laconic.serving.http.limits import Deadline
 from laconic.serving.http.metrics import ServerMetrics
 from laconic.serving.http.schemas import FinishReason, Usage
 from laconic.serving.requests import (

@@ -19,9 +19,8 @@ from laconic.errors import BusyError, LaconicError, UsageError, translate_os_err
 from laconic.experiment.load_model import LoadedModel
 from laconic.serving.http.api_model import ApiModel
 from laconic.serving.http.app import build_app
-from laconic.serving.http.deadline import Deadlines
 from laconic.serving.http.guard import is_local_host
-from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.limits import Deadlines, ServerLimits
 from laconic.serving.threads import start_thread
 from laconic.storage.lock import lock_folder
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from laconic.errors import LaconicError
 from laconic.serving.http.api_error import build_queue_full_error
-from laconic.serving.http.deadline import Deadline
+from laconic.serving.http.limits import Deadline
 from laconic.serving.threads import lower_priority, start_thread
 
 T = TypeVar("T")
