@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -167,10 +168,7 @@ def test_usage_error_is_one_line(run_cli: RunCli, args: tuple[object, ...], code
 def test_exit_status_of_every_error(
     run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
 ) -> None:
-    def fail(self: VerifyParityCommand) -> int:
-        raise error
-
-    monkeypatch.setattr(VerifyParityCommand, "run", fail)
+    monkeypatch.setattr(VerifyParityCommand, "run", Mock(side_effect=error))
     result = run_cli("verify", "parity", "tiny:llama")
     assert result.code == code
     assert message in result.err

@@ -430,7 +430,8 @@ def test_state_of_weights_in_another_dtype_is_refused_with_that_dtype(run: RunCl
     learn = ("generate", "donor", "--file", "book.txt", "--learn", "--max-tokens", "1", "--save-state", "s.safetensors")
     code, _, err = run(*learn, "--dtype", "bfloat16")
     assert code == 0, err
-    refused(run, 76, "--dtype bfloat16", "generate", "donor", "x", "--memory", "s.safetensors")
+    message = 'load the model with dtype="bfloat16" (on the command line --dtype bfloat16)'
+    refused(run, 76, message, "generate", "donor", "x", "--memory", "s.safetensors")
     arguments = ("generate", "donor", "x", "--memory", "s.safetensors", "--dtype", "bfloat16", "--max-tokens", "1")
     assert run(*arguments)[0] == 0
 
@@ -455,8 +456,20 @@ def test_plain_checkpoint_state_is_refused_by_other_models(run: RunCli, place: P
             "s.safetensors", "--inner-lr", "0", "--out", "t.safetensors")  # fmt: skip
     with pytest.raises(CorruptArtifactError, match=r"inner_lr is 0.1, expected 0.5"):
         donor_model(place).load("s.safetensors")
-    with pytest.raises(UsageError, match="chunk_sizes"):
-        NestedTextModel.from_pretrained(place / "donor", chunk_sizes=(64, 96))
+    for chunk_sizes, match in (((64, 96), "must divide"), (32, "chunk_sizes=32: .*; it is: tokens between two")):
+        with pytest.raises(UsageError, match=match):
+            NestedTextModel.from_pretrained(place / "donor", chunk_sizes=chunk_sizes)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"give a state and then its path, save\(state, path\), not str"):
+        donor_model(place).save("s.safetensors", donor_model(place).compress(["a"]))  # type: ignore[arg-type]
+
+
+def test_state_in_memory_with_more_waiting_tokens_than_a_chunk_is_refused(place: Path) -> None:
+    other = NestedTextModel.from_pretrained(place / "donor", chunk_sizes=[32])
+    config = laconic.GenerationConfig(max_tokens=1)
+    with pytest.raises(UsageError, match=r"read by a model with other chunk sizes, this one has 32"):
+        other.generate(["a"], donor_model(place).compress(["a" * 50]), config=config)
+    for num_bytes in (1, 31, 32, 33, 63, 64, 65, 100):
+        assert other.generate(["a"], other.compress(["a" * num_bytes]), config=config)
 
 
 def test_reading_warns_if_learning_does_harm() -> None:

@@ -174,8 +174,14 @@ def test_compress_document_max_loss_of_many_windows_leaves_room_for_a_prompt() -
         ({"slots": 0}, "1 or more"),
         ({"max_loss": -0.1}, "0 or more"),
         ({"num_sinks": -1}, "0 or more"),
+        ({"keep": "0.5"}, "keep: give a number, not str"),
+        ({"max_loss": "0.1"}, "max_loss: give a number, not str"),
+        ({"slots": 10.5}, "slots: give an integer, not float"),
+        ({"num_sinks": None}, "num_sinks: give an integer, not NoneType"),
+        ({"seed": "a"}, "seed: give an integer, not str"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_kv_compression_config_refuses_sizes_out_of_range(options: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         KVCompressionConfig(**options)
@@ -188,6 +194,19 @@ def test_compress_kv_refuses_documents_that_do_not_fit() -> None:
         compress_kv(make_decoder(), [5, 97])
     with pytest.raises(UsageError, match="attend to the last 8 only"):
         compress_kv(make_decoder("mistral", sliding_windows=(8, 8)), document(9))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_compress_kv_takes_ids_of_one_document_and_a_config() -> None:
+    decoder, ids, config = make_decoder(), document(9), KVCompressionConfig("window", slots=3)
+    assert compress_kv(decoder, torch.tensor(ids), config).is_equal(compress_kv(decoder, ids, config))
+    invalid: Any
+    for invalid in ([ids], torch.tensor([ids])):
+        with pytest.raises(UsageError, match="has a list where an integer is expected"):
+            compress_kv(decoder, invalid, config)
+    invalid = "snapkv"
+    with pytest.raises(UsageError, match=r"config: give laconic.KVCompressionConfig\(.*, not str$"):
+        compress_kv(decoder, ids, invalid)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])

@@ -202,3 +202,14 @@ def test_kv_memory_concat_refuses_other_models() -> None:
     joined = KVMemory.concat_documents(decoder.config, mine, mine)
     assert joined.metadata is not None
     assert [document.first for document in joined.metadata.documents[0]] == [0, 1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_kv_memory_concat_says_which_arguments_it_takes() -> None:
+    decoder = make_decoder()
+    memory: Any = KVMemory.from_cache(read(decoder, IDS))
+    with pytest.raises(UsageError, match=r"as in concat_documents\(decoder.config, \*memories\), not KVMemory"):
+        KVMemory.concat_documents(memory, memory)
+    for concat in (KVMemory.concat_rows, lambda memories: KVMemory.concat_documents(decoder.config, memories)):
+        with pytest.raises(UsageError, match=r"one by one, or \*memories, not list"):
+            concat([memory, memory])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -162,6 +162,12 @@ def test_override_errors_begin_with_the_override(kava: Path, override: str, word
     (error,) = load_errors(kava, override)
     assert error.startswith(override)
     assert words in error
+
+
+@pytest.mark.parametrize("overrides", [{"train.steps": 1}, "train.steps=1"])
+def test_overrides_are_a_list(kava: Path, overrides: Any) -> None:
+    with pytest.raises(UsageError, match=r'expected a list such as \["train\.steps=1"\], given (dict|str)'):
+        load_recipe(kava, overrides)
 
 
 def test_override_into_a_key_that_is_no_table(kava: Path) -> None:

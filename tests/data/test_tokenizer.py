@@ -108,6 +108,9 @@ def test_encode_of_several_texts_names_the_call_for_them(stories: Path) -> None:
     texts: Any = ["a", "b"]
     with pytest.raises(UsageError, match="not list; call the tokenizer"):
         load_tokenizer(stories).encode(texts)
+    for encode in (load_tokenizer(stories).encode, load_tokenizer(stories)):
+        with pytest.raises(InputError, match="without surrogates; remove the characters"):
+            encode("a\ud800")
 
 
 def test_encode_neither_truncates_nor_pads(stories: Path, tmp_path: Path) -> None:
@@ -200,6 +203,10 @@ def test_read_chat_template_sources(stories: Path, tmp_path: Path) -> None:
 def test_apply_chat_template_without_template(stories: Path) -> None:
     with pytest.raises(InputError, match=r"no chat template .* remove --chat and give a text to laconic generate"):
         load_tokenizer(stories).apply_chat_template(TALK)
+    messages: Any
+    for messages in ("hi", TALK[0], None, ["hi"]):
+        with pytest.raises(UsageError, match="messages: give a list of messages such as"):
+            load_tokenizer(stories).apply_chat_template(messages)
 
 
 HOSTILE_TEMPLATES: dict[str, tuple[type[Exception], str]] = {

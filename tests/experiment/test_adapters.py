@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileError
+from laconic import LanguageModel
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileError, UsageError
 from laconic.experiment.lora import lora
 from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
 from laconic.models.decoder import Decoder
@@ -157,6 +159,19 @@ def test_adapter_is_float32_on_a_bfloat16_base_and_trains_further(tmp_path: Path
     lora.save_adapter(model, tmp_path / "adapter")
     loaded = lora.load_adapter(fresh("llama"), tmp_path / "adapter", trainable=True)
     assert {key.split(".")[-3] for key, p in loaded.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+
+
+def test_add_adapter_takes_a_decoder_without_an_adapter(tmp_path: Path) -> None:
+    decoder = fresh("llama")
+    model = lora.add_adapter(decoder, peft_config("LoRA"))
+    lora.save_adapter(model, tmp_path / "a")
+    for again in (lambda x: lora.add_adapter(x, peft_config("LoRA")), lambda x: lora.load_adapter(x, tmp_path / "a")):
+        with pytest.raises(UsageError, match=r"has an adapter already; lora\.merge_adapter it, or load"):
+            again(decoder)
+        with pytest.raises(UsageError, match=r"decoder: give a decoder without an adapter, such as model\.decoder"):
+            again(LanguageModel(decoder, build_byte_tokenizer()))
+    assert torch.equal(our_logits(lora.load_adapter(fresh("llama"), tmp_path / "a")), our_logits(model))
+    lora.add_adapter(lora.merge_adapter(model), peft_config("LoRA"))
 
 
 def test_disabled_adapter_equals_the_base_model() -> None:

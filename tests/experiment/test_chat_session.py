@@ -1,5 +1,6 @@
 """A conversation on a KV cache equals generating from the whole conversation in each turn."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer
-from laconic.errors import InputError
+from laconic.errors import InputError, UsageError
 from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession, ContextFullError
+from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.config import DecoderConfig
@@ -130,10 +132,25 @@ def test_chat_session_refuses_bad_messages_and_models_without_template(tmp_path:
     session = ChatSession(decoder, tokenizer)
     with pytest.raises(InputError, match="message 1 has no role"):
         session.load_messages([{"content": "x"}])
-    with pytest.raises(InputError, match="expected a list of messages"):
-        session.load_messages([])
+    for messages in ([], "hi", None, {"role": "user", "content": "x"}):
+        with pytest.raises(InputError, match="expected a list of messages"):
+            session.load_messages(messages)  # pyright: ignore[reportArgumentType]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     session.load_messages([{"role": "user", "content": parts}])
     assert session.messages == [{"role": "user", "content": "ab"}]
     with pytest.raises(InputError, match="no chat template"):
         ChatSession(decoder, build_byte_tokenizer())
+
+
+def test_chat_session_refuses_arguments_of_another_type() -> None:
+    decoder, tokenizer = model_with_template(PLAIN)
+    session, model = ChatSession(decoder, tokenizer), LanguageModel(decoder, tokenizer)
+    calls: list[tuple[Callable[..., object], tuple[Any, ...], str]] = [
+        (ChatSession, (model, tokenizer), "a LanguageModel is not a decoder; pass its attribute decoder"),
+        (session.set_system, (3,), r"system: give text \(str\), not int"),
+        (session.reply, ([{"role": "user", "content": "x"}],), r"reply: give text \(str\), not list"),
+        (session.reply, ("x", 5), r"config: give laconic.GenerationConfig\(.*, not int"),
+    ]
+    for call, arguments, message in calls:
+        with pytest.raises(UsageError, match=message):
+            call(*arguments)

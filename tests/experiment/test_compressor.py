@@ -140,7 +140,8 @@ REFUSED = [
     (lambda r: r.compress(["a", ""]), InputError, "text 2: empty"),
     (lambda r: r.stream([]), InputError, "stream: empty"),
     (lambda r: r.compress([]), UsageError, "texts: give a list"),
-    (lambda r: r.compress("text"), UsageError, "texts: give a list"),
+    (lambda r: r.compress(3), UsageError, r"texts: give text \(str\), not int"),
+    (lambda r: r.generate(["a"], config=3), UsageError, r"config: give laconic.GenerationConfig\(.*, not int"),
     (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "texts: give a list"),
     (lambda r: r.compress(["a"], segment_tokens=0), UsageError, "segment_tokens 0"),
     (

@@ -1,5 +1,6 @@
 """Methods outside laconic: the example of docs/extending.md trains, resumes, answers and loads, if code is allowed."""
 
+import importlib
 import json
 import re
 import shutil
@@ -125,6 +126,28 @@ def test_custom_method_that_does_not_answer_loads_as_its_decoder(
     for flags in ((), ("--plan",)):
         code, _, err = run_cli("train", "silent.toml", "--out", "bare", "method=bare_method:Silent", *flags)
         assert (code, "Silent.forward returned a Tensor; return laconic.interfaces.StepOutput(loss" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "message"),
+    [
+        ("question_ids", "questions", (), "bad_method.py:9: AttributeError: 'ReasoningBatch' object has no attribute"),
+        (", state=None", "", (), "Silent has forward(self, batch), expected forward(self, batch, state=None); change"),
+        ("decoder, tokenizer", "decoder", (), "__init__(self, decoder), expected __init__(self, decoder, tokenizer, *"),
+        ("__init__(", "build(", (), "bad_method:Silent has no __init__; expected __init__(self, decoder, tokenizer, *"),
+        ("tokenizer)", "tokenizer, n=3)", ("method_options.n=4",), "method_options.n: not a keyword-only parameter;"),
+    ],
+)
+def test_custom_method_with_an_error_is_said_to_be_the_users(
+    place: Path, run_cli: RunCli, old: str, new: str, options: tuple[str, ...], message: str
+) -> None:
+    (place / "bad_method.py").write_text(SILENT.replace(old, new))
+    recipe = (place / "pause.toml").read_text().replace(NAME, "bad_method:Silent")
+    (place / "bad.toml").write_text(re.sub(r"\[(method_options|validation)\]\n[^[]*", "", recipe))
+    sys.modules.pop("bad_method", None)
+    importlib.invalidate_caches()
+    code, _, err = run_cli("train", "bad.toml", "--out", "bad", *options)
+    assert (code, message in err, "please report" in err) == (2, True, False), err
 
 
 @pytest.mark.parametrize(

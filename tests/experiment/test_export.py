@@ -134,6 +134,9 @@ def test_export_requires_the_space_of_its_dtype(run: Path, tmp_path: Path, monke
 
 
 def test_export_refusals(run: Path, tmp_path: Path) -> None:
+    for other in (str(run), laconic.load(run)):
+        with pytest.raises(UsageError, match=r"run: give the result of .*load_run.*, not (str|Reasoner)"):
+            export_run(other, tmp_path / "exported")  # type: ignore[arg-type]
     export_run(load_run(run, CPU), tmp_path / "exported")
     with pytest.raises(BusyError):
         export_run(load_run(run, CPU), tmp_path / "exported")
@@ -297,4 +300,4 @@ def test_load_exported_run_from_the_hub(
     assert run_cli("report", "me/tiny", "--out", tmp_path / "report.html").code == 0
     result = run_cli("generate", "me/tiny", "1+2=")
     assert result.code == 2
-    assert "give that folder" in result.err
+    assert "use that folder" in result.err

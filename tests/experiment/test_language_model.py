@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,15 @@ def test_generate_after_memories_of_several_texts(model: LanguageModel, memory: 
         model.generate(["a", "b", "c"], TEN, memory=two)
 
 
+def test_generate_joins_memories_as_the_command_does(model: LanguageModel, memory: Path, run_cli: RunCli) -> None:
+    flags = ("--memory", memory, "--memory", memory, "--max-tokens", 10, "--format", "json")
+    expected = json.loads(run_cli("generate", "stories260k", " He was", *flags).out)["generations"][0]["ids"]
+    one = model.load_memory(memory)
+    both = KVMemory.concat_documents(model.decoder.config, one, one)
+    for sources in ([memory, one], (one, str(memory)), both):
+        assert model.generate(" He was", TEN, memory=sources)[0].token_ids == expected
+
+
 def test_generate_after_a_chat_memory_replies_until_the_turn_ends(story: Path, tmp_path: Path, run_cli: RunCli) -> None:
     folder, path, question = tmp_path / "chat", tmp_path / "chat.safetensors", "Who lost it?"
     shutil.copytree(CHECKPOINTS / "stories260k", folder)
@@ -124,9 +134,16 @@ def test_compress_writes_the_memory_of_the_command(model: LanguageModel, memory:
 
 
 def test_texts_are_str_and_a_model_is_not_its_decoder(model: LanguageModel) -> None:
-    for prompts in (b"Once", ["Once", b"Once"]):
-        with pytest.raises(UsageError, match=r"prompts: give text \(str\), not bytes"):
-            model.generate(prompts)  # pyright: ignore[reportArgumentType]
+    prompts: Any
+    for prompts in (b"Once", ["Once", b"Once"], None, [None], 5, KVCompressionConfig(), [{"role": "user"}]):
+        for name, call in (("prompts", model.generate), ("texts", model.compress)):
+            with pytest.raises(
+                UsageError, match=rf"{name}: give text \(str\), not (bytes|None|int|KVC|dict; .*ChatSess)"
+            ):
+                call(prompts)
+    assert len(model.generate((text for text in ("Once", "The")), TEN)) == 2
+    rows = [model.compress(texts, KVCompressionConfig("window")).B for texts in (STORY, (text for text in [STORY] * 2))]
+    assert rows == [1, 2]
     for function in (laconic.compress_kv, lambda model, ids: laconic.generate(model, input_ids=[ids])):
         with pytest.raises(UsageError, match="a LanguageModel is not a decoder; pass its attribute decoder"):
             function(model, [1, 2, 3])  # pyright: ignore[reportArgumentType]

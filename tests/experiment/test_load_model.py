@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import check_is_no_run
 from laconic.experiment.text_models.reasoner import Reasoner
 from tests.conftest import REPO, RunCli
+from tests.house.source import blocks
 from tests.models.fixtures import fresh
 from tests.runs import train_tiny_run
+from tests.tiny_recipes import TINY_RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 QUESTION_METHODS = sorted(set(METHOD_TABLES) - set(DOCUMENT_METHODS))
@@ -60,6 +63,8 @@ def test_load_answers_exactly_as_the_command(method: str, place: Path, run_cli: 
         with pytest.raises(UsageError, match="no latents; call generate"):
             model.think(QUESTIONS[0])
         return
+    with pytest.raises(UsageError, match=r"question: give one question as text, .* not list"):
+        model.think(QUESTIONS)  # type: ignore[arg-type]
     thoughts = model.think(QUESTIONS[0])
     alone = model.generate(QUESTIONS[0], SHORT)[0]
     assert thoughts.passes == alone.passes._replace(answer=0)
@@ -163,5 +168,25 @@ def test_load_points_to_what_can_be_loaded(place: Path, tmp_path: Path) -> None:
             laconic.load(tmp_path / "other" / (name if "safetensors" in name else ""))
     (tmp_path / "seeds").mkdir()
     run.rename(tmp_path / "seeds" / "seed-0")
-    with pytest.raises(InputError, match=r"several seeds; load one: .*seed-0"):
+    with pytest.raises(InputError, match=r"is not a run, but holds runs: seed-0; load one: .*seed-0"):
         laconic.load(tmp_path / "seeds")
+    for other in (None, fresh("llama")):
+        with pytest.raises(UsageError, match=r"path_or_name: give a folder or a name, .*, not (NoneType|Decoder)"):
+            laconic.load(other)  # type: ignore[arg-type]
+
+
+def test_train_in_python_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kava.toml").write_text(TINY_RECIPE)
+    program = next(text for _, text in blocks(REPO / "docs/huggingface.md", "python") if "init_run" in text)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert isinstance(names["model"], Reasoner)
+    assert names["run"].step_numbers()[-1] == 20
+    (tmp_path / "runs/kava/recipe.toml").unlink()
+    with pytest.raises(InputError, match=r"runs/kava has steps, but no recipe\.toml; write it with .*init_run\(run"):
+        laconic.load("runs/kava")
+    names["init_run"](names["run"], names["recipe"])
+    assert isinstance(laconic.load("runs/kava"), Reasoner)
+    with pytest.raises(UsageError, match=r"recipe: give the recipe alone: recipe, notes = load_recipe.*, not tuple"):
+        names["build_experiment"](names["load_recipe"]("kava.toml"), names["device"])

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import laconic
 from laconic.batches import PassCounts
 from laconic.batches.padding import pad_rows
+from laconic.compression.kv.memory import KVMemory
 from laconic.errors import InputError, NonFiniteError, UsageError
 from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
@@ -199,6 +201,7 @@ def test_generate_prompt_forms_are_equivalent(family: str) -> None:
         ({"input_ids": ROWS}, 3),
         ({"input_ids": ROWS}, 1),
         ({"input_ids": ids, "attention_mask": mask}, 512),
+        ({"input_ids": ids, "attention_mask": mask.long()}, 512),  # as transformers' tokenizers return it
         ({"input_ids": right, "attention_mask": right_mask}, 512),
         ({"inputs_embeds": decoder.embed(ids), "attention_mask": mask}, 512),
         ({"inputs_embeds": decoder.embed(right), "attention_mask": right_mask}, 512),
@@ -517,6 +520,11 @@ def test_generate_beyond_the_rope_positions_warns_once() -> None:
         {"seed": 2**64},
         {"eos_token_ids": "</s>"},
         {"suppress_token_ids": [1.5]},
+        {"temperature": None},
+        {"top_p": "0.5"},
+        {"stop_strings": None},
+        {"stop_strings": [3]},
+        {"on_token": 3},
     ],
     ids=str,
 )
@@ -556,7 +564,8 @@ HALF_EMPTY = torch.tensor([[True] * 3, [False] * 3])
         ({"input_ids": [1, 2, 3]}, "one list per row"),
         ({"input_ids": torch.tensor([1, 2, 3])}, "one list per row"),
         ({"input_ids": torch.ones(1, 1)}, "pass embeddings as inputs_embeds"),
-        ({"input_ids": torch.ones(1, 1).long(), "attention_mask": torch.ones(1, 1).long()}, "mask.bool"),
+        ({"input_ids": torch.ones(1, 1).long(), "attention_mask": torch.full((1, 1), 2)}, "booleans, or integers 0"),
+        ({"input_ids": torch.ones(1, 1).long(), "attention_mask": torch.ones(1, 1)}, "booleans, or integers 0"),
         ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2).bool()}, r"\[1, 2\]"),
         ({"input_ids": [[1]], "attention_mask": torch.ones(1, 1).bool()}, "needs a tensor"),
     ],
@@ -579,8 +588,9 @@ def test_generate_refuses_ids_outside_the_vocabulary() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_generate_refuses_ids_that_are_not_integers() -> None:
-    with pytest.raises(UsageError, match=r"input_ids\[1\] has something that is not an integer"):
-        continue_ids(decoder_of("llama", torch.float32), [[1], [1, 2.5]], max_tokens=3)  # type: ignore[list-item]
+    for value in (2.5, "a", [2]):
+        with pytest.raises(UsageError, match=rf"input_ids\[1\] has a {type(value).__name__} where an integer is"):
+            continue_ids(decoder_of("llama", torch.float32), [[1], [1, value]], max_tokens=3)  # type: ignore[list-item]
 
 
 def test_generate_refuses_a_tokenizer_of_another_model() -> None:
@@ -600,6 +610,23 @@ def test_generate_refuses_states_and_embeddings_of_another_shape() -> None:
     for embeds in (torch.zeros(1, 2, 64), torch.zeros(3, 48)):
         with pytest.raises(ValueError, match="inputs_embeds"):
             generate(decoder, inputs_embeds=embeds)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_generate_refuses_configs_and_states_of_another_type() -> None:
+    decoder, one = decoder_of("llama", torch.float32), GenerationConfig(max_tokens=1)
+    state: Any = generate(decoder, input_ids=[[1]], config=one)[0].state
+    invalid: Any
+    for invalid in ({"max_tokens": 5}, 5):
+        with pytest.raises(UsageError, match=rf"GenerationConfig\(.*, not {type(invalid).__name__}$"):
+            generate(decoder, input_ids=[[1]], config=invalid)
+    for invalid in ([state], KVMemory.from_cache(state.cache)):
+        with pytest.raises(UsageError, match=rf"concat_rows, a KVMemory has to_cache\), not {type(invalid).__name__}$"):
+            generate(decoder, input_ids=[[1]], state=invalid)
+    wide, half = (replace(state, cache=state.cache.to(dtype=dtype)) for dtype in (torch.float64, torch.bfloat16))
+    with pytest.raises(UsageError, match=r"float64, the model torch\.float32; convert its KVCache: cache\.to\(dtype="):
+        generate(decoder, input_ids=[[1]], state=wide)
+    assert generate(decoder, input_ids=[[1]], state=half, config=one)[0].token_ids
 
 
 def test_generate_refuses_nan_logits() -> None:

@@ -97,7 +97,13 @@ def test_latents_after_a_cache_equal_those_after_embeddings(num_iterations: int 
     assert len(calls) == apart.passes[0].total
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_latents_refuse_invalid_arguments() -> None:
+    for changes in ({"schedule": "seq", "num_iterations": None}, {"num_latents": 0, "num_iterations": None}):
+        with pytest.raises(UsageError, match="give schedule jacobi or sequential, and 1 latent or more"):
+            build_latents(**changes)
+    with pytest.raises(UsageError, match=r"decoder: give a Decoder, such as model\.decoder, not str"):
+        LatentThoughts("smollm2", num_latents=2)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="requires the cache"):
         build_latents().think(decoder_of("llama"))
     with pytest.raises(UsageError, match="num_iterations=None"):

@@ -174,6 +174,7 @@ def test_replaced_mlp_is_called() -> None:
     decoder = fresh("llama")
     decoder.layers[0].mlp = torch.nn.Identity()
     output = decoder(x(1, 3, 48), capture=("mlp_out.0", "norm2.0"))
+    assert decoder(x(1, 3, 48), capture="mlp_out.0").activations["mlp_out.0"].equal(output.activations["mlp_out.0"])
     assert torch.equal(output.activations["mlp_out.0"], output.activations["norm2.0"])
 
 

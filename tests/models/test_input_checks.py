@@ -70,6 +70,12 @@ def test_embed_refuses_an_id_outside_the_vocabulary(token: int) -> None:
         decoder_of("llama").embed(torch.tensor([[1, 2, 3, token]]))
 
 
+def test_embed_refuses_a_list() -> None:
+    ids: Any = [1, 2]
+    with pytest.raises(ValueError, match=r"input_ids are a list; pass a tensor: torch.tensor"):
+        decoder_of("llama").embed(ids)
+
+
 def test_config_refuses_sizes_that_do_not_divide() -> None:
     with pytest.raises(InputError, match="does not divide"):
         DecoderConfig.tiny("llama", num_attention_heads=8, num_key_value_heads=3)

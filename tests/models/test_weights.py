@@ -675,6 +675,27 @@ def test_find_checkpoint_without_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
         weights.find_checkpoint("org/name")
 
 
+def test_find_checkpoint_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert weights.find_checkpoint("~/model") == tmp_path / "model"
+    with pytest.raises(UsageError, match="revision abc: ~/model is local and has no revisions; remove revision"):
+        weights.find_checkpoint("~/model", "abc")
+    (tmp_path / "model" / "q4.gguf").touch()
+    assert weights.find_checkpoint("~/model", with_weights=False) == tmp_path / "model"  # may hold a tokenizer
+    with pytest.raises(InputError, match=r"no config.json, but a GGUF file; pass that file: .*model/q4\.gguf"):
+        weights.find_checkpoint("~/model")
+
+
+def test_resolve_device_takes_numbers_of_gpus_but_not_meta() -> None:
+    if not torch.cuda.is_available():
+        for device in (0, "cuda:0"):
+            with pytest.raises(UsageError, match="device cuda:0 is not available to this torch; it has no CUDA"):
+                weights.resolve_device(device)
+    with pytest.raises(UsageError, match="device meta holds no weights"):
+        weights.resolve_device("meta")
+
+
 def test_resolve_device_map_takes_one_device() -> None:
     resolve = weights.resolve_device_map
     assert resolve("cpu", None) == resolve(None, "cpu") == resolve(None, {"": "cpu"}) == "cpu"

@@ -264,9 +264,11 @@ def test_train_refuses_to_resume_with_other_parameters(tmp_path: Path) -> None:
 
 def test_train_requires_the_lock(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
-    run.steps_folder.mkdir(parents=True)
-    with pytest.raises(ValueError, match="commit_step requires the lock"):
-        train(TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=1)), run=run)
+    for _ in range(2):  # without and with its folder
+        with pytest.raises(ValueError, match=r"requires the lock; call it inside `with run\.lock"):
+            train(TrainingSetup(ToyMethod(), ToyData(), toy_config(steps=1)), run=run)
+        run.steps_folder.mkdir(parents=True, exist_ok=True)
+    assert not (run.path / "metrics.jsonl").exists(), "refused before the first update"
 
 
 def test_deterministic_kernels_are_restored() -> None:

@@ -9,16 +9,19 @@ import shutil
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import reduce
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import tyro
 from tyro.conf import subcommand
 
+import laconic
 from laconic import __version__
 from laconic.cli.commands.audit import AuditCommand
 from laconic.cli.commands.chat import ChatCommand
@@ -207,8 +210,21 @@ def exit_status(error: BaseException) -> tuple[int, str]:
         ):
             return EXIT_OUT_OF_MEMORY, "out of memory; try a smaller --dtype, a smaller batch, or a smaller model"
         case _:
-            text = f"internal error: {type(error).__name__}: {error}"
-            return EXIT_BUG, f"{text}; please report it with the traceback that LACONIC_DEBUG=1 prints"
+            text = f"{type(error).__name__}: {error}"
+            if place := find_user_code(error):
+                text = f"{place}: {' '.join(text.split())}"
+                return EXIT_USAGE, f"{text}; this line is in your code; LACONIC_DEBUG=1 prints the traceback"
+            return EXIT_BUG, f"internal error: {text}; please report it with the traceback that LACONIC_DEBUG=1 prints"
+
+
+def find_user_code(error: BaseException) -> str | None:
+    """Return file and line of the innermost frame of an error that is in code of the user's own, such as a method.
+
+    That is neither laconic nor Python nor an installed package.
+    """
+    others = (str(Path(laconic.__file__).parent), str(Path(os.__file__).parent), "site-packages", "dist-packages", "<")
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{f.filename}:{f.lineno}" for f in frames if not any(part in f.filename for part in others)), None)
 
 
 def main() -> None:

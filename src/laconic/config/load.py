@@ -69,6 +69,8 @@ def load_recipe(
         UsageError: With one line for each error of the file and the overrides.
         InputError: If there is no such recipe.
     """
+    if isinstance(overrides, str | Mapping):
+        raise UsageError(f'overrides: expected a list such as ["train.steps=1"], given {type(overrides).__name__}')
     path = find_recipe_file(path_or_name)
     draft = RecipeDraft(path.name, parse_recipe_file(path))
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)

@@ -18,6 +18,7 @@ from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_initial_decoder
 from laconic.experiment.lora import lora
 from laconic.experiment.model_checkpoint import write_then_move
+from laconic.generation.config import check_type
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
@@ -70,7 +71,10 @@ def export_run(
     Raises:
         BusyError: If the folder is not empty.
         DiskError: If the disk is full.
+        UsageError: For something else than a loaded run.
     """
+    expected = 'the result of laconic.experiment.load_run.load_run("runs/NAME", torch.device("cpu"))'
+    check_type("run", run, LoadedRun, expected)
     has_switched_adapter = run.recipe.compression is not None and run.recipe.compression.adapter_scope == "write"
     if has_switched_adapter and run.parts.adapter is not None:
         adapter, decoder = run.parts.adapter, load_initial_decoder(run.recipe, torch.device("cpu"))[0]

@@ -17,11 +17,13 @@ from laconic.experiment.text_models.compressor import TextCompressor, as_compres
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel, as_nested
 from laconic.experiment.text_models.reasoner import Reasoner
+from laconic.generation.config import check_type
 from laconic.interfaces import AnswersQuestions
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import MANIFEST_FILE
 
+MAX_NAMES = 8  # of runs in an error message
 LoadedModel = LanguageModel | Reasoner | TextCompressor | NestedTextModel
 
 
@@ -81,6 +83,7 @@ def load(
         >>> type(model).__name__
         'LanguageModel'
     """
+    check_type("path_or_name", path_or_name, str | Path, "a folder or a name, as text or Path")
     target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
     if run_dir is not None:
         if dtype is not None:
@@ -142,9 +145,16 @@ def check_is_model(path_or_name: str | Path) -> None:
         raise InputError(f"{path} is a recipe, not a trained run; laconic train {path} writes one")
     if not path.is_dir() or (path / "config.json").is_file():
         return
-    seeds = sorted(entry.name for entry in path.glob("seed-*") if is_run_dir(entry))
-    if seeds:
-        raise InputError(f"{path} holds runs of several seeds; load one: {path / seeds[0]}")
+    runs = sorted(entry.name for entry in path.iterdir() if is_run_dir(entry))
+    if runs:
+        more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
+        names = ", ".join(runs[:MAX_NAMES])
+        raise InputError(f"{path} is not a run, but holds runs: {names}{more}; load one: {path / runs[0]}")
+    if any((path / "steps").glob("step-*")):
+        raise InputError(
+            f"{path} has steps, but no {RECIPE_FILE}; write it with laconic.experiment.run_init.init_run(run, recipe), "
+            "where recipe is the one that it was trained with"
+        )
     if (path / MANIFEST_FILE).is_file():
         raise InputError(f"{path} is a checkpoint without its run; load the run directory, which has {RECIPE_FILE}")
     if (path / ADAPTER_CONFIG_FILE).is_file():

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from laconic.config.load import load_recipe, to_toml
@@ -19,8 +20,13 @@ from laconic.storage.strict_json import to_canonical_json
 ENVIRONMENT_FILE = "env.json"
 
 
-def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Mapping[str, Any]) -> list[str]:
+def init_run(
+    run: RunDirectory, recipe: Recipe, resume: object = "auto", environment: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
     """Write recipe.toml and env.json into a locked run directory, and return notes on how the run goes on.
+
+    `laconic.load` needs the recipe, so call this before `training.loop.train`. If steps without a recipe exist already,
+    they become loadable with the recipe that they were trained with.
 
     Args:
         run: The run directory.
@@ -36,11 +42,11 @@ def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Map
     if run.step_numbers():
         if resume == "never":
             raise BusyError(f"{run.path} already has checkpoints; resume the run or choose another folder")
-        notes = check_same_recipe(path, recipe)
+        notes = check_same_recipe(path, recipe) if path.exists() else []
     elif isinstance(resume, int):
         run.get_step(resume)  # raises if it does not exist
     write_text_atomically(path, to_toml(recipe))
-    write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(environment) + "\n")
+    write_text_atomically(run.path / ENVIRONMENT_FILE, to_canonical_json(dict(environment)) + "\n")
     return notes
 
 

@@ -1,10 +1,11 @@
 """Options of text generation: length, sampling, stop conditions, streaming."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from laconic.errors import UsageError
 from laconic.generation.result import Generation
@@ -13,6 +14,12 @@ Number = float | int
 OnToken = Callable[[int, int, str, float], bool | None]  # (row, token id, text, logprob)
 OnPrefill = Callable[[int, int], None]  # (positions read, positions of the prompt)
 OnFinish = Callable[[int, Generation], None]  # (row, result)
+
+
+def check_type(name: str, value: object, kind: Any, expected: str) -> None:
+    """Raise UsageError naming an argument, what is expected and the type given; `kind` is that of `isinstance`."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name}: give {expected}, not {type(value).__name__}")
 
 
 def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
@@ -35,7 +42,7 @@ class GenerationConfig:
 
     Args:
         max_tokens: Largest number of new tokens per row.
-        min_tokens: Number of new tokens before which no end-of-sequence id is generated.
+        min_tokens: Number of new tokens before which no end-of-sequence id is generated and no stop string counts.
         temperature: 0 selects the most likely id (greedy); otherwise logits are divided by it and an id is sampled.
         top_k: Sample from the k most likely ids; 0 turns the filter off.
         top_p: Sample from the smallest set of ids whose probabilities add up to at least this; 1 turns it off.
@@ -89,9 +96,14 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count", "top_k"):
-            value = getattr(self, name)
-            if not isinstance(value, SupportsIndex):
-                raise UsageError(f"{name}={value!r} must be an integer")
+            check_type(name, getattr(self, name), SupportsIndex, "an integer")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            check_type(name, getattr(self, name), Real, "a number")
+        for name in ("on_token", "on_prefill", "on_finish"):
+            check_type(name, getattr(self, name), Callable | None, "a function or None")
+        check_type("stop_strings", self.stop_strings, Collection, "a string or a list of strings")
+        for text in self.stop_list:
+            check_type("stop_strings", text, str, "strings")
         check_range("max_tokens", self.max_tokens, self.max_tokens >= 1, "≥ 1")
         in_range = 0 <= self.min_tokens <= self.max_tokens
         check_range("min_tokens", self.min_tokens, in_range, f"in [0, max_tokens={self.max_tokens}]")
@@ -113,6 +125,11 @@ class GenerationConfig:
     def stop_list(self) -> tuple[str, ...]:
         """The stop strings as a tuple."""
         return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
+
+
+def check_config(config: object) -> None:
+    """Raise UsageError for options that are not a `GenerationConfig`."""
+    check_type("config", config, GenerationConfig, "laconic.GenerationConfig(max_tokens=…)")
 
 
 GREEDY = GenerationConfig()

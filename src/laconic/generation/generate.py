@@ -19,7 +19,14 @@ from laconic.generation.backends import (
     clone_outside_inference,
     final_state,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_range, list_integers
+from laconic.generation.config import (
+    GREEDY,
+    GenerationConfig,
+    check_config,
+    check_range,
+    check_type,
+    list_integers,
+)
 from laconic.generation.prompt import (
     InputIds,
     Prompt,
@@ -65,7 +72,7 @@ def generate(
         prompts: Texts. Pass exactly one of `prompts`, `input_ids` and `inputs_embeds`.
         input_ids: One list of ids per row, or a tensor with `attention_mask`.
         inputs_embeds: Embeddings, for example latent thoughts or summary vectors.
-        attention_mask: True at real tokens of tensor inputs.
+        attention_mask: True, or 1, at real tokens of tensor inputs.
         state: What to continue from, one row per prompt: `Generation.state`, a KV cache or fast weights. Texts that
             follow a state are encoded without special tokens. After a `Generation.state`, "" adds nothing.
         first_positions: Position of each row's first token; by default the one after the last cached position.
@@ -90,6 +97,7 @@ def generate(
         True
     """
     check_is_decoder(decoder)
+    check_config(config)
     if config.stop_list and tokenizer is None:
         raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
     if tokenizer is not None:
@@ -110,7 +118,7 @@ def generate(
         sequences = [
             SequenceState(
                 index,
-                IncrementalDetokenizer(decode, ids, config.stop_list) if decode else None,
+                IncrementalDetokenizer(decode, ids, config.stop_list, config.min_tokens) if decode else None,
                 resolve_eos(decoder, config),
                 config,
             )
@@ -155,6 +163,8 @@ def resolve_update_flags(
         UsageError: The state is of the wrong kind, or the model does not have one of the options.
     """
     is_stateful = isinstance(decoder, StatefulLM)
+    expected = "one KVCache, DecodeState or fast weights (several have concat_rows, a KVMemory has to_cache)"
+    check_type("state", state, KVCache | RecurrentState | None, expected)
     if state is not None and isinstance(state, RecurrentState) != is_stateful:
         kinds = ("a KV cache", "fast weights")
         raise UsageError(f"state is {kinds[not is_stateful]}, the model has {kinds[is_stateful]}; pass a matching one")
@@ -186,6 +196,9 @@ def find_first_new_position(decoder: Decoder, prompt: Prompt, state: KVCache | R
             cache.check_fits(decoder.config, rows)
         except ValueError as error:
             raise UsageError(f"{error}; pass the state of this model") from None
+        dtype, expected = cache.keys[0].dtype, decoder.token_embedding.weight.dtype
+        if torch.promote_types(dtype, expected) != expected:
+            raise UsageError(f"state is {dtype}, the model {expected}; convert its KVCache: cache.to(dtype={expected})")
     elif state is not None:
         recurrent = as_recurrent(state)
         check_rows(rows, len(recurrent.position))

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence, Sized
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -83,7 +83,7 @@ def build_prompt(
         check_nested_ids(input_ids)
     if inputs_embeds is not None:
         check_inputs_embeds(decoder.config, inputs_embeds)
-    check_mask(attention_mask, inputs_embeds if input_ids is None else input_ids)
+    attention_mask = convert_mask(attention_mask, inputs_embeds if input_ids is None else input_ids)
     device = decoder.token_embedding.weight.device
     unread = [[int(i) for i in row] for row in state.unread_ids] if isinstance(state, DecodeState) else None
     if inputs_embeds is not None:
@@ -121,16 +121,21 @@ def check_one_input(prompts: object, input_ids: object, inputs_embeds: object) -
         raise UsageError(f"{' and '.join(present) or 'no prompt'} given; pass one of prompts, input_ids, inputs_embeds")
 
 
-def check_mask(attention_mask: Tensor | None, inputs: object) -> None:
-    """Raise UsageError for a mask that is not boolean, or does not have the shape of a tensor of ids or embeddings."""
+def convert_mask(attention_mask: Tensor | None, inputs: object) -> Tensor | None:
+    """Return a mask of booleans, or of zeros and ones as transformers' tokenizers return it, as booleans.
+
+    Raises UsageError for another mask, or one without the shape of a tensor of ids or embeddings.
+    """
     if attention_mask is None:
-        return
-    if attention_mask.dtype != torch.bool:
-        raise UsageError(f"attention_mask is {attention_mask.dtype}; pass mask.bool()")
+        return None
+    mask = attention_mask.bool()
+    if attention_mask.is_floating_point() or bool((attention_mask != mask).any()):
+        raise UsageError(f"attention_mask is {attention_mask.dtype}; give booleans, or integers 0 and 1")
     if not isinstance(inputs, Tensor):
         raise UsageError("attention_mask needs a tensor of input_ids or inputs_embeds; lists and texts are padded here")
     if attention_mask.shape != inputs.shape[:2]:
         raise UsageError(f"attention_mask is {list(attention_mask.shape)}, the inputs are {list(inputs.shape[:2])}")
+    return mask
 
 
 def check_nested_ids(ids: Sequence[object] | Tensor) -> None:
@@ -166,10 +171,12 @@ def check_rows(num_prompts: int, num_rows: int) -> None:
 
 
 def check_ids(rows: list[list[int]], vocab_size: int) -> None:
-    """Raise InputError for an id outside the vocabulary, UsageError for floats and text."""
+    """Raise InputError for an id outside the vocabulary, UsageError for floats, text and lists."""
     for b, row in enumerate(rows):
-        if not {float, str}.isdisjoint(map(type, row)):
-            raise UsageError(f"input_ids[{b}] has something that is not an integer; give token ids")
+        examples: dict[type, object] = {type(i): i for i in row}
+        other = next((kind for kind, i in examples.items() if not isinstance(i, SupportsIndex)), None)
+        if other is not None:
+            raise UsageError(f"input_ids[{b}] has a {other.__name__} where an integer is expected; give token ids")
         if row and not (min(row) >= 0 and max(row) < vocab_size):
             t = next(t for t, i in enumerate(row) if not 0 <= i < vocab_size)
             raise InputError(f"input_ids[{b}, {t}] = {row[t]} is outside the vocabulary of {vocab_size}")

@@ -7,7 +7,7 @@ Shapes: B rows, M latents, D width, P inner width of CODI's projection, V vocabu
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from laconic.errors import UsageError
+from laconic.generation.config import check_type
 from laconic.latent.adaptive_rollout import check_tolerance, run_adaptive_rollout
 from laconic.latent.rollout import (
     ForwardFn,
@@ -81,12 +82,14 @@ class LatentThoughts(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_type("decoder", decoder, Decoder, "a Decoder, such as model.decoder")
+        if schedule not in get_args(LatentSchedule) or num_latents < 1:
+            raise UsageError(f"{schedule=}, {num_latents=}: give schedule jacobi or sequential, and 1 latent or more")
         if (num_iterations is None) != (schedule == "sequential"):
             raise UsageError(f"num_iterations={num_iterations}: required for schedule jacobi, none for sequential")
         if length_policy != "fixed" and not num_iterations:
             raise UsageError(f'length_policy "{length_policy}": needs Jacobi iterations; use "fixed"')
-        self.schedule: LatentSchedule = schedule
-        self.num_latents, self.num_iterations = num_latents, num_iterations
+        self.schedule, self.num_latents, self.num_iterations = schedule, num_latents, num_iterations
         embedding = decoder.token_embedding.weight.detach()
         D, dtype, device = embedding.shape[1], accumulation_dtype(embedding.dtype), embedding.device
         generator = torch.Generator().manual_seed(seed)
@@ -99,8 +102,7 @@ class LatentThoughts(nn.Module):
             "num_latents": num_latents, "schedule": schedule, "num_iterations": num_iterations,
             "projection": projection, "projection_width": width, "projection_dropout": dropout,
         }  # fmt: skip
-        self.length_policy: LengthPolicy = length_policy
-        self.seed, self.stop_head = seed, None
+        self.length_policy, self.seed, self.stop_head = length_policy, seed, None
         if length_policy == "stop_head":
             self.stop_head = StopHead(D, num_latents, head_lr_multiplier, dtype, device)
             self.settings["head_lr_multiplier"] = head_lr_multiplier
@@ -167,13 +169,11 @@ class LatentThoughts(nn.Module):
         is_inspected = intervention is not None or record_passes
         if tolerance and is_inspected:
             raise UsageError(f"tolerance={tolerance}: not with an intervention or records; remove tolerance")
-        inputs = (forward_fn or decoder, prefix, self.placeholder, self.num_latents)
+        call = (forward_fn or decoder, prefix, self.placeholder, self.num_latents)
         T, project = self.num_iterations, self.project
         if T and not is_inspected and (tolerance or count_latents):
-            return run_adaptive_rollout(*inputs, T, project=project, tolerance=tolerance, count_latents=count_latents)
-        rollout = run_latent_rollout(
-            *inputs, T, project=project, intervention=intervention, record_passes=record_passes
-        )
+            return run_adaptive_rollout(*call, T, project=project, tolerance=tolerance, count_latents=count_latents)
+        rollout = run_latent_rollout(*call, T, project=project, intervention=intervention, record_passes=record_passes)
         if count_latents is None:
             return rollout
         N = count_latents(rollout.hidden_states)

@@ -199,13 +199,15 @@ class Decoder(nn.Module):
         """Return token embeddings. Learned positions are added in the forward pass.
 
         Raises:
-            ValueError: An id is outside the vocabulary.
+            ValueError: An id is outside the vocabulary, or the ids are no tensor.
         """
         if not torch.compiler.is_compiling():
-            invalid = (input_ids < 0) | (input_ids >= self.config.vocab_size)
+            if not isinstance(input_ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"input_ids are a {type(input_ids).__name__}; pass a tensor: torch.tensor([[1, 2]])")
+            V = self.config.vocab_size
+            invalid = (input_ids < 0) | (input_ids >= V)
             if invalid.any():
                 b, t = map(int, invalid.nonzero()[0])
-                V = self.config.vocab_size
                 raise ValueError(f"input_ids[{b}, {t}] = {int(input_ids[b, t])} is outside the vocabulary of {V}")
         return self.token_embedding(input_ids)
 
@@ -243,7 +245,7 @@ class Decoder(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         position_ids: Int[Tensor, "B T"] | None = None,
         attention_bias: Float[Tensor, "#B #T #P"] | None = None,
-        capture: tuple[str, ...] = (),
+        capture: str | tuple[str, ...] = (),
         num_outputs: int | None = None,
     ) -> DecoderOutput:
         """Read T embeddings per row on top of a cache.
@@ -255,7 +257,7 @@ class Decoder(nn.Module):
             position_ids: By default they continue after the largest cached position (Eq. C22). -1 adds no position,
                 in families with learned positions.
             attention_bias: Added to the scaled scores of every head and layer; not stored in the cache.
-            capture: Activations to return: a name of `laconic.models.activations` ("k": of every layer; "k.3": of
+            capture: Activations to return: names of `laconic.models.activations` ("k": of every layer; "k.3": of
                 layer 3), "hidden" (the inputs of every layer and the last output), "logits", … The same names are keys
                 of `DecoderOutput.activations`: "k.3" is a tensor, "k" the tuple of all layers.
             num_outputs: Return the hidden states of so many last positions only, which saves most of the last block.
@@ -303,14 +305,14 @@ class Decoder(nn.Module):
         activations |= capture_model(self, names, hidden_states, mask) if names else {}
         return DecoderOutput(hidden_states, past.extend(keys, values, positions, valid), Activations(activations))
 
-    def _parse_capture(self, names: tuple[str, ...]) -> tuple[frozenset[str], ...]:
+    def _parse_capture(self, names: str | tuple[str, ...]) -> tuple[frozenset[str], ...]:
         """Return the names of the activations to capture in each layer, and after the last one.
 
         Raises:
             ValueError: A name or layer does not exist.
         """
         layers: list[set[str]] = [set() for _ in range(self.config.num_hidden_layers + 1)]
-        for name in names:
+        for name in (names,) if isinstance(names, str) else names:
             if name not in self.activation_places:
                 raise ValueError(unknown_activation_message(name, self.activation_places))
             for layer, activation in self.activation_places[name]:
@@ -389,9 +391,7 @@ def check_dtype(layers: nn.Module, inputs_embeds: Tensor) -> None:
     """Raise ValueError for embeddings wider than every weight, or of the other half-precision dtype."""
     dtypes = (p.dtype for p in layers.parameters() if p.is_floating_point())
     first = next(dtypes, inputs_embeds.dtype)
-    if inputs_embeds.dtype == first:
-        return
-    if any(torch.promote_types(inputs_embeds.dtype, dtype) == dtype for dtype in (first, *dtypes)):
+    if inputs_embeds.dtype == first or any(torch.promote_types(inputs_embeds.dtype, d) == d for d in (first, *dtypes)):
         return
     device = inputs_embeds.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):

@@ -1,6 +1,6 @@
 """Check a fast-weight state from a file before it is used: the types of its metadata, and its shapes."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 from torch import Tensor
 
-from laconic.errors import CorruptArtifactError
+from laconic.errors import CorruptArtifactError, UsageError
 from laconic.nested.state import FastWeightState, LayerState, LowRankChange, OpenChunk
 from laconic.storage.tensor_tree import named_children
 
@@ -86,6 +86,22 @@ def check_fits_model(state: object, initial: FastWeightState, vocab_size: int, p
             problem = problem or find_invalid_tokens(state.open_chunk, vocab_size)
     if problem is not None:
         raise CorruptArtifactError(f"state: {path} does not fit this model: {problem}; use an intact copy")
+
+
+def check_waiting_tokens(state: FastWeightState, chunk_sizes: Sequence[Sequence[int]]) -> None:
+    """Raise `UsageError` if more tokens wait for an update than a chunk has: the state was read in larger chunks.
+
+    Args:
+        state: The state.
+        chunk_sizes: Those of the model's levels, by layer.
+    """
+    waiting = 0 if state.open_chunk is None else state.open_chunk.num_tokens
+    for layer, sizes in zip(state.layers, chunk_sizes, strict=False):
+        for level, C in zip(() if layer.cms is None else layer.cms.levels, sizes, strict=False):
+            if bool((level.num_tokens + waiting > C).any()):
+                raise UsageError(
+                    f"state: it was read by a model with other chunk sizes, this one has {C}; set the same chunk_sizes"
+                )
 
 
 def find_mismatch(part: object, initial: object, name: str) -> str | None:

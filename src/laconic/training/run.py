@@ -85,8 +85,9 @@ class TrainingRun:
                 module.activation_checkpointing = config.activation_checkpointing
         if start:
             self.check_fingerprints(start)
-            if run_directory:
-                ranks.run_on_rank_zero(lambda: run_directory.discard_after(start.step))
+        if run_directory:  # without a start too: an error now, not at the first step, if the run is not locked
+            ranks.run_on_rank_zero(lambda: run_directory.discard_after(start.step if start else 0))
+        if start:
             checkpoint.load_model(start.path, self.model_io, method)
         method.to(self.device).train()
         torch.manual_seed(self.seed if ranks.rank == 0 else int(rng.hash64(self.seed, ranks.rank)) >> 1)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, get_args
+from numbers import Real
+from typing import Any, NamedTuple, SupportsIndex, cast, get_args
 
 import torch
 from jaxtyping import Int
@@ -23,6 +24,7 @@ from laconic.compression.kv.selection import (
     repeat_tokens,
 )
 from laconic.errors import UsageError
+from laconic.generation.config import check_type
 from laconic.generation.prompt import check_ids, check_is_decoder
 from laconic.models.decoder import Decoder
 from laconic.models.ops.rope_scaling import get_movable_rope
@@ -68,6 +70,11 @@ class KVCompressionConfig:
             raise UsageError(f"method {self.method!r}: give one of {', '.join(get_args(KVMethod))}")
         sizes = {"keep": self.keep, "slots": self.slots, "max_loss": self.max_loss}
         present = [name for name, value in sizes.items() if value is not None]
+        for name in ("keep", "max_loss"):
+            check_type(name, sizes[name], Real | None, "a number")
+        check_type("slots", self.slots, SupportsIndex | None, "an integer")
+        for name in ("num_sinks", "seed"):
+            check_type(name, getattr(self, name), SupportsIndex, "an integer")
         if len(present) > 1:
             raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the size of the memory")
         if self.keep is not None and not 0 < self.keep <= 1:
@@ -104,7 +111,7 @@ class DocumentCompression(NamedTuple):
 
 def compress_kv(
     decoder: Decoder,
-    input_ids: Sequence[int],
+    input_ids: Sequence[int] | Int[Tensor, " T"],
     config: KVCompressionConfig = DEFAULT_CONFIG,
     *,
     repeat_prompt: RepeatPrompt = NO_REPEAT_PROMPT,
@@ -141,7 +148,7 @@ def compress_kv(
 @torch.no_grad()
 def compress_document(
     decoder: Decoder,
-    input_ids: Sequence[int],
+    input_ids: Sequence[int] | Int[Tensor, " T"],
     config: KVCompressionConfig,
     repeat_prompt: RepeatPrompt,
     prefix_tokens: int = 0,
@@ -158,11 +165,14 @@ def compress_document(
         on_progress: Called with the current step, the positions read so far, and an estimate of all.
     """
     check_is_decoder(decoder)
-    if not len(input_ids):
+    check_type("config", config, KVCompressionConfig, 'laconic.KVCompressionConfig("kvzip", keep=…)')
+    is_tensor = isinstance(input_ids, Tensor)
+    row = cast(list[int], input_ids.cpu().numpy().tolist()) if is_tensor else list(input_ids)
+    if not row:
         raise UsageError("the document has no tokens; give text")
-    check_ids([list(input_ids)], decoder.config.vocab_size)
+    check_ids([row], decoder.config.vocab_size)
     device = decoder.token_embedding.weight.device
-    ids = torch.tensor([list(input_ids)], dtype=torch.long, device=device)
+    ids = torch.tensor([row], dtype=torch.long, device=device)
     windows = split_windows(decoder, ids, config.method, repeat_prompt)
     total, ends = config.num_slots(ids.shape[1]), list(accumulate(window.shape[1] for window in windows))
     shares = [total * end // ids.shape[1] for end in (0, *ends)]

@@ -7,7 +7,6 @@ position after the document.
 Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from laconic.compression.kv.memory_file import KVMemoryMetadata, load_kv_tensors, save_kv_tensors
-from laconic.compression.kv.scores import merge_ranks
+from laconic.compression.kv.scores import concat_parts, merge_ranks
 from laconic.compression.memory_file import memory_to_html
 from laconic.errors import UsageError
+from laconic.generation.config import check_type
 from laconic.models import rope
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
@@ -272,6 +272,7 @@ class KVMemory:
             UsageError: If the shapes differ, or if the architecture's keys cannot be moved.
             CorruptArtifactError: If the memories were written by different models.
         """
+        check_type("config", config, DecoderConfig, "the decoder's, as in concat_documents(decoder.config, *memories)")
         first = check_joinable("concat_documents", memories)
         odd = next((memory.B for memory in memories if memory.B != first.B), None)
         if odd is not None:
@@ -377,15 +378,12 @@ def to_ints(x: Int[Tensor, "*shape"]) -> list[int]:
     return list(map(int, x.flatten()))
 
 
-def concat_parts(memories: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Concatenate the first parts of several memories, then the second ones, and so on."""
-    return torch.cat([part for parts in zip(*memories, strict=True) for part in parts])
-
-
 def check_joinable(operation: str, memories: tuple[KVMemory, ...]) -> KVMemory:
     """Return the first memory; raise if the memories cannot be concatenated."""
     if not memories:
         raise UsageError(f"{operation}: expected at least one memory")
+    for memory in memories:
+        check_type(operation, memory, KVMemory, "KVMemory objects one by one, or *memories")
     first = memories[0]
     for memory in memories[1:]:
         shapes = [(*m.slots.shape[::2], m.keys[0].shape[1]) for m in (first, memory)]

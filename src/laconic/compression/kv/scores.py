@@ -228,3 +228,8 @@ def merge_ranks(ranks: Int[Tensor, " N"], sizes: Sequence[Int[Tensor, " N"]], do
         elif other > document:
             merged += (-(-scaled // sizes[document])).minimum(size)
     return merged
+
+
+def concat_parts(memories: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Concatenate the first parts of several memories, then the second ones, and so on."""
+    return torch.cat([part for parts in zip(*memories, strict=True) for part in parts])

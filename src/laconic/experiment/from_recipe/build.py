@@ -27,6 +27,7 @@ from laconic.experiment.load_run import (
     recipe_fingerprint,
 )
 from laconic.experiment.model_checkpoint import ModelCheckpoint
+from laconic.generation.config import check_type
 from laconic.interfaces import TrainingData
 from laconic.nested.optim.dgd import DGD
 from laconic.nested.optim.input_recording import record_inputs
@@ -121,6 +122,7 @@ def build_experiment(recipe: Recipe, device: torch.device, progress: ProgressCal
         UsageError: If settings contradict each other or do not fit the model.
         InputError: If rows or a checkpoint are invalid.
     """
+    check_type("recipe", recipe, Recipe, "the recipe alone: recipe, notes = load_recipe(…)")
     decoder, tokenizer, earlier = load_initial_model(recipe, device)
     rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, progress)
     data = rows.source

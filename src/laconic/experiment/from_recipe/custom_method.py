@@ -27,6 +27,7 @@ from laconic.storage import atomic
 from laconic.storage.strict_json import abbreviate
 
 ALLOW_CODE_VARIABLE = "LACONIC_ALLOW_CODE"
+SIGNATURES = {"__init__": "decoder, tokenizer, *, …", "forward": "batch, state=None"}
 
 
 def check_code_allowed(recipe: Recipe, folder: Path, allow_code: bool) -> None:
@@ -63,12 +64,13 @@ def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str,
     """Return the options of a recipe's method, checked against the keyword-only parameters of its class.
 
     Raises:
-        UsageError: With one line for each unknown, missing or invalid option.
+        UsageError: With one line for each unknown, missing or invalid option, or if the class breaks its contract.
     """
     hints = typing.get_type_hints(method_class.__init__)
+    parameters = inspect.signature(method_class.__init__).parameters
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in inspect.signature(method_class.__init__).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     options_class = create_model(f"{method_class.__name__}Options", __base__=ConfigModel, **fields)
@@ -82,9 +84,27 @@ def validate_options(method_class: type[nn.Module], recipe: Recipe) -> dict[str,
                 problem = "missing"
             elif fault["type"] == "extra_forbidden":
                 problem = f"no such option; {recipe.method} has {', '.join(fields) or 'none'}"
+                if fault["loc"][0] in parameters:
+                    problem = "not a keyword-only parameter; put it after * in __init__(self, decoder, tokenizer, *, …)"
             lines.append(f"{'.'.join(map(str, ('method_options', *fault['loc'])))}: {problem}")
         raise UsageError("\n".join(lines)) from None
-    return {name: getattr(options, name) for name in fields}
+    values = {name: getattr(options, name) for name in fields}
+    for function in SIGNATURES:
+        check_signature(method_class, function, values if function == "__init__" else {})
+    return values
+
+
+def check_signature(method_class: type[nn.Module], function: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError if a function of a method's class is missing, or cannot be called as laconic calls it."""
+    implementation, name = getattr(method_class, function), f"{method_class.__module__}:{method_class.__name__}"
+    signature = inspect.signature(implementation)
+    expected = f"expected {function}(self, {SIGNATURES[function]}); change the class"
+    if implementation is getattr(nn.Module, function):
+        raise UsageError(f"method {name} has no {function}; {expected}")
+    try:
+        signature.bind(None, None, None, **options)
+    except TypeError:
+        raise UsageError(f"method {name} has {function}{signature}, {expected}") from None
 
 
 def build_custom_method(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer) -> nn.Module:

@@ -72,13 +72,24 @@ def check_checkpoint(path: str | Path, about: Mapping[str, Any], ours: Untrained
         raise CorruptArtifactError(f"state: {path} was read with other levels: {'; '.join(differences)}")
 
 
+def check_weights_dtype(path: str | Path, about: Mapping[str, Any], ours: str) -> None:
+    """Raise `CorruptArtifactError` for a state that was read with weights in another dtype, which are other numbers."""
+    theirs = str(about.get("weights_dtype", ours))
+    if theirs != ours:
+        raise CorruptArtifactError(
+            f"state: {path} was read with weights in {theirs}, this model has {ours}; load the model with "
+            f'dtype="{theirs}" (on the command line --dtype {theirs})'
+        )
+
+
 def parse_level_options(options: Mapping[str, object]) -> CMSConfig:
     """Return levels with some options. Raises `UsageError` naming an option that is out of range."""
     try:
-        return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}))
+        return CMSConfig.model_validate_json(json.dumps({"associative_target": "start", **options}, default=list))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if not first["loc"]:  # of several options together
             raise UsageError(first["msg"].removeprefix("Value error, ")) from None
         key, rule = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
-        raise UsageError(f"{key}={str(first['input'])[:40]}: {rule}") from None
+        meaning = CMSConfig.model_fields[str(first["loc"][0])].description
+        raise UsageError(f"{key}={str(first['input'])[:40]}: {rule}; it is: {meaning}") from None

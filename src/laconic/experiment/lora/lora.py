@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
-from laconic.errors import InputError, UnsafeFileError
+from laconic.errors import InputError, UnsafeFileError, UsageError
 from laconic.experiment.lora.adapter_config import (
     ADAPTER_CONFIG_FILE,
     check_supported,
@@ -24,6 +24,7 @@ from laconic.experiment.lora.adapter_config import (
     read_adapter_config,
 )
 from laconic.experiment.lora.lora_linear import use_fast_forward
+from laconic.generation.config import check_type
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
 from laconic.models.init import add_submodule
@@ -46,12 +47,21 @@ def add_adapter(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
 
     Raises:
         InputError: If a target does not exist.
+        UsageError: For something else than a decoder without an adapter.
     """
     from peft import get_peft_model
 
+    check_has_no_adapter(decoder)
     model = cast("PeftModel", get_peft_model(decoder, adapt_config_to_decoder(decoder, settings)))
     use_fast_forward(model)
     return model
+
+
+def check_has_no_adapter(decoder: Decoder) -> None:
+    """Raise `UsageError` for something else than a decoder, or for one that is wrapped already."""
+    check_type("decoder", decoder, Decoder, "a decoder without an adapter, such as model.decoder")
+    if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
+        raise UsageError("the decoder has an adapter already; lora.merge_adapter it, or load the decoder again")
 
 
 def save_adapter(model: "PeftModel", folder: str | Path) -> None:
@@ -83,9 +93,11 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
         InputError: If the folder is not a complete adapter, or belongs to another model.
         UnsafeFileError: If the weights are a pickle.
         NonFiniteError: If a weight is not finite.
+        UsageError: For something else than a decoder without an adapter.
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
+    check_has_no_adapter(decoder)
     settings = read_adapter_config(Path(folder))
     shapes = read_adapter_shapes(Path(folder))
     check_base_model(decoder, shapes, family_only=True)  # adapters of some layers only look like a smaller model

@@ -13,9 +13,10 @@ from laconic.data.messages import Message, add_system_message, check_messages
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
 from laconic.experiment.text_models.kv_compressor import get_opening, render_after_opening
-from laconic.experiment.text_models.text_model import find_stop_token_ids
-from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.experiment.text_models.text_model import check_texts, find_stop_token_ids
+from laconic.generation.config import GREEDY, GenerationConfig, check_config
 from laconic.generation.generate import Generation, generate
+from laconic.generation.prompt import check_is_decoder
 from laconic.generation.state import DecodeState
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -77,6 +78,7 @@ class ChatSession:
     def __init__(
         self, decoder: Decoder, tokenizer: Tokenizer, *, system: str | None = None, prefix: ChatPrefix | None = None
     ) -> None:
+        check_is_decoder(decoder)
         self.decoder, self.tokenizer, self.prefix = decoder, tokenizer, prefix
         self.messages: list[Message] = []
         self.set_system(system)
@@ -119,6 +121,7 @@ class ChatSession:
         Args:
             system: New system message; None removes it.
         """
+        check_texts("system", [] if system is None else [system])
         turns = self.messages[1:] if self.system is not None else self.messages
         self.messages = add_system_message(turns, system)
 
@@ -132,7 +135,7 @@ class ChatSession:
         Args:
             messages: Messages with `role` and `content`, as in the OpenAI API.
         """
-        self.messages = check_messages(list(messages), "messages")
+        self.messages = check_messages(list(messages) if isinstance(messages, tuple) else messages, "messages")
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of messages in the chat template, up to the beginning of the reply.
@@ -163,6 +166,8 @@ class ChatSession:
             ContextFullError: The messages leave no room for a reply.
             InputError: The chat template rejects the messages.
         """
+        check_texts("reply", [text])
+        check_config(config)
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.encode(messages)
         room = self.context_size - len(ids)

@@ -35,7 +35,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.config import GREEDY, GenerationConfig, check_config
 from laconic.generation.generate import Generation, generate
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
@@ -109,7 +109,7 @@ class TextCompressor:
 
     def compress(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str] | str,
         *,
         names: Sequence[str] = (),
         segment_tokens: int | None = None,
@@ -118,7 +118,7 @@ class TextCompressor:
         """Compress texts into a memory with one row per text, reading all texts in parallel.
 
         Args:
-            texts: The texts.
+            texts: The texts, or one.
             names: Names stored in the memory's metadata.
             segment_tokens: Length of segments; by default as trained.
             length: Number of vectors; by default as trained.
@@ -264,7 +264,7 @@ class TextCompressor:
 
     def generate(
         self,
-        prompts: Sequence[str] | str,
+        prompts: Iterable[str] | str,
         memory: SummaryMemory | str | Path | None = None,
         *,
         config: GenerationConfig = GREEDY,
@@ -283,6 +283,7 @@ class TextCompressor:
             UsageError: If the numbers of prompts and rows do not fit, or a prompt and the memory exceed the context.
             CorruptArtifactError: If the file is damaged or belongs to another model.
         """
+        check_config(config)
         texts = list_prompts(prompts)
         if memory is None:
             encoded = MemoryPrompts([self.tokenizer.encode(text) for text in texts], None, None)

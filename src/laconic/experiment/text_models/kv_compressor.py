@@ -22,6 +22,7 @@ from laconic.models.decoder import Decoder
 
 MARK = "\uf8ff"  # placeholder (private-use character) of a document or question while a template is rendered
 TEMPLATE_KEY = "chat_template"  # setting of a memory of a chat: the hash of the template
+MemorySource = KVMemory | str | Path  # a memory, its file, or the folder of a peft cartridge
 SEPARATOR = "\n\n"  # between a document and a question in one user message
 
 
@@ -216,46 +217,41 @@ def compress_text(
     return TextCompression(replace(result.memory, metadata=metadata), result.windows, result.positions)
 
 
-def open_kv_memory(memory: KVMemory | str | Path, decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
-    """Return a memory, or that of a file, on the device of the model that may read it.
-
-    Raises:
-        CorruptArtifactError: If a file is damaged, or the memory was written by another model.
-        InputError: If there is no such file.
-        UsageError: If it is another kind of memory.
-    """
-    if isinstance(memory, str | Path):
-        return load_kv_memories([memory], decoder, tokenizer)
-    check_memory_type(memory, KVMemory)
-    if memory.metadata is not None:
-        memory.metadata.check_reader("the one given", build_metadata(decoder, tokenizer))
-    weight = decoder.token_embedding.weight
-    return memory.to(weight.device, weight.dtype)
+def open_kv_memory(memory: MemorySource | Sequence[MemorySource], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+    """Return a memory, or several joined in order, as `load_kv_memories` does."""
+    sources = [memory] if isinstance(memory, str) or not isinstance(memory, Sequence) else memory
+    return load_kv_memories(sources, decoder, tokenizer)
 
 
-def load_kv_memories(paths: Sequence[str | Path], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
-    """Load memories that this model may read, one document after the other, on the model's device.
+def load_kv_memories(sources: Sequence[MemorySource], decoder: Decoder, tokenizer: Tokenizer) -> KVMemory:
+    """Return memories, or those of files, that this model may read, one document after the other, on its device.
 
     A folder is a peft cartridge, which does not name its model's weights.
 
     Raises:
-        CorruptArtifactError: If a file is damaged or was written for another model.
+        CorruptArtifactError: If a file is damaged, or a memory was written by another model.
         InputError: If there is no such file.
-        UsageError: If several memories cannot be joined.
+        UsageError: If one is another kind of memory, or several cannot be joined.
     """
     reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight
-    memories = [
-        load_cartridge(path, decoder, replace(reader, method="cartridge of peft", documents=((),)))
-        if Path(path).is_dir()
-        else KVMemory.load(path, reader).to(weight.device, weight.dtype)
-        for path in paths
-    ]
+    memories = list[KVMemory]()
+    for source in sources:
+        if not isinstance(source, str | Path):
+            check_memory_type(source, KVMemory)
+            if source.metadata is not None:
+                source.metadata.check_reader("the one given", reader)
+            memory = source
+        elif Path(source).is_dir():
+            memory = load_cartridge(source, decoder, replace(reader, method="cartridge of peft", documents=((),)))
+        else:
+            memory = KVMemory.load(source, reader)
+        memories.append(memory.to(weight.device, weight.dtype))
     if len(memories) == 1:
         return memories[0]
-    chat = next((path for path, memory in zip(paths, memories, strict=True) if is_chat_memory(memory)), None)
+    chat = next((source for source, memory in zip(sources, memories, strict=True) if is_chat_memory(memory)), None)
     if chat is not None:
         raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without --chat")
     if len({memory.B for memory in memories}) > 1:
-        sizes = ", ".join(f"{path} has {memory.B}" for path, memory in zip(paths, memories, strict=True))
+        sizes = ", ".join(f"{source} has {memory.B}" for source, memory in zip(sources, memories, strict=True))
         raise UsageError(f"memories of different numbers of texts cannot be joined: {sizes}")
     return KVMemory.concat_documents(decoder.config, *memories)

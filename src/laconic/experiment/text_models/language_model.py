@@ -1,6 +1,6 @@
 """A plain language model: continue texts with a checkpoint, or with the decoder that a run trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.export import export_model
 from laconic.experiment.text_models.kv_compressor import (
+    MemorySource,
     build_row_caches,
     compress_text,
     encode_prompt,
@@ -23,7 +24,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.config import GREEDY, GenerationConfig, check_config
 from laconic.generation.generate import Generation, generate
 from laconic.models.decoder import Decoder
 
@@ -55,10 +56,10 @@ class LanguageModel:
 
     def generate(
         self,
-        prompts: Sequence[str] | str,
+        prompts: Iterable[str] | str,
         config: GenerationConfig = GREEDY,
         *,
-        memory: KVMemory | str | Path | None = None,
+        memory: MemorySource | Sequence[MemorySource] | None = None,
     ) -> list[Generation]:
         """Continue prompts, or texts that a memory holds, as `laconic generate --memory` does.
 
@@ -66,7 +67,8 @@ class LanguageModel:
             prompts: Texts; a single text is one prompt. After a memory of a chat they are user messages to reply to.
             config: Length, sampling, stop conditions and streaming, as in `laconic.generate`.
             memory: Memory that the prompts follow, a file of `laconic compress`, or the folder of a peft cartridge.
-                One text serves all prompts, and one prompt all texts.
+                One text serves all prompts, and one prompt all texts. A list is joined in order, as several `--memory`
+                are.
 
         Returns:
             One `laconic.Generation` per prompt, or per text of the memory.
@@ -86,6 +88,7 @@ class LanguageModel:
             >>> [len(result.token_ids) for result in model.generate([", she", ", her cat"], config, memory=memory)]
             [8, 8]
         """
+        check_config(config)
         if memory is None:
             return generate(self.decoder, self.tokenizer, list_prompts(prompts), config=config)
         memory = open_kv_memory(memory, self.decoder, self.tokenizer)
@@ -99,7 +102,7 @@ class LanguageModel:
 
     def compress(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str] | str,
         config: KVCompressionConfig = DEFAULT_CONFIG,
         *,
         names: Sequence[str] = (),
@@ -108,7 +111,7 @@ class LanguageModel:
         """Keep the most important keys and values of documents, as `laconic compress` does.
 
         Args:
-            texts: The documents; one row of the memory is written for each.
+            texts: The documents, or one; one row of the memory is written for each.
             config: Method and size.
             names: Names stored in the memory's metadata.
             chat: Read each document as the beginning of a user message, which prompts then continue.

@@ -1,10 +1,10 @@
 """Read texts into the fast weights of a nested model, trained or a plain checkpoint, and generate text on them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -20,6 +20,7 @@ from laconic.experiment.from_recipe.untrained_levels import (
     UNTRAINED_UPDATE_RATIO,
     UntrainedLevels,
     check_checkpoint,
+    check_weights_dtype,
     parse_level_options,
     read_writer_metadata,
 )
@@ -35,7 +36,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.generation.generate import Generation, generate
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
@@ -43,6 +44,7 @@ from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.hope.model import STATE_KIND, Hope, HopeAttention
 from laconic.nested.state import FastWeightState, LayerState
+from laconic.nested.state_check import check_waiting_tokens
 
 NESTED_METHOD = "hope"
 READING_CHUNK = 512  # tokens read at once; the result does not depend on it
@@ -114,7 +116,7 @@ class NestedTextModel:
             [4]
         """
         levels = parse_level_options(
-            {"inner_lr": inner_lr, "chunk_sizes": list(chunk_sizes), "max_update_ratio": max_update_ratio}
+            {"inner_lr": inner_lr, "chunk_sizes": chunk_sizes, "max_update_ratio": max_update_ratio}
         )
         decoder = Decoder.from_pretrained(path_or_name, dtype, device, revision=revision)
         return cls.from_decoder(decoder, load_tokenizer(decoder.source_folder or path_or_name), levels)
@@ -175,10 +177,11 @@ class NestedTextModel:
         return job.finish([[self.token_stream("stream", chunks, state is None)]])
 
     def open_state(self, state: FastWeightState | str | Path | None) -> FastWeightState | None:
-        """Return a state, loaded if it is the path of a file. Raises `UsageError` for another kind of memory."""
+        """Return a state, loaded if it is the path of a file. Raises `UsageError` for one of another kind or model."""
         state = self.load(state) if isinstance(state, str | Path) else state
         if state is not None:
             check_memory_type(state, FastWeightState)
+            check_waiting_tokens(state, self.model.hope_config.chunk_sizes)
         return state
 
     def start_reading(self, initial_state: FastWeightState | None = None, num_texts: int = 1) -> StateReadingJob:
@@ -297,6 +300,7 @@ class NestedTextModel:
             NonFiniteError: If the state is not finite.
             DiskError: If the disk is full.
         """
+        check_type("state", state, FastWeightState, "a state and then its path, save(state, path)")
         source = {
             "tokenizer": self.tokenizer.fingerprint,
             "created": current_time(),
@@ -324,7 +328,7 @@ class NestedTextModel:
         """
         about = read_writer_metadata(path)
         check_checkpoint(path, about, self.untrained)
-        check_weights_dtype(path, about, self.model)
+        check_weights_dtype(path, about, get_weights_dtype(self.model))
         state = self.model.load_state(path)
         theirs, ours = str(about.get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
@@ -343,16 +347,6 @@ class NestedTextModel:
 def get_weights_dtype(model: Hope) -> str:
     """Return the name of the dtype of a model's weights, such as float32."""
     return str(cast(torch.Tensor, model.token_embedding.weight).dtype).removeprefix("torch.")
-
-
-def check_weights_dtype(path: str | Path, about: Mapping[str, Any], model: Hope) -> None:
-    """Raise `CorruptArtifactError` for a state that was read with weights in another dtype, which are other numbers."""
-    theirs, ours = str(about.get("weights_dtype", get_weights_dtype(model))), get_weights_dtype(model)
-    if theirs != ours:
-        raise CorruptArtifactError(
-            f"state: {path} was read with weights in {theirs}, this model has {ours}; load the model in {theirs} "
-            f"(laconic generate --dtype {theirs})"
-        )
 
 
 def match_rows(

@@ -23,7 +23,7 @@ from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor
 from laconic.experiment.text_models.kv_compressor import open_kv_memory
 from laconic.experiment.text_models.text_model import check_memory_type, describe_decoder
-from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.config import GREEDY, GenerationConfig, check_type
 from laconic.interfaces import ThinksInLatents
 from laconic.latent.adaptive_rollout import check_tolerance
 from laconic.latent.answering import AnswerDecoding
@@ -254,6 +254,7 @@ class Reasoner:
         Raises:
             UsageError: If the method has no latents, or this step of the run has none yet; or as `read_memory`.
         """
+        check_type("question", question, str, "one question as text, and call think again for others")
         method = self.method
         if not isinstance(method, ThinksInLatents):
             name = self.recipe.method

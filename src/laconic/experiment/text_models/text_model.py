@@ -2,9 +2,9 @@
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import UsageError
@@ -13,34 +13,38 @@ from laconic.models.decoder import Decoder
 Prompt = TypeVar("Prompt")
 
 
-def name_texts(texts: Sequence[str], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of name and text; unnamed texts are numbered.
+def name_texts(texts: Iterable[str] | str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of name and text, for a single text one pair; unnamed texts are numbered.
 
     Raises:
         UsageError: If there is no text, one is not text, or the number of names differs.
     """
+    texts = list_texts("texts", texts)
     names = [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
-    if isinstance(texts, str) or not texts or len(names) != len(texts):
+    if not texts or len(names) != len(texts):
         raise UsageError("texts: give a list of at least one text, and one name per text or none")
-    check_texts("texts", texts)
     return list(zip(names, texts, strict=True))
 
 
-def list_prompts(prompts: Sequence[str] | str) -> list[str]:
-    """Return the prompts as a list; a single text is one prompt.
+def list_prompts(prompts: Iterable[str] | str) -> list[str]:
+    """Return the prompts as a list; a single text is one prompt. Raise `UsageError` if one is not text."""
+    return list_texts("prompts", prompts)
 
-    Raises:
-        UsageError: If a prompt is not text.
-    """
-    check_texts("prompts", [prompts] if isinstance(prompts, str | bytes) else prompts)
-    return [prompts] if isinstance(prompts, str) else list(prompts)
+
+def list_texts(name: str, texts: Iterable[str] | str) -> list[str]:
+    """Return texts, which a generator may yield, as a list; a single text is one. Raise `UsageError` for others."""
+    is_single = isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable)
+    values = [texts] if is_single else list(texts)
+    check_texts(name, values)
+    return cast(list[str], values)
 
 
 def check_texts(name: str, texts: Sequence[object]) -> None:
-    """Raise `UsageError` if one of several texts is something else, such as bytes."""
-    other = next((text for text in texts if not isinstance(text, str)), None)
+    """Raise `UsageError` if one of several texts is something else, such as bytes or a chat message."""
+    other = next((type(text) for text in texts if not isinstance(text, str)), None)
     if other is not None:
-        raise UsageError(f"{name}: give text (str), not {type(other).__name__}")
+        hint = "; laconic.ChatSession replies to chat messages" if issubclass(other, Mapping) else ""
+        raise UsageError(f"{name}: give text (str), not {other.__name__}{hint}")
 
 
 def check_memory_type(memory: object, expected: type) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -47,19 +48,25 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
 
     Args:
         model: A folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
-            `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded.
+            `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded. A leading
+            `~` is the home directory.
         revision: Revision on the hub.
         with_weights: Whether to download the weights, too.
 
     Raises:
         InputError: There is no such folder or file, and no such model on the hub, or the file is damaged.
+        UsageError: A local folder or file is given with a revision.
         CorruptArtifactError: laconic exported the folder, and its config.json was changed.
     """
-    folder, name = Path(model), str(model)
+    folder, name = Path(os.path.expanduser(model)), str(model)
+    if revision is not None and folder.exists():
+        raise UsageError(f"revision {revision}: {name} is local and has no revisions; remove revision")
     if folder.is_dir():
         check_config(folder)
         if (folder / "recipe.toml").is_file() and not (folder / "config.json").exists():
             raise InputError(f"{folder} is a run of laconic train; open it with laconic.load, or export it first")
+        if with_weights and not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
+            raise InputError(f"{folder} has no config.json, but a GGUF file; pass that file: {files[0]}")
         return folder
     if folder.suffix.lower() == ".gguf":
         return find_or_convert_gguf(folder)
@@ -149,20 +156,23 @@ def load_weights(
     return LoadReport(_combine_samples(samples), missing)
 
 
-def resolve_device(device: torch.device | str | None) -> torch.device:
-    """Return a device: the CPU by default, for "auto" the first GPU if there is one.
+def resolve_device(device: torch.device | str | int | None) -> torch.device:
+    """Return a device: the CPU by default, for "auto" the first GPU if there is one, for a number that GPU.
 
     Raises:
         UsageError: torch cannot use the device.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = f"cuda:{device}" if isinstance(device, int) else device  # torch.device(0) fails without a GPU
     try:
-        resolved = torch.device(device or "cpu")
+        resolved = torch.device("cpu" if device is None else device)
         if resolved.type != "cuda":
             torch.empty(0, device=resolved)
     except Exception as error:  # torch raises many kinds: unknown names, back ends it was built without
         raise UsageError(f"device {device} is not available to this torch; use cpu") from error
+    if resolved.type == "meta":
+        raise UsageError("device meta holds no weights; use cpu or cuda")
     count = torch.cuda.device_count()
     if resolved.type == "cuda" and (resolved.index or 0) >= count:
         available = f"it has {count}, from cuda:0" if count else "it has no CUDA; use cpu"
