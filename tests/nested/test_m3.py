@@ -16,6 +16,7 @@ import laconic
 from laconic.errors import UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.nested.optim import m3 as m3_module
 from laconic.nested.optim.dgd import DGD
 from laconic.nested.optim.input_recording import record_inputs
 from laconic.nested.optim.m3 import M3
@@ -349,6 +350,17 @@ def train_sharded() -> dict[str, list[float]]:
     dist.barrier()
     dist.destroy_process_group()
     return weights
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_newton_schulz_in_float32_where_bfloat16_is_slow(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    """Both are bfloat16 numbers near the equation's in float64; those of float32 are its nearest ones."""
+    monkeypatch.setattr(m3_module, "has_fast_bfloat16", lambda device: is_fast)
+    m = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    result = m3_module.orthogonalize(m, 1.0, 5)
+    error = (result.double() - newton_schulz(m.double())).abs().max()
+    assert result.dtype == torch.bfloat16
+    assert error < (0.05 if is_fast else 0.004)
 
 
 @pytest.mark.loopback

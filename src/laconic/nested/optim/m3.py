@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from laconic.errors import UsageError
+from laconic.models.checkpoints.weights import has_fast_bfloat16
 from laconic.nested.optim.m3_equations import QUINTIC, M3Hyperparameters, M3Memories, algorithm1, algorithm1_ema
 from laconic.nested.optim.param_groups import (
     ParamGroup,
@@ -30,9 +31,10 @@ class M3(torch.optim.Optimizer):
 
     Parameters that are not matrices are updated by AdamW with the same learning rate, as are groups with
     `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which without the model look
-    like any other matrix. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices.
-    The state of a matrix is M1, M2 and step, V if it is used, and O2 in the type of Newton-Schulz: 10 bytes for each
-    number of a float32 matrix. Sharded matrices (FSDP2) are gathered for Newton-Schulz only.
+    like any other matrix. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices;
+    on a CPU that is slow at bfloat16, its products run in float32. The state of a matrix is M1, M2 and step, V if it is
+    used, and O2 in bfloat16: 10 bytes for each number of a float32 matrix. Sharded matrices (FSDP2) are gathered for
+    Newton-Schulz only.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -213,8 +215,14 @@ def m3_rule(name: str, p: Tensor) -> str:
 
 
 def newton_schulz_dtype(p: Tensor) -> torch.dtype:
-    """Return the type in which Newton-Schulz runs for a matrix."""
+    """Return the type of Newton-Schulz's result for a matrix, and of O2."""
     return torch.float64 if p.dtype == torch.float64 else torch.bfloat16
+
+
+def product_dtype(m: Tensor) -> torch.dtype:
+    """Return the type of Newton-Schulz's products: that of its result, or float32 on CPUs that are slow at bfloat16."""
+    dtype = newton_schulz_dtype(m)
+    return torch.float32 if dtype == torch.bfloat16 and not has_fast_bfloat16(m.device) else dtype
 
 
 def orthogonalize(m: Tensor, divisor: float, steps: int) -> Tensor:
@@ -233,10 +241,10 @@ def fused_newton_schulz(m: Tensor, divisor: float, steps: int, eps: float = 1e-7
     """Apply Newton-Schulz (Eq. 44) to m / divisor, with each addition part of a product."""
     a, b, c = QUINTIC
     norm = cast(Tensor, cast(Any, torch.linalg).vector_norm(m))
-    x = m.to(newton_schulz_dtype(m)) / (norm + divisor * eps)
+    x = m.to(product_dtype(m)) / (norm + divisor * eps)
     is_tall = x.shape[0] > x.shape[1]
     x = x.mT if is_tall else x
     for _ in range(steps):
         xx = x @ x.mT
         x = torch.addmm(x, torch.addmm(xx, xx, xx, beta=b, alpha=c), x, beta=a)
-    return x.mT if is_tall else x
+    return (x.mT if is_tall else x).to(newton_schulz_dtype(m))
