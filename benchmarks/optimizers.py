@@ -24,8 +24,8 @@ def optimizers(scale: Scale) -> Table:
     text = (
         f"{PERIOD} steps of each optimizer on the matrices of Llama blocks (attention and a gated MLP) with random "
         f"gradients, float32, weight decay .1. Every {PERIOD}th step of M3 includes its slow update. Muon runs "
-        f"Newton-Schulz in bfloat16, M3 only where the CPU is fast at it. Time: milliseconds per step by {clock_name()}, best of {scale.rounds}, rounds "
-        "interleaved. State: bytes per number of the matrices."
+        f"Newton-Schulz in bfloat16, M3 only where the CPU is fast at it. Time: milliseconds per step by "
+        f"{clock_name()}, best of {scale.rounds}, rounds interleaved. State: bytes per number of the matrices."
     )
     return Table("Optimizers", text, ("matrices", "optimizer", "ms per step", "to Muon", "state", "target"), rows)
 
