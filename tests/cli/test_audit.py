@@ -79,7 +79,7 @@ def test_audit_of_pause_tokens_finds_no_use_of_identical_vectors(run_cli: RunCli
         (("lm",), 2, "method lm reads documents; give a run that answers questions"),
         (("missing",), 66, "missing: no such local folder"),
         (("stories260k",), 66, "stories260k is a model; give a run"),
-        ((".",), 66, "no run directory"),
+        ((".",), 66, "not a run directory"),
         (("kava", "--control", "missing"), 66, "missing: no such local folder"),
     ],
 )

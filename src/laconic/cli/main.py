@@ -213,7 +213,7 @@ def exit_status(error: BaseException) -> tuple[int, str]:
             text = f"{type(error).__name__}: {error}"
             if place := find_user_code(error):
                 text = f"{place}: {' '.join(text.split())}"
-                return EXIT_USAGE, f"{text}; this line is in your code; LACONIC_DEBUG=1 prints the traceback"
+                return EXIT_BUG, f"{text}; this line is in your code; LACONIC_DEBUG=1 prints the traceback"
             return EXIT_BUG, f"internal error: {text}; please report it with the traceback that LACONIC_DEBUG=1 prints"
 
 
