@@ -680,7 +680,8 @@ def test_find_checkpoint_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "model").mkdir()
     assert weights.find_checkpoint("~/model") == tmp_path / "model"
     with pytest.raises(UsageError, match="revision abc: ~/model is local and has no revisions; remove revision"):
-        weights.find_checkpoint("~/model", "abc")
+        weights.check_revision("~/model", "abc")
+    assert weights.find_checkpoint("~/model", "abc") == tmp_path / "model"  # a recipe's revision is that of its weights
     (tmp_path / "model" / "q4.gguf").touch()
     assert weights.find_checkpoint("~/model", with_weights=False) == tmp_path / "model"  # may hold a tokenizer
     with pytest.raises(InputError, match=r"no config.json, but a GGUF file; pass that file: .*model/q4\.gguf"):

@@ -75,7 +75,11 @@ def test_host_of_another_machine_is_refused_without_a_key(client: TestClient) ->
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_pages_of_allowed_origins_get_answers(chat_model: LanguageModel, start_server: StartServer, key) -> None:
     server = start_server(chat_model, api_key=key, allowed_origins=["https://app.example"])
-    headers = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    headers = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
     preflight = server.options("/v1/completions", headers=headers | {"Access-Control-Request-Headers": "authorization"})
     assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "https://app.example")
     headers = {"Origin": "https://app.example", "Authorization": f"Bearer {key}"}
@@ -95,6 +99,8 @@ def test_requests_are_logged_with_the_id_of_the_client(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[2:5] for line in lines] == [["GET", "/nowhere", "404"], ["GET", "/health", "200"]]
     assert lines[0].startswith("trace-7 ")
+    server.get("/x%0Aforged 10.0.0.1 POST /v1/completions 200")
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("route", ["/health", "/v1/models", "/metrics"])

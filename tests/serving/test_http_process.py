@@ -209,6 +209,7 @@ def test_server_is_protected_by_its_key_or_by_loopback(run_cli, chat_folder: Pat
         (("--inner-lr", 0.1), "--inner-lr: needs --learn"),
         (("--learn", "--quantize", "int8"), "--quantize: not available with --learn"),
         (("--port", 70000), "--port 70000"),
+        (("--allowed-origin", "https://a.example/"), "expected scheme://host[:port] in lower case, or *"),
         (("--shutdown-seconds", -1), "give 0 or more"),
     ):
         result = run_cli("serve", chat_folder, *flags)

@@ -222,9 +222,13 @@ def find_user_code(error: BaseException) -> str | None:
 
     That is neither laconic nor Python nor an installed package.
     """
-    others = (str(Path(laconic.__file__).parent), str(Path(os.__file__).parent), "site-packages", "dist-packages", "<")
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f"{f.filename}:{f.lineno}" for f in frames if not any(part in f.filename for part in others)), None)
+    roots = [str(Path(str(module.__file__)).parent) + os.sep for module in (laconic, os)]
+    packages = ("site-packages", "dist-packages", "torchinductor_", ".triton")  # the last two hold generated code
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename
+        if not file.startswith(("<", *roots)) and not any(f"{os.sep}{name}" in file for name in packages):
+            return f"{file}:{frame.lineno}"
+    return None
 
 
 def main() -> None:

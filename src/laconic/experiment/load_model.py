@@ -1,5 +1,6 @@
 """`laconic.load`: open a checkpoint or a run as the object that its users need."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -83,7 +84,7 @@ def load(
         >>> type(model).__name__
         'LanguageModel'
     """
-    check_type("path_or_name", path_or_name, str | Path, "a folder or a name, as text or Path")
+    check_type("path_or_name", path_or_name, str | os.PathLike, "a folder or a name, as text or Path")
     target, run_dir = weights.resolve_device(device), find_run(path_or_name, step)
     if run_dir is not None:
         if dtype is not None:
@@ -118,6 +119,7 @@ def load_checkpoint(
     allow_code: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
+    weights.check_revision(path_or_name, revision)
     folder = weights.find_checkpoint(path_or_name, revision)
     if is_export(folder):  # on the hub; local ones are found as runs
         if dtype is not None or quantize is not None:

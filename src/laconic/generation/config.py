@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 from laconic.errors import UsageError
 from laconic.generation.result import Generation
@@ -98,7 +97,7 @@ class GenerationConfig:
         for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count", "top_k"):
             check_type(name, getattr(self, name), SupportsIndex, "an integer")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            check_type(name, getattr(self, name), Real, "a number")
+            check_type(name, getattr(self, name), SupportsFloat, "a number")
         for name in ("on_token", "on_prefill", "on_finish"):
             check_type(name, getattr(self, name), Callable | None, "a function or None")
         check_type("stop_strings", self.stop_strings, Collection, "a string or a list of strings")

@@ -120,7 +120,10 @@ def answer_whole(
     stop_strings, sampling = decoding.sampling.stop_list, replace(decoding.sampling, stop_strings=())
     answers = answer_questions(model.method, question, replace(decoding, sampling=sampling))
     sequence.latent_passes = answers.passes[0].latent
-    detokenizer, ids = IncrementalDetokenizer(without_eos(decoding), [], stop_strings), answers.token_ids[0]
+    detokenizer, ids = (
+        IncrementalDetokenizer(without_eos(decoding), [], stop_strings, sampling.min_tokens),
+        answers.token_ids[0],
+    )
     sequence.send(PromptEvent())
     for token in ids:
         sequence.num_tokens += 1

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from laconic.experiment.load_model import LoadedModel
 
 MAX_PORT = 65535
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ class ServeCommand:
                 raise UsageError(f"--{name.replace('_', '-')} {value:g}: give a number above 0")
         if not 0 <= self.shutdown_seconds < math.inf:
             raise UsageError(f"--shutdown-seconds {self.shutdown_seconds:g}: give 0 or more")
+        for origin in self.allowed_origin:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise UsageError(f"--allowed-origin {origin}: expected scheme://host[:port] in lower case, or *")
         memory_files = dict(map(parse_memory, self.memory))
         check_memories(memory_files.values())
         if self.learn:
@@ -144,7 +149,7 @@ class ServeCommand:
             memory_folder=self.memory_dir,
             memory_files=memory_files,
         )
-        serve(self.served_model_name or choose_model_name(model), load, options)
+        serve(to_utf8(self.served_model_name) if self.served_model_name else choose_model_name(model), load, options)
         return 0
 
     def load_learner(self, model: str) -> "LoadedModel":

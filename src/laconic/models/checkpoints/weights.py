@@ -50,17 +50,14 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         model: A folder, a GGUF file, which is converted into laconic's cache on first use, a short name such as
             `smollm2`, or a model on the hub, of which safetensors, JSON and tokenizer files are downloaded. A leading
             `~` is the home directory.
-        revision: Revision on the hub.
+        revision: Revision on the hub; see `check_revision` for local folders.
         with_weights: Whether to download the weights, too.
 
     Raises:
         InputError: There is no such folder or file, and no such model on the hub, or the file is damaged.
-        UsageError: A local folder or file is given with a revision.
         CorruptArtifactError: laconic exported the folder, and its config.json was changed.
     """
     folder, name = Path(os.path.expanduser(model)), str(model)
-    if revision is not None and folder.exists():
-        raise UsageError(f"revision {revision}: {name} is local and has no revisions; remove revision")
     if folder.is_dir():
         check_config(folder)
         if (folder / "recipe.toml").is_file() and not (folder / "config.json").exists():
@@ -74,6 +71,12 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
         raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
     local = find_named_model(name, with_weights=with_weights) if revision is None else None
     return local or download_checkpoint(name, revision, with_weights)
+
+
+def check_revision(model: str | Path, revision: str | None) -> None:
+    """Raise UsageError for a revision of a local folder or file, which has none."""
+    if revision is not None and Path(os.path.expanduser(model)).exists():
+        raise UsageError(f"revision {revision}: {model} is local and has no revisions; remove revision")
 
 
 def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> Path:

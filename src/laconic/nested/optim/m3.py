@@ -33,8 +33,8 @@ class M3(torch.optim.Optimizer):
     `rule="adamw"`; `M3.build_param_groups(model)` puts embeddings and output heads there, which without the model look
     like any other matrix. Newton-Schulz runs in bfloat16, as in torch.optim.Muon, and in float64 for float64 matrices;
     on a CPU that is slow at bfloat16, its products run in float32. The state of a matrix is M1, M2 and step, V if it is
-    used, and O2 in bfloat16: 10 bytes for each number of a float32 matrix. Sharded matrices (FSDP2) are gathered for
-    Newton-Schulz only.
+    used, and O2 in the type of Newton-Schulz's result: 10 bytes for each number of a float32 matrix. Sharded matrices
+    (FSDP2) are gathered for Newton-Schulz only.
 
     Args:
         params: Parameters, named parameters or groups.

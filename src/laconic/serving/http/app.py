@@ -138,6 +138,7 @@ def build_app(
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],
+            allow_private_network=True,  # public pages that ask a server on this machine
         )
     for routes in routers:
         app.include_router(routes)

@@ -99,7 +99,8 @@ class RequestGuard:
             self.metrics.requests.labels(route, status).inc()
             if self.log_requests:
                 client, seconds = (scope.get("client") or ("",))[0], time.perf_counter() - start
-                log_message(f"{request_id} {client} {scope['method']} {scope['path'][:200]} {status} {seconds:.3f} s")
+                path = repr(scope["path"][:200])[1:-1]  # it may contain line ends
+                log_message(f"{request_id} {client} {scope['method']} {path} {status} {seconds:.3f} s")
 
     def check_access(self, path: str, headers: Headers) -> None:
         """Raise ApiError: 401 without the key, 403 for a foreign host."""

@@ -249,6 +249,7 @@ def build_generation_config(
         options["temperature"] = 1.0
     if options.get("top_p") == 0:  # the smallest set of tokens is the most likely one
         options |= {"temperature": 0.0, "top_p": 1.0}
+    check_token_ids(served, body.stop_token_ids or (), "stop_token_ids")
     eos_token_ids = prompt.eos_token_ids
     if eos_token_ids is not None:
         eos_token_ids = (*(() if body.ignore_eos else eos_token_ids), *(body.stop_token_ids or ()))

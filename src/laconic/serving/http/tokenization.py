@@ -1,18 +1,21 @@
 """POST /tokenize and /detokenize, as in vLLM: the ids of a prompt or of messages, and the text of ids."""
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import Field
 
 from laconic.errors import InputError
 from laconic.serving.http.api_error import ApiError
 from laconic.serving.http.api_model import ApiModel
-from laconic.serving.http.prompts import check_token_ids, replace_developer_role
+from laconic.serving.http.limits import ServerLimits
+from laconic.serving.http.prompts import check_characters, check_token_ids, replace_developer_role
 from laconic.serving.http.schemas import MAX_ROWS, ChatMessage, RequestBody
-from laconic.serving.http.services import ServicesDependency, StrictRoute
+from laconic.serving.http.services import ServicesDependency, StrictRoute, get_deadline
 from laconic.serving.threads import run_in_thread
 
+T = TypeVar("T")
 router = APIRouter(route_class=StrictRoute)
 
 
@@ -34,32 +37,47 @@ class DetokenizeRequest(RequestBody):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, services: ServicesDependency) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, Any]:
     """Return the ids of a prompt, or of messages under the chat template, and their number."""
     services.check_model(body.model or services.served.name)
-    ids = await run_in_thread(encode, services.served, body)
+    ids = await run_until_deadline(request, encode, services.served, body, services.limits)
     return {"count": len(ids), "max_model_len": services.served.context_size, "tokens": ids}
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, services: ServicesDependency) -> dict[str, str]:
+async def detokenize(body: DetokenizeRequest, request: Request, services: ServicesDependency) -> dict[str, str]:
     """Return the text of ids, with special tokens."""
     services.check_model(body.model or services.served.name)
     check_token_ids(services.served, body.tokens, "tokens")
-    return {"prompt": await run_in_thread(services.served.tokenizer.decode, body.tokens, False)}
+    return {"prompt": await run_until_deadline(request, services.served.tokenizer.decode, body.tokens, False)}
 
 
-def encode(served: ApiModel, body: TokenizeRequest) -> list[int]:
+async def run_until_deadline(request: Request, function: Callable[..., T], *args: Any) -> T:
+    """Run a function in a thread. Raises ApiError (408, 503) if the request's time is over first."""
+    deadline = get_deadline(request)
+    try:
+        async with deadline.limit():
+            return await run_in_thread(function, *args)
+    except TimeoutError:
+        raise deadline.build_error("the text was not read in time; send less") from None
+
+
+def encode(served: ApiModel, body: TokenizeRequest, limits: ServerLimits) -> list[int]:
     """Return the ids of a prompt or of messages.
 
     Raises:
-        ApiError: 400 if both or none is given, or the model has no chat template or it rejects the messages.
+        ApiError: 400 if both or none is given, they are too long, or the model has no chat template or it rejects the
+            messages.
     """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", "prompt")
     if body.prompt is not None:
+        check_characters(served, len(body.prompt), limits, "prompt")
         return served.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     messages = [message.model_dump(exclude_none=True) for message in body.messages or ()]
+    check_characters(served, sum(len(message["content"]) for message in messages), limits, "messages")
+    if served.tokenizer.chat_template is None:
+        raise ApiError(400, f"{served.name} has no chat template; give prompt", "messages")
     messages = replace_developer_role(messages, served.tokenizer.chat_template)
     try:
         text = served.tokenizer.apply_chat_template(
