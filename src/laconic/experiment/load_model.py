@@ -119,8 +119,7 @@ def load_checkpoint(
     allow_code: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
-    weights.check_revision(path_or_name, revision)
-    folder = weights.find_checkpoint(path_or_name, revision)
+    folder = weights.find_checkpoint(path_or_name, weights.check_revision(path_or_name, revision))
     if is_export(folder):  # on the hub; local ones are found as runs
         if dtype is not None or quantize is not None:
             raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; remove them")

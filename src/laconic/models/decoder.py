@@ -108,8 +108,7 @@ class Decoder(nn.Module):
             UnsafeFileError: The weights are pickled (77).
             UsageError: The device does not exist, or the dtype, or the quantisation (2).
         """
-        weights.check_revision(folder_or_hub_name, revision)
-        folder = weights.find_checkpoint(folder_or_hub_name, revision)
+        folder = weights.find_checkpoint(folder_or_hub_name, weights.check_revision(folder_or_hub_name, revision))
         dtype, device = weights.resolve_dtype(dtype, folder), weights.resolve_device_map(device, device_map)
         config = DecoderConfig.from_folder(folder)
         with check_weights_while_reading(folder):

@@ -73,10 +73,11 @@ def find_checkpoint(model: str | Path, revision: str | None = None, *, with_weig
     return local or download_checkpoint(name, revision, with_weights)
 
 
-def check_revision(model: str | Path, revision: str | None) -> None:
-    """Raise UsageError for a revision of a local folder or file, which has none."""
+def check_revision(model: str | Path, revision: str | None) -> str | None:
+    """Return a revision. Raises UsageError for a local folder or file, which has none."""
     if revision is not None and Path(os.path.expanduser(model)).exists():
         raise UsageError(f"revision {revision}: {model} is local and has no revisions; remove revision")
+    return revision
 
 
 def download_checkpoint(name: str, revision: str | None, with_weights: bool) -> Path:
