@@ -15,7 +15,7 @@ TITLE = "The Falling Star, from The War of the Worlds by H. G. Wells (1898); tex
 class DemoReadCommand:
     """Answer three questions about a chapter from a memory of an eighth of it, with the full text, and without.
 
-    Needs a pretrained model: make model downloads SmolLM2-135M-Instruct, which takes about a minute here.
+    Takes about a minute on two cores. Needs a pretrained model: make model downloads SmolLM2-135M-Instruct.
 
     Example: laconic demo read
     """
