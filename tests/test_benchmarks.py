@@ -21,8 +21,11 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# more than five seconds each, even at a tiny size
+# more than three seconds each, even at a tiny size
 SLOW = (
+    "delta_rule",
+    "optimizers",
+    "titans",
     "answering",
     "activations",
     "mask",

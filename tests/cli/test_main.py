@@ -118,7 +118,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (
             ("verify", "parity", "stories260k", "--format", "json"),
             2,
-            "--format (applied to laconic verify parity); see",
+            "Unrecognized options: --format, json; see laconic verify parity",
         ),
         (("gen",), 2, "no command gen; did you mean generate?"),
         (("trian", "x"), 2, "no command trian; did you mean train?"),
