@@ -132,7 +132,7 @@ def parse_command(args: list[str]) -> Any:
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                only_command(args),
+                select_command(args),
                 prog="laconic",
                 description="Train and run language models that use few vectors instead of many tokens.",
                 args=args,
@@ -146,8 +146,11 @@ def parse_command(args: list[str]) -> Any:
         raise
 
 
-def only_command(args: list[str]) -> Any:
-    """Return the command that arguments name beside a small one: to build the parsers of all takes three times as long."""
+def select_command(args: list[str]) -> Any:
+    """Return the type to parse: the command that the arguments name and `version`, or all commands.
+
+    To build the parsers of all commands takes three times as long. With one alone tyro would expect no command name.
+    """
     name = args[0] if args else ""
     return COMMANDS[name] | COMMANDS["version"] if name in COMMANDS and name != "version" else Command
 
