@@ -17,12 +17,13 @@ SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """Sampling; without `--sample` and `--temperature` the most likely token is taken."""
+    """Sampling; without any of these flags the most likely token is taken."""
 
     sample: bool = False
     """sample as the model's generation_config.json says; the flags below take precedence over it"""
     temperature: OptionalFloat = None
-    """0: take the most likely token; otherwise sample (default: 0; with --sample: as published, else 1)"""
+    """0: take the most likely token (default: 0; as published, else 1, with --sample; 1 with --top-k, --top-p, --min-p
+    or --seed)"""
     top_k: OptionalInt = None
     """sample from the k most likely tokens; 0: all"""
     top_p: OptionalFloat = None
@@ -33,8 +34,8 @@ class SamplingFlags:
     """values above 1 make tokens that occurred before less likely"""
     stop_string: UseAppendAction[tuple[str, ...]] = ()
     """end the output before this text"""
-    seed: int = 0
-    """random seed for sampling"""
+    seed: OptionalInt = None
+    """random seed for sampling (default: 0)"""
 
     def sampling_config(self, max_tokens: int, folder: Path | None = None) -> "GenerationConfig":
         """Return the options of generation that the flags set; `folder` holds the published ones of `--sample`."""
@@ -48,4 +49,6 @@ class SamplingFlags:
             published = read_published_sampling(folder)
             options = published.options | options
             log_note(published._replace(options=options).describe())
-        return GenerationConfig(max_tokens=max_tokens, stop_strings=self.stop_string, seed=self.seed, **options)
+        elif self.temperature is None and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.seed)):
+            options["temperature"] = 1.0  # these flags have no effect on the most likely token
+        return GenerationConfig(max_tokens=max_tokens, stop_strings=self.stop_string, seed=self.seed or 0, **options)

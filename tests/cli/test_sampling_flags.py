@@ -1,0 +1,28 @@
+"""What the sampling flags of `laconic generate` and `laconic chat` set."""
+
+from typing import Any
+
+import pytest
+
+from laconic.cli.sampling_flags import SamplingFlags
+
+
+@pytest.mark.parametrize(
+    ("flags", "temperature"),
+    [
+        ({}, 0.0),
+        ({"repetition_penalty": 1.3}, 0.0),
+        ({"temperature": 0.5, "top_p": 0.9}, 0.5),
+        ({"temperature": 0.0, "seed": 3}, 0.0),
+        ({"top_k": 40}, 1.0),
+        ({"top_p": 0.9}, 1.0),
+        ({"min_p": 0.1}, 1.0),
+        ({"seed": 0}, 1.0),
+        ({"sample": True}, 1.0),
+    ],
+)
+def test_sampling_config_samples_if_a_flag_asks_for_it(flags: dict[str, Any], temperature: float) -> None:
+    """Flags that filter tokens, or a seed, would otherwise be ignored."""
+    config = SamplingFlags(**flags).sampling_config(max_tokens=5)
+    assert config.temperature == temperature
+    assert all(getattr(config, name) == value for name, value in flags.items() if name != "sample")
