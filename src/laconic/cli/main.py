@@ -4,7 +4,6 @@ import contextlib
 import io
 import operator
 import os
-import re
 import shutil
 import signal
 import sys
@@ -14,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import reduce
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -43,6 +41,7 @@ from laconic.cli.commands.verify import VerifyAllCommand, VerifyParityCommand
 from laconic.cli.commands.version import VersionCommand
 from laconic.cli.data_make import DataMakeCommand
 from laconic.cli.threads import apply_cpu_quota
+from laconic.cli.usage_errors import summarise_usage_error
 from laconic.console import log_message, open_missing_streams
 
 EXIT_USAGE = 2
@@ -166,37 +165,14 @@ def insert_default_subcommand(args: list[str]) -> list[str]:
 
 
 def check_command_name(args: list[str]) -> None:
-    """Exit with one line on standard error if the first argument is not a command."""
-    if not args or args[0].startswith("-") or args[0] in COMMANDS:
-        return
-    close = [name for name in COMMANDS if name.startswith(args[0])] or get_close_matches(args[0], COMMANDS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"give one of {', '.join(COMMANDS)}"
-    log_message(f"laconic: no command {args[0]}; {hint}")
-    sys.exit(EXIT_USAGE)
-
-
-def summarise_usage_error(text: str, command: str) -> str:
-    """Return the first sentence of tyro's error box, with the option it suggests, or how to get help on a command."""
-    body = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:]  # the first line is the title
-    lines = [line for row in body if (line := row.strip("│")[1:].rstrip()).strip("─-╰╯ ")]
-    if not lines:
-        return f"cannot parse the arguments; see {command} --help"
-    suggestions = (lines[i + 1].split()[0] for i, row in enumerate(lines[:-1]) if row.strip().startswith("Perhaps you"))
-    typed = " ".join(lines[:2]).split()
-    suggestion = next((word for word in suggestions if word not in typed), None)
-    end = next((i for i, row in enumerate(body) if not row.strip("│─ ")), len(body))
-    sentence_lines = list(takewhile(lambda row: not row.startswith(" "), lines[:end]))  # wrapped lines are not indented
-    sentence = " ".join(sentence_lines).rstrip(".")
-    if sentence.endswith(":") and len(sentence_lines) < len(lines):
-        sentence += f" {lines[len(sentence_lines)].strip()}"
-    sentence = re.sub(r"one of \(([^()]*)\)", format_choices, sentence)
-    return sentence + (f"; did you mean {suggestion}?" if suggestion else f"; see {command} --help")
-
-
-def format_choices(match: re.Match[str]) -> str:
-    """Return tyro's list of choices in alphabetical order and without None, the value of a flag that is not given."""
-    choices = set(re.findall("'([^']*)'", match[1])) - {"None"}
-    return f"one of {', '.join(sorted(choices))}"
+    """Exit with one line on standard error if there is no such command or subcommand."""
+    for i, names in enumerate((COMMANDS, SUBCOMMANDS.get(args[0] if args else "", ()))):
+        if not names or i >= len(args) or args[i].startswith("-") or args[i] in names:
+            continue
+        close = [name for name in names if name.startswith(args[i])] or get_close_matches(args[i], names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"give one of {', '.join(names)}"
+        log_message(f"laconic: no command {' '.join(args[: i + 1])}; {hint}")
+        sys.exit(EXIT_USAGE)
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
