@@ -161,6 +161,16 @@ def test_generate_answers_a_file_of_prompts_on_one_memory(
     assert (code, "3 prompts for a memory of 2 texts" in err) == (2, True)
 
 
+def test_generate_says_what_takes_the_positions(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    memory, prompt = tmp_path / "memory.safetensors", "x" * 450
+    assert run_cli("compress", model, text, "--out", memory, "--slots", 9)[0] == 0
+    code, _, err = run_cli("generate", model, prompt, "--memory", memory)
+    taken = f"the memory ({len(TEXT)} positions) and prompt 1 (450 tokens) take {len(TEXT) + 450} positions"
+    assert (code, taken in err, "shorten the prompt by 12 tokens or more" in err) == (2, True, True), err
+    joined = [argument for _ in range(7) for argument in ("--memory", memory)]
+    assert "compress a shorter text" in run_cli("generate", model, "x", *joined).err
+
+
 def test_generate_joins_memories_and_matches_rows(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
     one, rows = tmp_path / "one.safetensors", tmp_path / "rows.safetensors"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (TEXT, TEXT[:30])))

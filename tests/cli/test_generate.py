@@ -14,6 +14,7 @@ import torch
 import laconic
 from laconic.cli import generate_batch
 from laconic.cli.threads import apply_cpu_quota, count_cores, read_cpu_quota
+from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
 from laconic.generation.published import read_published_sampling
 from tests.conftest import CliResult, RunCli
@@ -72,7 +73,7 @@ def test_generate_json_measures_prefill_and_decoding_apart(run_cli: RunCli, chat
     report = generate_json(run_cli, chat_model, "Once", "Hello there", "--max-tokens", 4, "--logprobs")
     assert [row["prompt_tokens"] for row in report["generations"]] == [4, 11]
     assert report["prefill"]["tokens"] == 15
-    assert report["decode"]["tokens"] == 8
+    assert (report["decode"]["tokens"], report["decode"]["tokens_after_first"]) == (8, 6)
     assert 0 < report["seconds_to_first_token"] <= report["seconds"] + 0.001
     assert report["threads"] == torch.get_num_threads()
     for row in report["generations"]:
@@ -81,7 +82,9 @@ def test_generate_json_measures_prefill_and_decoding_apart(run_cli: RunCli, chat
     assert "logprobs" not in generate_json(run_cli, chat_model, "Once", "--max-tokens", 2)["generations"][0]
 
 
-def test_generate_rows_equal_single_prompts(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+def test_generate_rows_equal_single_prompts(
+    run_cli: RunCli, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"prompt": "Once", "id": 3}, {"messages": TURNS}, {"prompt": "Hello there, you"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--max-tokens", 6, "--temperature", 1.0)
@@ -100,6 +103,8 @@ def test_generate_rows_equal_single_prompts(run_cli: RunCli, chat_model: Path, t
     again = run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", *flags)
     assert [row["generation"]["ids"] for row in read_jsonl(again.out)] == [a["generation"]["ids"] for a in answers]
     assert run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", "--output", output).code == 73
+    pipe(monkeypatch, (tmp_path / "rows.jsonl").read_text())
+    assert run_cli("generate", chat_model, "--input", "-", *flags).out == again.out
 
 
 def test_generate_rows_end_a_reply_where_its_turn_ends(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
@@ -205,6 +210,34 @@ def test_generate_reads_a_long_prompt_only_if_allowed(run_cli: RunCli, chat_mode
     assert "exceeds the 256 positions" in result.err
     clipped = generate_json(run_cli, chat_model, "x" * 250)
     assert clipped["decode"]["tokens"] == 6, "as many tokens as fit"
+
+
+def test_generate_ends_answers_where_the_context_is_full(run_cli: RunCli, chat_model: Path, tmp_path: Path) -> None:
+    """Rows of a batch end where their own context is full; only --allow-long-prompt writes on."""
+    prompts, flags = ("x" * 250, "y" * 253), ("--max-tokens", 9000, "--seed", 1)
+    result = run_cli("generate", chat_model, *prompts, *flags, "--format", "json")
+    answers = json.loads(result.out)["generations"]
+    assert [(len(a["ids"]), a["stop_reason"]) for a in answers] == [(6, "length"), (3, "length")]
+    note = f"2 of 2 answers ended at position 256, where the context of {chat_model} is full; --allow-long-prompt"
+    assert note in result.err
+    assert "exceeds" not in result.err
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    rows = run_cli("generate", chat_model, "--input", tmp_path / "rows.jsonl", *flags)
+    assert [len(row["generation"]["ids"]) for row in read_jsonl(rows.out)] == [6, 3]
+    assert note in rows.err
+    short = run_cli("generate", chat_model, "x" * 250, "--max-tokens", 6)
+    assert "context" not in short.err
+    longer = run_cli("generate", chat_model, "x" * 250, "--allow-long-prompt", "--max-tokens", 9, "--format", "json")
+    assert len(json.loads(longer.out)["generations"][0]["ids"]) == 9
+    assert "exceeds the 256 positions" in longer.err
+
+
+def test_generate_ends_answers_at_the_end_of_a_position_table(run_cli: RunCli, tmp_path: Path) -> None:
+    config = laconic.DecoderConfig.tiny("gpt2", vocab_size=257, max_position_embeddings=32, eos_token_ids=())
+    laconic.Decoder(config).save_pretrained(tmp_path)
+    build_byte_tokenizer().save(tmp_path)
+    answers = generate_json(run_cli, tmp_path, "x" * 20, "y" * 30, "--max-tokens", 90)["generations"]
+    assert [len(answer["ids"]) for answer in answers] == [2, 2]
 
 
 def test_generate_samples_as_published(run_cli: RunCli, chat_model: Path) -> None:

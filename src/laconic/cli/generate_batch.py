@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from laconic.cli.generate_context import ContextLimit
 from laconic.cli.generate_output import GenerationTimer, generation_to_json, write_text
 from laconic.cli.generate_prompts import PromptRow, find_row_stop_ids
 from laconic.compression.kv.memory import KVMemory
@@ -16,7 +17,7 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
 from laconic.experiment.text_models.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
-from laconic.generation.generate import Generation, generate
+from laconic.generation.generate import Generation
 from laconic.models.decoder import Decoder
 from laconic.storage.atomic import write_file_atomically, write_text_atomically
 from laconic.storage.manifest import hash_json, hash_line
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def generate_rows(
     command: "GenerateCommand",
-    decoder: Decoder,
+    limit: ContextLimit,
     tokenizer: Tokenizer,
     rows: Sequence[PromptRow],
     ids: Sequence[list[int]],
@@ -46,21 +47,23 @@ def generate_rows(
         BusyError: The output exists.
         CorruptArtifactError: OUTPUT.part was changed.
     """
-    output, batch_size, should_add_logprobs = command.output, command.batch_size, command.logprobs
-    timer, first = GenerationTimer(shows_progress=False), 0
+    output, should_add_logprobs, decoder = command.output, command.logprobs, limit.decoder
+    timer, first, num_ended = GenerationTimer(shows_progress=False), 0, 0
     part = None
     if output is not None:
         if output.exists():
             raise BusyError(f"--output {output} exists; delete it or choose another file")
-        key = batch_key(decoder, rows, ids, config, [should_add_logprobs, *hash_memory_files(command.memory)])
+        flags = [should_add_logprobs, limit.should_exceed]
+        key = batch_key(decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
         part = PartialOutput(output.with_name(f"{output.name}.part"), key)
         first = part.num_rows
         if first:
             log_message(f"{part.path}: {first:,} of {len(rows):,} rows are done; continuing")
-    batches = generate_batches(decoder, tokenizer, rows, ids, config, batch_size, first, timer, memory)
+    batches = generate_batches(limit, tokenizer, rows, ids, config, command.batch_size, first, timer, memory)
     try:
         with progress("generating,") as show:
             for row, generation in zip(rows[first:], batches, strict=True):
+                num_ended += limit.has_ended(generation, config.max_tokens)
                 result = row.source | {"generation": generation_to_json(generation, should_add_logprobs)}
                 line = json.dumps(result, ensure_ascii=False)
                 if part is None:
@@ -77,10 +80,11 @@ def generate_rows(
         part.finish(output)
         log_message(f"wrote {output}, {len(rows):,} rows")
     log_message(timer.describe())
+    limit.log_ended(num_ended, timer.rows)
 
 
 def generate_batches(
-    decoder: Decoder,
+    limit: ContextLimit,
     tokenizer: Tokenizer,
     rows: Sequence[PromptRow],
     ids: Sequence[list[int]],
@@ -96,12 +100,11 @@ def generate_batches(
     """
     seed, stop = config.seed, first
     assert isinstance(seed, int)
-    stop_ids = [find_row_stop_ids(row, decoder, tokenizer) for row in rows]
+    stop_ids = [find_row_stop_ids(row, limit.decoder, tokenizer) for row in rows]
     while stop < len(ids):
         start = stop
         while stop < min(start + batch_size, len(ids)) and stop_ids[stop] == stop_ids[start]:
             stop += 1
-        batch = list(ids[start:stop])
         options = replace(
             config,
             seed=[seed + i for i in range(start, stop)],
@@ -111,7 +114,7 @@ def generate_batches(
             on_token=lambda *_: timer.on_token(),
         )
         state = None if memory is None else build_row_caches(memory, range(start, stop))
-        generations = generate(decoder, tokenizer, input_ids=batch, state=state, config=options)
+        generations = limit.generate(tokenizer, ids[start:stop], state, options)
         timer.add(generations)
         yield from generations
 

@@ -58,7 +58,7 @@ class GenerationTimer:
 
     @property
     def decode_rate(self) -> float:
-        """New tokens per second; the first token of each row comes from prefill and does not count."""
+        """New tokens per second after the first of each row, which comes from prefill."""
         return (self.new_tokens - self.rows) / max(self.decode_seconds, 1e-9)
 
     def describe(self) -> str:
@@ -68,7 +68,7 @@ class GenerationTimer:
 
         rate = f" ({self.decode_rate:,.0f} tokens/s)" if self.new_tokens > self.rows else ""
         return (
-            f"{self.prompt_tokens:,} tokens read in {self.prefill_seconds:.1f} s, "
+            f"{pluralize(self.prompt_tokens, 'token')} read in {self.prefill_seconds:.1f} s, "
             f"{self.new_tokens:,} generated in {self.decode_seconds:.1f} s{rate}, "
             f"{pluralize(torch.get_num_threads(), 'thread')}"
         )
@@ -78,7 +78,8 @@ class GenerationTimer:
 
         rates = (self.prompt_tokens / max(self.prefill_seconds, 1e-9), self.decode_rate)
         prefill = {"tokens": self.prompt_tokens, "seconds": self.prefill_seconds, "tokens_per_second": rates[0]}
-        decode = {"tokens": self.new_tokens, "seconds": self.decode_seconds, "tokens_per_second": rates[1]}
+        decode = {"tokens": self.new_tokens, "tokens_after_first": self.new_tokens - self.rows}
+        decode |= {"seconds": self.decode_seconds, "tokens_per_second": rates[1]}
         return {
             "seconds": round(time.perf_counter() - self.start, 3),
             "seconds_to_first_token": round(self.first_token_seconds or 0.0, 4),

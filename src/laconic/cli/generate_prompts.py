@@ -127,14 +127,16 @@ def read_message_file(path: Path, system: str | None) -> PromptRow:
 
 
 def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[PromptRow]:
-    """Return the rows of a JSONL file with `prompt` or `messages`; other fields are copied to the output.
+    """Return the rows of a JSONL file, or of standard input for "-", with `prompt` or `messages`.
+
+    Other fields are copied to the output.
 
     Raises:
         InputError: The file does not exist, or has invalid rows; they are listed with their lines.
         UsageError: A system message is given, but no row is chat messages.
     """
     from laconic.data.messages import check_messages
-    from laconic.data.strict_jsonl import RowError, read_rows
+    from laconic.data.strict_jsonl import RowError, read_row_stream, read_rows
 
     def convert(row: dict[str, Any], text: str, name: str) -> PromptRow:
         if ("prompt" in row) == ("messages" in row):
@@ -150,8 +152,12 @@ def read_prompt_rows(path: Path, is_chat: bool, system: str | None) -> list[Prom
         prompt = PromptRow(name, row.get("prompt"), messages, source=row)
         return to_chat(prompt, system) if is_chat or messages else prompt
 
-    check_file(path, 'a .jsonl whose rows have "prompt" or "messages"')
-    rows = read_rows(path, convert)[0]
+    name = "standard input" if str(path) == STANDARD_INPUT else path.name
+    if str(path) == STANDARD_INPUT:
+        rows = read_row_stream(sys.stdin.buffer, name, convert)[0]
+    else:
+        check_file(path, 'a .jsonl whose rows have "prompt" or "messages", or - for standard input')
+        rows = read_rows(path, convert)[0]
     if system is not None and all(row.text is not None for row in rows):
-        raise UsageError(f'--system: the rows of {path.name} have "prompt", which is continued as text; add --chat')
+        raise UsageError(f'--system: the rows of {name} have "prompt", which is continued as text; add --chat')
     return rows

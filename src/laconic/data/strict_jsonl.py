@@ -97,10 +97,17 @@ def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None =
     check_data_file(file)
     if file.suffix == ".parquet":
         return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
-    notes: Counter[str] = Counter()
     with translate_os_errors(file), file.open("rb") as stream:
-        rows = convert_rows(file.name, parse_lines(iter_lines(stream), notes), convert, max_rows)
-    return rows, format_notes(file.name, notes)
+        return read_row_stream(stream, file.name, convert, max_rows)
+
+
+def read_row_stream(
+    stream: BinaryIO, name: str, convert: RowConverter[T], max_rows: int | None = None
+) -> tuple[list[T], list[str]]:
+    """Read the rows of an open JSONL file as `read_rows` does; `name` is that of messages."""
+    notes: Counter[str] = Counter()
+    rows = convert_rows(name, parse_lines(iter_lines(stream), notes), convert, max_rows)
+    return rows, format_notes(name, notes)
 
 
 def iter_lines(stream: BinaryIO) -> Iterator[bytes]:

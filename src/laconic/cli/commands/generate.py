@@ -75,7 +75,8 @@ class GenerateCommand(SamplingFlags):
     messages: OptionalPath = None
     """JSON file with a list of chat messages (role, content) to reply to; - reads standard input"""
     input: OptionalPath = None
-    """JSONL file whose rows have a prompt or messages; each is written with a field generation"""
+    """JSONL file whose rows have a prompt or messages; each is written with a field generation; - reads standard
+    input"""
     output: OptionalPath = None
     """with --input: JSONL file to write; an interrupted command continues when repeated (default: standard output)"""
     batch_size: int = 8
@@ -90,11 +91,12 @@ class GenerateCommand(SamplingFlags):
     save_state: OptionalPath = None
     """with --learn: file for the state after prompt and answer, for --memory"""
     max_tokens: OptionalInt = None
-    """largest number of new tokens (default: 128, or as many as fit the context); 0 with --save-state: only read"""
+    """largest number of new tokens (default: 128); a model's answer ends earlier where its context is full; 0 with
+    --save-state: only read"""
     min_tokens: int = 0
     """number of new tokens before which no end-of-sequence token is generated"""
     allow_long_prompt: bool = False
-    """read prompts longer than the context that the model was trained on; the text may be poor"""
+    """read prompts, and write answers, longer than the context that the model was trained on; the text may be poor"""
     with_cot: bool = False
     """for runs: generate the chain of thought before the answer"""
     jacobi_tolerance: OptionalFloat = None
@@ -183,7 +185,7 @@ class GenerateCommand(SamplingFlags):
 
     def generate_with_checkpoint(self, rows: list[PromptRow]) -> int:
         """Continue prompts, or reply to messages, with a checkpoint in Hugging Face layout, after a memory if given."""
-        import laconic
+        from laconic.cli.generate_context import ContextLimit
         from laconic.experiment.text_models.kv_compressor import build_row_caches, load_kv_memories
 
         with status(f"loading {self.model}"):
@@ -193,8 +195,9 @@ class GenerateCommand(SamplingFlags):
             ids = [row.encode(tokenizer) for row in rows]
         else:
             rows, ids = encode_after_memory(rows, tokenizer, memory)
-        room = self.check_context(decoder, rows, ids, 0 if memory is None else int(memory.num_tokens.max()))
-        max_tokens = self.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
+        limit = ContextLimit(decoder, self.model, should_exceed=self.allow_long_prompt)
+        limit.check_prompts(rows, ids, memory)
+        max_tokens = self.max_tokens or DEFAULT_MAX_TOKENS
         config = replace(
             self.sampling_config(max_tokens, decoder.source_folder),
             min_tokens=self.min_tokens,
@@ -203,12 +206,13 @@ class GenerateCommand(SamplingFlags):
         if self.input is not None:
             from laconic.cli.generate_batch import generate_rows
 
-            generate_rows(self, decoder, tokenizer, rows, ids, config, memory)
+            generate_rows(self, limit, tokenizer, rows, ids, config, memory)
             return 0
         printer = self.build_printer(rows)
         state = None if memory is None else build_row_caches(memory, range(len(rows)))
-        generations = laconic.generate(decoder, tokenizer, input_ids=ids, state=state, config=printer.attach(config))
+        generations = limit.generate(tokenizer, ids, state, printer.attach(config))
         self.print_generations(rows, generations, decoder, printer)
+        limit.log_ended(sum(limit.has_ended(g, max_tokens) for g in generations), len(generations))
         return 0
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
@@ -233,21 +237,6 @@ class GenerateCommand(SamplingFlags):
             folder = decoder.source_folder
             raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; use that folder")
         return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
-
-    def check_context(
-        self, decoder: "Decoder", rows: Sequence[PromptRow], ids: Sequence[list[int]], memory_tokens: int = 0
-    ) -> int:
-        """Return how many tokens fit after the longest prompt; raise `UsageError` (2) for one that is too long."""
-        limit = decoder.config.max_position_embeddings
-        for row, row_ids in zip(rows, ids, strict=True):
-            used = memory_tokens + len(row_ids)
-            if used >= limit and not self.allow_long_prompt:
-                before = f"the memory's text and {row.name} have" if memory_tokens else f"{row.name} has"
-                raise UsageError(
-                    f"{before} {used:,} tokens, the context of {self.model} {limit:,}; shorten it by "
-                    f"{used + 1 - limit:,} tokens or more, or go on with --allow-long-prompt"
-                )
-        return DEFAULT_MAX_TOKENS if self.allow_long_prompt else limit - memory_tokens - max(map(len, ids))
 
     def generate_with_memory(self, rows: list[PromptRow]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""

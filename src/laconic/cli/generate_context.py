@@ -1,0 +1,104 @@
+"""The positions that a model's context leaves for answers of `laconic generate`, and rows that end there."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from laconic.cli.generate_prompts import PromptRow
+from laconic.compression.kv.memory import KVMemory
+from laconic.console import log_message
+from laconic.data.tokenizer import Tokenizer
+from laconic.errors import UsageError
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import Generation, generate
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """A model with the context that its prompts and answers share.
+
+    Args:
+        decoder: Model.
+        name: Its name, for messages.
+        should_exceed: Whether prompts and answers may be longer than the context.
+    """
+
+    decoder: Decoder
+    name: str
+    should_exceed: bool = False
+
+    @cached_property
+    def num_positions(self) -> int:
+        return self.decoder.config.max_position_embeddings
+
+    def check_prompts(self, rows: Sequence[PromptRow], ids: Sequence[list[int]], memory: KVMemory | None) -> None:
+        """Raise `UsageError` (2) if a prompt leaves no room for an answer.
+
+        A memory takes the positions of the text that it replaces, or of its slots if the text was read in windows.
+        """
+        before = [0] if memory is None else memory.num_tokens.tolist()
+        before = before * len(rows) if len(before) == 1 else before
+        for row, row_ids, num_before in zip(rows, ids, before, strict=True):
+            self.check_prompt(row, len(row_ids), num_before)
+
+    def check_prompt(self, row: PromptRow, num_tokens: int, num_before: int) -> None:
+        """Raise `UsageError` (2) if a prompt, after a memory of `num_before` positions, leaves no room."""
+        excess = num_before + num_tokens + 1 - self.num_positions
+        if excess <= 0 or self.should_exceed:
+            return
+        what = f"{row.name} has {num_tokens:,} tokens, the context of {self.name} {self.num_positions:,}"
+        hint = f"shorten it by {excess:,} tokens or more"
+        if num_before:
+            what = (
+                f"the memory ({num_before:,} positions) and {row.name} ({num_tokens:,} tokens) take "
+                f"{num_before + num_tokens:,} positions, and {self.name} has {self.num_positions:,}, answer included"
+            )
+            hint = f"shorten the prompt by {excess:,} tokens or more"
+            hint = hint if excess < num_tokens else "compress a shorter text, or keep less of it"
+        raise UsageError(f"{what}; {hint}, or go on with --allow-long-prompt")
+
+    def generate(
+        self, tokenizer: Tokenizer, ids: Sequence[list[int]], state: KVCache | None, config: GenerationConfig
+    ) -> list[Generation]:
+        """Generate as `laconic.generate` does, and end each row where the context is full, with reason length."""
+        ids = list(ids)
+        if self.should_exceed:
+            return generate(self.decoder, tokenizer, input_ids=ids, state=state, config=config)
+        before = [0] * len(ids) if state is None else state.next_position.tolist()
+        rooms = [self.num_positions - n - len(row_ids) for row_ids, n in zip(ids, before, strict=True)]
+        # A learned table has no positions for rows that have ended and are read on as part of the batch.
+        most = min(rooms) if self.decoder.config.position_encoding == "table" else max(rooms)
+        max_tokens, counts, on_token = min(config.max_tokens, most), [0] * len(ids), config.on_token
+
+        def end_in_context(row: int, token: int, text: str, logprob: float) -> bool:
+            counts[row] += 1
+            is_cancelled = on_token is not None and on_token(row, token, text, logprob)
+            return bool(is_cancelled) or counts[row] == rooms[row]
+
+        options = replace(
+            config,
+            max_tokens=max_tokens,
+            min_tokens=min(config.min_tokens, max_tokens),
+            on_token=end_in_context,
+        )
+        with warnings.catch_warnings():
+            if max_tokens > min(rooms):  # only rows that have ended exceed the context
+                warnings.filterwarnings("ignore", r"position [\d,]+ exceeds")
+            generations = generate(self.decoder, tokenizer, input_ids=ids, state=state, config=options)
+        return [replace(g, stop_reason="length") if g.stop_reason == "cancelled" else g for g in generations]
+
+    def has_ended(self, generation: Generation, max_tokens: int) -> bool:
+        """Return whether an answer ended before `max_tokens` because the context is full."""
+        return generation.stop_reason == "length" and len(generation.token_ids) < max_tokens
+
+    def log_ended(self, num_ended: int, num_answers: int) -> None:
+        """Print a note if answers ended because the context is full."""
+        if num_ended:
+            answers = "the answer" if num_answers == 1 else f"{num_ended:,} of {num_answers:,} answers"
+            log_message(
+                f"{answers} ended at position {self.num_positions:,}, where the context of {self.name} is full; "
+                "--allow-long-prompt goes on, but the text may be poor"
+            )
