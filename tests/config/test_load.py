@@ -95,7 +95,7 @@ def test_load_recipe_by_name(path: Path, tmp_path: Path) -> None:
         ([('"kava"', '"kawa"')], 'method: "kawa"', "did you mean kava?"),
         ([("jacobi_iterations = 3", "")], "latents.jacobi_iterations: missing", "jacobi"),
         ([("num_latents = 4", 'schedule = "sequential"')], "latents.jacobi_iterations: 3:", "sequential"),
-        ([("steps = 10", "")], "train.steps: None", "exactly one"),
+        ([("steps = 10", "")], "train: ", "set exactly one"),
         ([('family = "llama"', "")], "model: set exactly one of name", "init_from_run"),
         ([('tokenizer = "digits"', "")], "model.tokenizer: missing", "new decoder"),
         ([('family = "llama"', 'init_from_run = "a"')], 'model.tokenizer: "digits"', "its own"),
@@ -154,6 +154,7 @@ def test_overrides_replace_values_and_the_last_one_is_used(kava: Path) -> None:
         ("qqqqqqqq=1", "no such key; laconic train --schema"),
         ("train.learning_rate=fast", "not a TOML value"),
         ("train.learning_rate=-1", "-1: should be greater than 0"),
+        ("train.learning_rate=1e39", "1e+39: should be less than or equal to 1e+38"),
         ("seed.x=1", "no such key"),
         ("train.learning_rate", "no value; write train.learning_rate=VALUE"),
     ],
@@ -191,6 +192,16 @@ def test_override_of_the_model_replaces_that_of_the_file(kava: Path, key: str) -
     other, _ = load_recipe(kava, ["model.name=org/model", "model.tokenizer=digits"])
     assert other.model.tokenizer == "digits"
     assert "exactly one of name" in load_errors(kava, key, "model.family=llama")[0]
+
+
+def test_an_override_without_a_value_removes_the_key(kava: Path) -> None:
+    """Nothing else can say that a key of the file is not wanted, such as one that another schedule does not have."""
+    assert load_recipe(kava)[0].train.steps is not None
+    recipe, notes = load_recipe(kava, ["train.steps=", "train.epochs=2", "train.learning_rate="])
+    assert (recipe.train.steps, recipe.train.epochs) == (None, 2.0)
+    assert "train.steps is removed from the recipe" in notes
+    assert load_recipe(kava, ["train.epochs=2"])[0].train == recipe.train, "steps and epochs replace one another"
+    assert load_errors(kava, "train.steps=") == ["kava.toml: train: set exactly one of steps and epochs, not neither"]
 
 
 def test_paths_are_relative_to_the_file_and_those_of_overrides_to_the_working_directory(
@@ -260,7 +271,9 @@ def test_a_validation_that_cannot_happen_is_said(kava: Path) -> None:
         ('source = "digits"\nformat = "digits"', 'path = "a.jsonl"\nvalid = "b.jsonl"'),
         ('tokenizer = "digits"', f'tokenizer = "{kava.parent}"'),
     )
-    assert load_recipe(kava)[1] == ["data.valid: not used, as there is no [validation] table"]
+    assert load_recipe(kava)[1] == [
+        "data.valid: only checked for questions that are also in data.path; a table [validation] measures accuracy"
+    ]
     assert load_recipe(kava, ["validation.max_rows=5"])[1] == []
 
 

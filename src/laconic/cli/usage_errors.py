@@ -7,6 +7,7 @@ from itertools import takewhile
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
 # What other programs call options that laconic has under another name, or sets elsewhere.
 HINTS = {
+    "--dry-run": "did you mean --plan?",
     "--threads": "set the environment variable OMP_NUM_THREADS",
     "--n": "repeat the command with another --seed",
     "--max-new-tokens": "did you mean --max-tokens?",

@@ -20,8 +20,8 @@ def check_ascending(numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 PositiveInt = Annotated[int, Field(ge=1)]
 AscendingCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(check_ascending)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e38)]  # what float32 can hold
+NonNegative = Annotated[float, Field(ge=0, le=1e38)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PathText = Annotated[str, BeforeValidator(path_to_text)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]

@@ -4,6 +4,7 @@ import datetime
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,13 @@ from laconic.errors import InputError, UsageError
 from laconic.storage.strict_json import abbreviate
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# Groups of keys of which a recipe sets exactly one; an override with another key of the group replaces it.
-EXCLUSIVE_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))
+# Groups of keys of which a recipe sets at most one; an override with another key of the group replaces it.
+EXCLUSIVE_KEYS = (
+    ("model.name", "model.init_from_run", "model.family"),
+    ("data.path", "data.name"),
+    ("train.steps", "train.epochs"),
+    ("train.warmup_steps", "train.warmup_ratio"),
+)
 
 
 @dataclass
@@ -59,7 +65,8 @@ def load_recipe(
 
     Args:
         path_or_name: A TOML file, or the name of a shipped recipe.
-        overrides: Texts of the form `table.key=value`; the value is TOML, or bare text if the key holds text.
+        overrides: Texts of the form `table.key=value`; the value is TOML, or bare text if the key holds text. Without
+            a value, `table.key=`, the key is removed, so that its default applies.
         flags: Names of command-line flags, suggested for a mistyped key.
 
     Returns:
@@ -131,8 +138,8 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
         hint = f"did you mean {close}?" if close else "laconic train --schema lists all keys"
         draft.errors.append(f"{key}={text}: no such key; {hint}")
         return
-    value = parse_value(key, text)
-    if value is None:
+    value = parse_value(key, text) if text else None
+    if text and value is None:
         draft.errors.append(f"{key}={text}: not a TOML value; write lists as [1, 2] and booleans as true or false")
         return
     *tables, last = key.split(".")
@@ -143,14 +150,18 @@ def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]
             draft.errors.append(f"{key}={text}: {name} is not a table in {draft.file}")
             return
     draft.overrides[key] = text
+    if not text:
+        if table.pop(last, None) is not None:
+            draft.notes.append(f"{key} is removed from the recipe")
+        return
     table[last] = resolve_path_value(key, value, Path.cwd()) if key in PATH_KEYS else value
 
 
 def drop_replaced_keys(draft: RecipeDraft) -> None:
-    """Remove the file's key for the model or the data if an override sets another key of the same group."""
+    """Remove a key of the file if an override sets another key of its group in `EXCLUSIVE_KEYS`."""
     for keys in EXCLUSIVE_KEYS:
         table_name = keys[0].partition(".")[0]
-        table, overridden = draft.content.get(table_name), [key for key in keys if key in draft.overrides]
+        table, overridden = draft.content.get(table_name), [key for key in keys if draft.overrides.get(key)]
         if not isinstance(table, dict) or len(overridden) != 1:
             continue
         if table_name == "data" and table.get("source") != "text":
@@ -218,7 +229,9 @@ def validate_recipe(draft: RecipeDraft) -> Recipe:
     if recipe.method == "hope" and (unused := find_unused_learning_keys(recipe.cms, recipe.inner_loop)):
         draft.notes.append(f"{', '.join(unused)}: not used with inner_loop.enabled = false, as no level learns")
     if recipe.data.valid is not None and recipe.validation is None:
-        draft.notes.append("data.valid: not used, as there is no [validation] table")
+        draft.notes.append(
+            "data.valid: only checked for questions that are also in data.path; a table [validation] measures accuracy"
+        )
     return recipe
 
 
@@ -250,7 +263,7 @@ def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> N
         elif kind == "value_error":
             draft.add_error(*split_message(key, error["msg"].removeprefix("Value error, ")))
         else:
-            rule = error["msg"].removeprefix("Input ")
+            rule = re.sub(r"\d{9,}", lambda digits: f"{float(digits[0]):g}", error["msg"].removeprefix("Input "))
             draft.add_error(key, f"{abbreviate(error['input'])}: {rule}; {describe_field(key)}")
 
 

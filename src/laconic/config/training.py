@@ -90,7 +90,8 @@ class TrainingConfig(ConfigModel):
     @model_validator(mode="after")
     def check_combination(self) -> "TrainingConfig":
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"steps {self.steps}, epochs {self.epochs}: set exactly one of them")
+            number = "neither" if self.steps is None else "both"
+            raise ValueError(f"set exactly one of steps and epochs, not {number}")
         if self.warmup_ratio and self.warmup_steps is not None:
             raise ValueError(
                 f"warmup_ratio {self.warmup_ratio:g} and warmup_steps {self.warmup_steps}: set only one of them"

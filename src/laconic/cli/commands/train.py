@@ -26,6 +26,7 @@ from laconic.cli.arguments import (
     to_utf8,
 )
 from laconic.cli.files import print_json
+from laconic.cli.usage_errors import HINTS
 from laconic.console import log_message, log_note, progress
 from laconic.errors import UsageError
 from laconic.training.signals import StopSignal, handle_signals
@@ -54,7 +55,7 @@ class TrainCommand:
     recipe: Annotated[Positional[str | None], arg(metavar="RECIPE", help_behavior_hint="")] = None
     """TOML file, or name of a recipe that comes with laconic (see laconic recipes)"""
     overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")] = ()
-    """recipe keys to override"""
+    """recipe keys to override; KEY= removes a key, so that its default applies"""
     out: OptionalPath = None
     """run directory (default: runs/NAME of the recipe's file)"""
     resume: str = "auto"
@@ -291,6 +292,8 @@ def normalise_args(args: list[str]) -> list[str]:
             flags.append(item)
             if not equals and flag not in VALUELESS_FLAGS and remaining:
                 flags.append(remaining.pop(0))
+        elif item in HINTS:
+            raise UsageError(f"train has no option {item}; {HINTS[item]}")
         elif equals or remaining:
             positionals.append(f"{flag}={value if equals else remaining.pop(0)}")
         else:

@@ -139,7 +139,10 @@ class ReasoningDataset:
             raise InputError(format_problems(problems, ""))
         self.counts.num_invalid = len(problems)
         if len(packed) < min_rows:
-            raise InputError(f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows}")
+            remedy = "; lower train.batch_size" if packed else ""
+            raise InputError(
+                f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows:,}{remedy}"
+            )
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
 
