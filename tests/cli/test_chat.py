@@ -77,13 +77,12 @@ def test_chat_on_a_kv_memory_of_everything_equals_the_text(talk, chat_model: Pat
     if chat_flag:
         refused = talk(["Hi"], "--memory", "memory.safetensors", "--system", "Be brief.")
         assert refused.code == 2
-        assert "remove the system message" in refused.err
+        assert "remove --system, or compress the text without --chat" in refused.err
 
 
 @pytest.mark.parametrize(
     ("lines", "flags", "code", "message"),
     [
-        (["/nosuch"], (), 2, "/nosuch: no such command"),
         (["/save"], (), 2, "/save: give a file"),
         (["/load gone.json"], (), 66, "no file gone.json"),
         (["x" * 300], (), 2, "the context 256; begin a new one"),
@@ -105,6 +104,21 @@ def test_chat_takes_paths_for_text_and_says_when_the_context_is_full(talk) -> No
     assert result.code == 0
     assert "the context of 256 tokens is full; /save FILE" in result.err
     assert "/reset" in result.err
+
+
+def test_chat_goes_on_after_an_unknown_command_of_a_pipe(talk) -> None:
+    result = talk(["/nosuch", "Hi", "//nosuch"])
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "/nosuch: no such command; /help lists them, //nosuch is a message" in result.err
+    assert result.out.startswith(talk(["Hi"]).out)
+    assert talk(["//nosuch", "/save slash.json"]).code == 0
+    assert json.loads(Path("slash.json").read_text())[0]["content"] == "/nosuch"
+
+
+def test_chat_refuses_a_model_without_a_template(run_cli: RunCli, shared: Path) -> None:
+    result = run_cli("chat", shared / "models" / "stories260k")
+    assert (result.code, "so it does not chat; use laconic generate" in result.err) == (66, True)
+    assert "--chat" not in result.err
 
 
 def test_interrupt_is_a_flag_between_tokens() -> None:

@@ -136,7 +136,9 @@ def test_generate_continues_a_conversation_after_a_memory(
     assert out == reply(whole)[1]
     code, _, err = reply(turns, "--memory", memory, "--system", "Be brief.")
     assert code == 2
-    assert "the memory begins the conversation" in err
+    assert "remove --system, or compress the text without --chat" in err
+    code, _, err = reply([{"role": "system", "content": "Be brief."}, *turns], "--memory", memory)
+    assert (code, "the memory begins the conversation" in err) == (2, True)
     assert "no message is a user's" in reply([turns[1]], "--memory", memory)[2]
 
 

@@ -24,6 +24,20 @@ def check_memories(paths: Iterable[Path]) -> None:
             raise InputError(f"no file {path}; give one that laconic compress wrote")
 
 
+def check_system_message(memories: Iterable[Path]) -> None:
+    """Raise `UsageError` (2) for --system with a memory that opens a user message, before a model is loaded."""
+    from laconic.compression.kv.memory_file import FILE_KIND  # imports torch
+    from laconic.storage.atomic import read_artifact_header
+
+    for path in memories:
+        metadata = read_artifact_header(path)[1] if path.is_file() else {}
+        if metadata.get("kind") == FILE_KIND and metadata.get("chat"):
+            raise UsageError(
+                f"--system: the text of {path} begins the conversation, before any system message; remove --system, "
+                "or compress the text without --chat"
+            )
+
+
 def check_output_path(flag: str, path: Path) -> None:
     """Raise `UsageError` (2) if a file that a flag names cannot be written, before the work for it."""
     if path.is_dir():

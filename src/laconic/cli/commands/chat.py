@@ -21,11 +21,11 @@ from laconic.cli.arguments import (
     parse_dtype,
     to_utf8,
 )
-from laconic.cli.files import check_memories, write_file
+from laconic.cli.files import check_memories, check_system_message, write_file
 from laconic.cli.generate_output import GenerationTimer, write_text
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, log_note, status
-from laconic.errors import LaconicError, UsageError
+from laconic.errors import InputError, LaconicError, UsageError
 
 if TYPE_CHECKING:
     from laconic.experiment.text_models.chat_session import ChatPrefix, ChatSession
@@ -40,7 +40,12 @@ HELP = """/reset        begin a new conversation
 /save FILE    write the messages as JSON
 /load FILE    replace the conversation with the messages of a JSON file
 /exit         end, as Ctrl-D does
+//TEXT        say /TEXT: a message that begins with a slash
 Ctrl-C stops an answer and keeps the conversation."""
+
+
+class UnknownCommandError(UsageError):
+    """A line that looks like a command and is none."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class ChatCommand(SamplingFlags):
     """Chat with a model; only new tokens are read in each turn.
 
     On a terminal: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends. On a pipe, each line is a turn and the
-    replies are printed.
+    replies are printed; after an unknown command the exit code is 2. A message that begins with / is written with //.
 
     Example: laconic chat smollm2 --system "You are a chemist."
 
@@ -77,7 +82,7 @@ class ChatCommand(SamplingFlags):
         with status(f"loading {self.model}"):
             session = self.open_session()
         config = self.sampling_config(self.max_tokens, session.decoder.source_folder)
-        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        is_terminal, exit_code = sys.stdin.isatty() and sys.stdout.isatty(), 0
         if is_terminal:
             log_note(f"{self.model}, context of {session.context_size:,} tokens; /help lists the commands")
         for text in read_turns(is_terminal):
@@ -88,12 +93,15 @@ class ChatCommand(SamplingFlags):
                 if command:
                     run_command(session, command[1], command[2])
                 else:
-                    answer(session, text, config, is_terminal)
+                    turn = text.removeprefix("/") if text.startswith("//") else text
+                    answer(session, turn, config, is_terminal)
             except LaconicError as error:
-                if not is_terminal:
+                is_unknown = isinstance(error, UnknownCommandError)
+                if not (is_terminal or is_unknown):
                     raise
                 log_message(f"laconic: {error}")
-        return 0
+                exit_code = error.exit_code if is_unknown and not is_terminal else exit_code
+        return exit_code
 
     def check_chats(self) -> None:
         """Raise `UsageError` (2) for a run whose method does not chat, before anything is loaded."""
@@ -102,6 +110,8 @@ class ChatCommand(SamplingFlags):
         from laconic.experiment.load_run import read_run_method
 
         check_memories(self.memory)
+        if self.system is not None:
+            check_system_message(self.memory)
         state = next(filter(is_state_file, self.memory), None)
         if state is not None:
             raise UsageError(f"--memory {state} is a fast-weight state, which chat does not take; use laconic generate")
@@ -121,6 +131,11 @@ class ChatCommand(SamplingFlags):
         )
         if not isinstance(model, laconic.TextCompressor | laconic.LanguageModel):
             raise UsageError(f"{self.model} is a {type(model).__name__}, which does not chat; use laconic generate")
+        if model.tokenizer.chat_template is None:
+            raise InputError(
+                f"{self.model} has no chat template (base models have none), so it does not chat; use laconic "
+                "generate, or the model's instruction-tuned version"
+            )
         prefix = read_memories(model, self.memory) if self.memory else None
         return ChatSession(model.decoder, model.tokenizer, system=system, prefix=prefix)
 
@@ -197,7 +212,7 @@ def run_command(session: "ChatSession", name: str, argument: str | None) -> None
         case "help":
             log_message(HELP)
         case _:
-            raise UsageError(f"/{name}: no such command; /help lists them")
+            raise UnknownCommandError(f"/{name}: no such command; /help lists them, //{name} is a message")
 
 
 def answer(session: "ChatSession", text: str, config: "GenerationConfig", is_terminal: bool) -> None:

@@ -22,7 +22,7 @@ from laconic.cli.arguments import (
     parse_dtype,
     refuse_flags,
 )
-from laconic.cli.files import check_memories, check_output_path, print_json
+from laconic.cli.files import check_memories, check_output_path, check_system_message, print_json
 from laconic.cli.generate_output import GenerationPrinter, generation_to_json
 from laconic.cli.generate_prompts import (
     PromptRow,
@@ -128,6 +128,8 @@ class GenerateCommand(SamplingFlags):
 
             return generate_text(self)
         check_memories(self.memory)
+        if self.system is not None:
+            check_system_message(self.memory)
         refuse_flags({"save_state": self.save_state, "inner_lr": self.inner_lr}, "needs --learn")
         if is_compressor(self.model):
             return self.generate_with_memory(self.read_plain_prompts())
