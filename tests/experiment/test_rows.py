@@ -9,10 +9,10 @@ import torch
 from laconic.cli.commands.train import TrainCommand
 from laconic.config.data import DataConfig
 from laconic.config.load import load_recipe
-from laconic.data.reasoning.answer_matching import CODI
+from laconic.data.reasoning.answer_matching import TEXT
 from laconic.data.reasoning.load import load_training_examples
 from laconic.errors import InputError
-from laconic.experiment.from_recipe.build_data import default_answer_matcher, load_held_out_rows, load_training_rows
+from laconic.experiment.from_recipe.build_data import choose_default_protocol, load_held_out_rows, load_training_rows
 from laconic.experiment.from_recipe.build_model import load_model_tokenizer
 from laconic.experiment.load_run import recipe_fingerprint
 
@@ -108,9 +108,9 @@ def test_load_training_examples_of_a_file_held_out_checks(small: Path, more: dic
         )
 
 
-def test_default_answer_matcher_of_multiplication(small: Path) -> None:
-    assert default_answer_matcher(load_recipe(small)[0].data) is CODI
-    assert default_answer_matcher(load_recipe(small, ["data.name=mult-4:valid"])[0].data) is not CODI
+def test_choose_default_protocol_of_multiplication(small: Path) -> None:
+    assert choose_default_protocol(load_recipe(small)[0].data).name == "pccot"
+    assert choose_default_protocol(load_recipe(small, ["data.name=mult-4:valid"])[0].data) is TEXT
 
 
 def test_train_on_gsm8k_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from laconic.data.reasoning.answer_matching import COCONUT, CODI, DIGIT, ICOT, T
 from laconic.errors import InputError
 from laconic.evaluation.validation import build_validation
 from laconic.experiment.from_recipe.build import build_experiment
-from laconic.experiment.from_recipe.build_data import default_answer_matcher
+from laconic.experiment.from_recipe.build_data import choose_default_protocol
 from laconic.training.ranks import Ranks
 from tests.tiny_recipes import TINY_RECIPE
 
@@ -26,9 +26,9 @@ digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }"""
 @pytest.mark.parametrize(
     ("keys", "protocol"),
     [
-        ({}, CODI),
         ({"format": "codi"}, CODI),
-        ({"format": "coconut", "chain_steps": "all"}, CODI),
+        ({"format": "chat", "chain_steps": "all"}, CODI),
+        ({"format": "coconut", "chain_steps": "all"}, COCONUT),
         ({"answer_type": "text"}, TEXT),
         ({"answer_type": "text", "format": "codi"}, TEXT),
         ({"answer_type": "text", "format": "coconut", "chain_steps": "all"}, COCONUT),  # the text after ### only
@@ -37,21 +37,26 @@ digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }"""
         ({"source": "digits", "path": None, "format": "digits"}, DIGIT),
     ],
 )
-def test_default_answer_matcher(keys: dict[str, Any], protocol: object) -> None:
-    assert default_answer_matcher(DataConfig(**{"path": "rows.jsonl", **keys})) is protocol
+def test_choose_default_protocol(keys: dict[str, Any], protocol: object) -> None:
+    assert choose_default_protocol(DataConfig(**{"path": "rows.jsonl", **keys})) is protocol
+
+
+def test_choose_default_protocol_of_pccot_reads_the_prompt_of_the_recipe() -> None:
+    protocol = choose_default_protocol(DataConfig(path="rows.jsonl", answer_prompt="so:")).for_chain()
+    assert (protocol.name, protocol.extract("1+1=2 so:2")) == ("pccot", "2")
 
 
 def test_build_validation_gold_answer_without_a_number(tmp_path: Path) -> None:
     row = '{"question": "3 + 4 =", "steps": ["7", "7"], "answer": "%s"}\n'
     (tmp_path / "rows.jsonl").write_text(row % "7 7")
     (tmp_path / "valid.jsonl").write_text(row.replace("4", "5") % "8" + row.replace("4", "6") % "3 4")
-    file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nanswer_prompt = "ans"'
+    file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nformat = "codi"\nanswer_prompt = "ans"'
     assert DIGITS in TINY_RECIPE
     text = TINY_RECIPE.replace(DIGITS, file).replace("batch_size = 8", "batch_size = 1")
     (tmp_path / "own.toml").write_text(text)
     recipe = load_recipe(tmp_path / "own.toml")[0]
     experiment = build_experiment(recipe, CPU)
-    number = "1 row whose answer is not a plain number, such as '7 7' of rows.jsonl:1; held-out rows must have one"
+    number = "1 row whose answer is not a number, such as '7 7' of rows.jsonl:1; held-out rows must have one"
     assert experiment.notes[-1] == number
     with pytest.raises(InputError, match=r"valid\.jsonl:2: .*data\.answer_type"):
         build_validation(recipe, experiment.parts, experiment.method, CPU)

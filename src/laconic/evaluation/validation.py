@@ -51,7 +51,7 @@ def build_validation(
             "[validation]"
         )
     rows = load_validation_questions(recipe, parts.tokenizer, parts.decoder.config)
-    protocol = cast(AnswerProtocol, rows.answer_matcher)  # None only for documents
+    protocol = cast(AnswerProtocol, rows.protocol)  # None only for documents
     decoding = answer_decoding(parts, recipe, config.max_tokens)
     with_teacher = config.with_cot and recipe.method in COT_TEACHER_METHODS
 

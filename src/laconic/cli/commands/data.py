@@ -181,7 +181,7 @@ class DataCheckCommand:
         }
         if result.unclear_answers:
             title = f"answers that are not plain numbers{format_ids(result.unclear_answers)}"
-            counts[f"{title}; training accepts them, data.valid and data.test do not"] = len(result.unclear_answers)
+            counts[f"{title}, which protocols codi and decimal cannot judge"] = len(result.unclear_answers)
         if result.lengths:
             counts["unknown tokens in questions and chains"] = result.num_unknown_tokens
         if self.max_length is not None:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,10 +170,9 @@ class TrainCommand:
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
         from laconic.training.run import select_progress_metrics
 
-        numbers = {**select_progress_metrics(outcome.metrics), **outcome.validation}
-        log_message(
-            f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items())
-        )
+        parts = [f"step {outcome.steps}", *format_metrics(select_progress_metrics(outcome.metrics))]
+        validation = ", ".join(format_metrics(outcome.validation))
+        log_message(f"{out}: {', '.join(parts)}" + (f"; validation: {validation}" if validation else ""))
         if outcome.step_path is not None and (note := describe_size(outcome.step_path)):
             log_note(note)
 
@@ -222,6 +221,11 @@ def describe_size(step: Path) -> str:
         f"{step}: {optimizer / 1e6:,.0f} of {sum(sizes.values()) / 1e6:,.0f} MB are the optimizer's, with which a "
         "larger train.steps continues; laconic export writes the model alone"
     )
+
+
+def format_metrics(metrics: Mapping[str, float]) -> list[str]:
+    """Return each metric as its name and its value."""
+    return [f"{name} {value:.4g}" for name, value in metrics.items()]
 
 
 def parse_resume(text: str) -> Any:

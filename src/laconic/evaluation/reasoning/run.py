@@ -25,7 +25,7 @@ from laconic.evaluation.results_store import (
     load_items,
 )
 from laconic.evaluation.suite import describe_evaluation, run_name
-from laconic.experiment.from_recipe.build_data import has_text_answers
+from laconic.experiment.from_recipe.build_data import choose_default_protocol
 from laconic.experiment.from_recipe.cost import kv_bytes_per_position
 from laconic.experiment.from_recipe.methods import answer_decoding, answer_questions
 from laconic.experiment.load_run import LoadedRun
@@ -63,16 +63,13 @@ AS_TRAINED = EvalCondition()
 
 def choose_protocol(recipe: Recipe, name: str | None, tolerance: Decimal | None = None) -> AnswerProtocol:
     """Return the protocol of that name, or the default of the recipe's format; only "decimal" has a tolerance."""
-    data = recipe.data
     if name is None:
-        protocol = answer_matching.default_protocol(data.format, text_answers=has_text_answers(data))
-    else:
-        protocol = answer_matching.PROTOCOLS[name]
-    if protocol.name == "pccot":
-        return answer_matching.pccot_protocol(data.answer_prompt)
-    if protocol.name == "decimal" and tolerance is not None:
+        return choose_default_protocol(recipe.data)
+    if name == "pccot":
+        return answer_matching.pccot_protocol(recipe.data.answer_prompt)
+    if name == "decimal" and tolerance is not None:
         return answer_matching.decimal_protocol(tolerance)
-    return protocol
+    return answer_matching.PROTOCOLS[name]
 
 
 def decoding_for(run: LoadedRun, questions: QuestionSet, *, with_cot: bool = False) -> AnswerDecoding:

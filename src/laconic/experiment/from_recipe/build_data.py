@@ -13,7 +13,7 @@ from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.documents.tokenize import TokenArray
 from laconic.data.reasoning import load as reasoning_load
-from laconic.data.reasoning.answer_matching import CODI, DIGIT, AnswerProtocol, check_gold, default_protocol
+from laconic.data.reasoning.answer_matching import DIGIT, AnswerProtocol, check_gold, default_protocol, pccot_protocol
 from laconic.data.reasoning.dataset import ReasoningDataset, answer_prefix_ids
 from laconic.data.synthetic.base import build_word_tokenizer
 from laconic.data.synthetic.continual_translation import ContinualTranslationDataset
@@ -52,13 +52,13 @@ class RowSet(NamedTuple):
     Attributes:
         source: The rows as batches.
         examples: The rows as text; empty for documents and generated rows.
-        answer_matcher: Decides whether an answer is correct; None for documents.
+        protocol: Decides whether an answer is correct; None for documents.
         notes: Messages about rows that were dropped or truncated.
     """
 
     source: ReasoningDataset | DigitsDataset | DocumentDataset | StatefulBatches | SyntheticData
     examples: Sequence[ReasoningExample]
-    answer_matcher: AnswerProtocol | None
+    protocol: AnswerProtocol | None
     notes: tuple[str, ...] = ()
 
 
@@ -81,11 +81,11 @@ def load_training_rows(
     rows = encode_examples(recipe, tokenizer, file.examples, context, recipe.train.batch_size, progress)
     check_chains(recipe, rows)
     check_documents(recipe, rows)
-    matcher = default_answer_matcher(data)
-    notes = [*file.notes, *rows.counts.describe(recipe.num_latents), *describe_answers(matcher, rows.examples)]
+    protocol = choose_default_protocol(data)
+    notes = [*file.notes, *rows.counts.describe(recipe.num_latents), *describe_answers(protocol, rows.examples)]
     if rows.counts.num_documents and not recipe.reads_documents:
         notes.append("documents of rows are not read; a table [compression] makes summary vectors of them")
-    return RowSet(rows, rows.examples, matcher, tuple(notes))
+    return RowSet(rows, rows.examples, protocol, tuple(notes))
 
 
 def encode_examples(
@@ -161,14 +161,14 @@ def build_digits(data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitN
     return DigitsDataset(seed, data.digits, part, drop_last_step=drop_last_step)
 
 
-def describe_answers(matcher: AnswerProtocol, examples: Sequence[ReasoningExample]) -> list[str]:
-    """Return a note on answers that are trained but could not be judged, because they are not plain numbers."""
-    unclear = [example for example in examples if not matcher.is_valid_gold(example.answer)] if matcher is CODI else []
+def describe_answers(protocol: AnswerProtocol, examples: Sequence[ReasoningExample]) -> list[str]:
+    """Return a note on answers that are trained but could not be judged, such as those that are not plain numbers."""
+    unclear = [example for example in examples if not protocol.is_valid_gold(example.answer)]
     if not unclear:
         return []
     first, count = unclear[0], f"{len(unclear):,} row{'' if len(unclear) == 1 else 's'}"
     example = f"such as {first.answer[:40]!r} of {first.id}"
-    return [f"{count} whose answer is not a plain number, {example}; held-out rows must have one"]
+    return [f"{count} whose answer is not {protocol.expected_answer}, {example}; held-out rows must have one"]
 
 
 def load_documents_split(
@@ -303,7 +303,7 @@ def load_held_out_rows(
     file = reasoning_load.load_held_out(data, part, max_rows)
     rows = encode_examples(recipe, tokenizer, file.examples, context)
     notes = rows.counts.describe_left_out(len(file.skipped))
-    return RowSet(rows, rows.examples, default_answer_matcher(data), notes)
+    return RowSet(rows, rows.examples, choose_default_protocol(data), notes)
 
 
 def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig) -> RowSet:
@@ -316,8 +316,8 @@ def load_validation_questions(recipe: Recipe, tokenizer: Tokenizer, config: Deco
     assert recipe.validation is not None
     context, max_tokens = config.max_position_embeddings, recipe.validation.max_tokens
     rows = load_held_out_rows(recipe, tokenizer, context, "valid", recipe.validation.max_rows)
-    assert rows.answer_matcher is not None
-    check_gold(rows.answer_matcher, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
+    assert rows.protocol is not None
+    check_gold(rows.protocol, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
     questions = rows.source.batch(range(len(rows.examples)), 0, 0)
     assert isinstance(questions, ReasoningBatch)
     prompt = int(questions.question_mask.sum(1).max()) + recipe.num_latent_positions
@@ -360,11 +360,10 @@ def check_validation(recipe: Recipe, tokenizer: Tokenizer, config: DecoderConfig
     return ()
 
 
-def default_answer_matcher(data: DataConfig) -> AnswerProtocol:
-    """Return how answers are judged during training."""
-    if data.source == "digits":
-        return DIGIT
-    return default_protocol(data.format, text_answers=True) if has_text_answers(data) else CODI
+def choose_default_protocol(data: DataConfig) -> AnswerProtocol:
+    """Return how answers are judged, in validation and by default in evaluation."""
+    protocol = default_protocol(data.format, text_answers=has_text_answers(data))
+    return pccot_protocol(data.answer_prompt) if protocol.name == "pccot" else protocol
 
 
 def has_text_answers(data: DataConfig) -> bool:
