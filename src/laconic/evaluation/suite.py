@@ -59,6 +59,7 @@ from laconic.storage.atomic import check_not_link, remove_temporary
 from laconic.training.ranks import Ranks
 from laconic.training.signals import SignalInterruptError, StopSignal
 
+DEFAULT_TOKENS = 1024  # to which documents are cut
 RESUME_HINT = "finished items are stored; run the same command again to resume"
 
 
@@ -66,7 +67,8 @@ RESUME_HINT = "finished items are stored; run the same command again to resume"
 class MemoryOptions:
     """Options of the task `memories`.
 
-    Without a file of documents, they are the contexts of the questions; they are cut to `tokens`. `methods` are names
+    Without a file of documents, they are the contexts of the questions; they are cut to `tokens`, by default to
+    `DEFAULT_TOKENS` or as many as a model reads. `methods` are names
     of `laconic.evaluation.memories.contexts.KV_METHODS`, `keep` shares of the documents' tokens. `fit` is the number of
     optimizer steps of a cartridge; None for no cartridge.
     """
@@ -75,8 +77,12 @@ class MemoryOptions:
     questions: str | None = None
     methods: Sequence[str] = ()
     keep: Sequence[float] = ()
-    tokens: int = 1024
+    tokens: int | None = None
     fit: int | None = None
+
+    def document_tokens(self, most: int) -> int:
+        """Return the length to which documents are cut, for a model that reads documents of `most` tokens."""
+        return min(DEFAULT_TOKENS, most) if self.tokens is None else self.tokens
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,12 @@ class TextLossSuite:
     def build_jobs(self, request: EvalRequest, run: LoadedRun, task: str) -> Iterator[EvalJob]:
         decoder, options = run.parts.decoder, request.memories
         assert options.documents is not None
-        if options.tokens > decoder.config.max_position_embeddings:
-            context = decoder.config.max_position_embeddings
-            raise UsageError(f"--tokens {options.tokens}: the model has {context:,} positions; lower it")
-        windows = load_windows(run.parts.tokenizer, options.documents, options.tokens, request.limit)
-        variant = {"data": Path(options.documents).stem, "tokens": f"{options.tokens}"}
+        context = decoder.config.max_position_embeddings
+        num_tokens = options.document_tokens(context)
+        if num_tokens > context:
+            raise UsageError(f"--tokens {num_tokens}: the model has {context:,} positions; lower it")
+        windows = load_windows(run.parts.tokenizer, options.documents, num_tokens, request.limit)
+        variant = {"data": Path(options.documents).stem, "tokens": f"{num_tokens}"}
         key = {"data": hash_json(windows)}
         metadata = describe_evaluation(run, "loss", TASK, limit=request.limit, variant=variant, key=key)
         names = list(windows)

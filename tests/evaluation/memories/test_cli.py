@@ -143,7 +143,27 @@ def test_evaluate_memories_skips_short_documents(run_cli: RunCli, tmp_path: Path
     books.write_text('{"text": "Too short."}\n')
     result = run_cli("evaluate", "tiny", *command, "--device", "cpu")
     assert (result.code, result.err.count("\n")) == (66, 1)
-    assert "0 of 1 documents are long enough: a text needs 160 tokens, and --tokens 300 must leave 96" in result.err
+    assert "the texts are too short: the longest has 10 tokens" in result.err
+    assert "takes 160; give longer texts, or --questions about these" in result.err
+
+
+def test_evaluate_memories_asks_questions_alone_about_short_texts(run_cli: RunCli, tmp_path: Path) -> None:
+    """Without --tokens, documents are cut to what the context of 512 positions allows."""
+    rows = [
+        {"context": "The ball is red.", "question": "What color is it?", "answer": "red"},
+        {"context": "The ball is red.", "question": "What size is it?", "answer": "small"},
+    ]
+    questions = tmp_path / "short.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("--tasks", "memories", "--questions", questions, "--keep", 0.5, "--methods", "window")
+    data = evaluate_json(run_cli, "tiny", *command)
+    assert data["notes"] == [
+        "questions alone: needles, copied passages and a continuation need texts of 160 tokens or more",
+        "left out 1 question whose answer is not in the document as it is cut, to 400 tokens",
+    ]
+    assert {tuple(point["tasks"]) for point in data["comparisons"][0]["contexts"]} == {("questions",)}
+    result = run_cli("evaluate", "tiny", *command, "--tokens", 401, "--device", "cpu")
+    assert (result.code, "--tokens 401" in result.err, "give --tokens 400 or less" in result.err) == (2, True, True)
 
 
 def test_evaluate_memories_fits_cartridges(run_cli: RunCli) -> None:

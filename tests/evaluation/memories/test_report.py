@@ -51,6 +51,12 @@ def test_compare_results_puts_methods_of_the_same_documents_on_one_front() -> No
     assert comparison.tasks == ["needles"]
 
 
+def test_build_comparison_table_rounds_small_losses_to_zero() -> None:
+    contexts = {"no context": (4.0, 0.0), "full text": (1.0, 64.0), "window 0.5": (4.001, 32.0)}
+    (comparison,) = compare_results([build_result("baselines", contexts)])
+    assert [row[5] for row in build_comparison_table(comparison).rows][-1] == "4.00 · 0 %"
+
+
 def test_build_comparison_table_beside_a_model_whose_full_text_gains_nothing() -> None:
     (comparison,) = compare_results(
         [

@@ -96,7 +96,7 @@ class EvaluateCommand:
     keep: OptionalStr = None
     """memories: shares of the tokens to keep, comma-separated (default: 0.125)"""
     tokens: OptionalInt = None
-    """memories, loss: length to which documents are cut (default: 1024)"""
+    """memories, loss: length to which documents are cut (default: 1024, or as many as fit the model's context)"""
     fit: OptionalInt = None
     """memories: also train a cartridge, from the selection by kvzip, for this many steps; slow"""
     quantize: OptionalQuantization = None
@@ -170,7 +170,7 @@ class EvaluateCommand:
             questions=self.questions,
             methods=tuple(KV_METHODS) if self.methods is None else split_commas(self.methods),
             keep=parse_shares(self.keep) or (0.125,),
-            tokens=self.tokens or 1024,
+            tokens=self.tokens,
             fit=self.fit,
         )
 

@@ -1,7 +1,7 @@
 """Documents that are compressed, and what is scored after them: continuation, copied passages, needles, questions."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -46,12 +46,14 @@ class ProbedDocument(NamedTuple):
 class DocumentSet(NamedTuple):
     """Documents of an evaluation; how many were skipped as too short, and questions whose answer stands after the cut.
 
-    The questions are those of the documents that were not skipped.
+    The questions are those of the documents that were not skipped. Where all documents are too short for the other
+    tasks, they have questions alone.
     """
 
     documents: list[ProbedDocument]
     num_skipped: int
     num_unanswerable: int
+    has_only_questions: bool = False
 
 
 class DocumentQuestion(NamedTuple):
@@ -97,10 +99,11 @@ def load_probed_documents(
 ) -> DocumentSet:
     """Load the first documents of `laconic evaluate --tasks memories` that are long enough, cut to `num_tokens`.
 
-    Without a file of documents, they are the contexts of the questions.
+    Without a file of documents, they are the contexts of the questions. If none is long enough, those that questions
+    are about are loaded, with questions alone.
 
     Raises:
-        InputError: A file is invalid, or all texts are too short.
+        InputError: A file is invalid, or all texts are too short and no question about them can be answered.
     """
     rows = [] if questions is None else read_rows(questions, parse_question_row)[0]
     texts, result, num_skipped, num_unanswerable = load_texts(documents, rows), list[ProbedDocument](), 0, 0
@@ -114,12 +117,59 @@ def load_probed_documents(
             continue
         result.append(document)
         num_unanswerable += len(about) - len(document.probes.get("questions", ()))
+    if result:
+        return DocumentSet(result, num_skipped, num_unanswerable)
+    result, num_unanswerable = load_short_documents(tokenizer, texts, rows, num_tokens, limit)
     if not result:
-        raise InputError(
-            f"0 of {num_skipped:,} documents are long enough: a text needs {LEAST_TOKENS} tokens, and --tokens "
-            f"{num_tokens} must leave {2 * PASSAGE_TOKENS} beside the needles; give longer texts, or raise --tokens"
+        raise InputError(describe_short_texts(tokenizer, texts, num_tokens, len(rows)))
+    return DocumentSet(result, 0, num_unanswerable, has_only_questions=True)
+
+
+def load_short_documents(
+    tokenizer: Tokenizer,
+    texts: Mapping[str, str],
+    questions: Sequence[DocumentQuestion],
+    num_tokens: int,
+    limit: int | None,
+) -> tuple[list[ProbedDocument], int]:
+    """Return documents with questions alone, and the number of questions about them that are left out."""
+    result, num_unanswerable = list[ProbedDocument](), 0
+    for i, (name, text) in enumerate(texts.items(), 1):
+        about = [question for question in questions if question.document == name]
+        if len(result) == limit or not about:
+            continue
+        ids = tokenizer.encode(text[: num_tokens * CHARACTERS_PER_TOKEN])[:num_tokens]
+        probes = ask_questions(tokenizer, ids, about)
+        num_unanswerable += len(about) - len(probes)
+        if probes:
+            result.append(ProbedDocument(f"text {i}" if name == text else name, ids, {"questions": probes}))
+    return result, num_unanswerable
+
+
+def describe_short_texts(tokenizer: Tokenizer, texts: Mapping[str, str], num_tokens: int, num_questions: int) -> str:
+    """Return what is too short for the tasks, the texts or `num_tokens`, and what to do."""
+    questions = "; no document has the answer of a question about it" if num_questions else ""
+    longest = max(len(tokenizer.encode(text[: LEAST_TOKENS * CHARACTERS_PER_TOKEN])) for text in texts.values())
+    if longest < LEAST_TOKENS:
+        hint = "give longer texts" if num_questions else "give longer texts, or --questions about these"
+        return (
+            f"the texts are too short: the longest has {longest:,} tokens, and to score copied passages and a "
+            f"continuation takes {LEAST_TOKENS}{questions}; {hint}"
         )
-    return DocumentSet(result, num_skipped, num_unanswerable)
+    num_needles = max(sum(map(len, build_needles(tokenizer, name)[1])) for name in texts)
+    return (
+        f"documents are cut to {num_tokens:,} tokens (--tokens, at most what the model's context allows), and need "
+        f"{2 * PASSAGE_TOKENS + num_needles:,}: {num_needles:,} for the sentences that are inserted (needles) and "
+        f"{2 * PASSAGE_TOKENS} for copied passages{questions}; raise --tokens"
+    )
+
+
+def build_needles(tokenizer: Tokenizer, name: str) -> tuple[list[tuple[str, str, str]], list[list[int]]]:
+    """Return the needles of a document, fact, question and value, and the ids of their sentences."""
+    source = random.Random(name)
+    needles = [(fact, question, source.choice(values.split())) for fact, question, values in NEEDLES]
+    source.shuffle(needles)
+    return needles, [encode(tokenizer, f" {fact.format(value)}") for fact, _, value in needles]
 
 
 def probe_text(
@@ -130,10 +180,7 @@ def probe_text(
     Return None if the text, or `num_tokens`, is too short for them.
     """
     ids = tokenizer.encode(text[: (num_tokens + CONTINUATION_TOKENS) * CHARACTERS_PER_TOKEN])
-    source = random.Random(name)
-    needles = [(fact, question, source.choice(values.split())) for fact, question, values in NEEDLES]
-    source.shuffle(needles)
-    inserts = [encode(tokenizer, f" {fact.format(value)}") for fact, _, value in needles]
+    needles, inserts = build_needles(tokenizer, name)
     end = min(num_tokens, len(ids) - CONTINUATION_TOKENS + sum(map(len, inserts))) - sum(map(len, inserts))
     if end < 2 * PASSAGE_TOKENS:
         return None
@@ -141,20 +188,23 @@ def probe_text(
     document = insert_ids(tokenizer, ids[:end], inserts)
     starts = [(2 * i + 1) * (len(document) - PASSAGE_TOKENS) // (2 * NUM_PASSAGES) for i in range(NUM_PASSAGES)]
     lead = continuation[:LEAD_TOKENS]  # a passage does not continue the document
-    answerable = tokenizer.decode(document)
     probes = {
         "continuation": [Probe(continuation, len(continuation) - 1)],
         "passages": [Probe([*lead, *document[s - LEAD_TOKENS : s + PASSAGE_TOKENS]], PASSAGE_TOKENS) for s in starts],
         "needles": [
             ask_question(tokenizer, question, fact.partition(" {")[0], value) for fact, question, value in needles
         ],
-        "questions": [
-            ask_question(tokenizer, q.question, q.answer_prefix, q.answer)
-            for q in questions
-            if q.answer.strip() in answerable
-        ],
+        "questions": ask_questions(tokenizer, document, questions),
     }
     return ProbedDocument(name, document, {task: some for task, some in probes.items() if some})
+
+
+def ask_questions(tokenizer: Tokenizer, document: Sequence[int], questions: Sequence[DocumentQuestion]) -> list[Probe]:
+    """Return the questions whose answer is in the document."""
+    text = tokenizer.decode(list(document))
+    return [
+        ask_question(tokenizer, q.question, q.answer_prefix, q.answer) for q in questions if q.answer.strip() in text
+    ]
 
 
 def insert_ids(tokenizer: Tokenizer, ids: Sequence[int], inserts: Sequence[Sequence[int]]) -> list[int]:

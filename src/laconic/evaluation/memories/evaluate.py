@@ -25,6 +25,7 @@ from laconic.evaluation.memories.documents import (
     CONTINUATION_TOKENS,
     LEAST_TOKENS,
     PASSAGE_TOKENS,
+    DocumentSet,
     Probe,
     ProbedDocument,
     load_probed_documents,
@@ -82,32 +83,47 @@ def build_memory_jobs(request: EvalRequest, run: LoadedRun) -> Iterator[EvalJob]
         UsageError: The documents do not fit the context of the model.
     """
     decoder, options = run.parts.decoder, request.memories
-    context, needed = decoder.config.max_position_embeddings, options.tokens + CONTINUATION_TOKENS + PASSAGE_TOKENS
-    if needed > context:
+    context, num_after = decoder.config.max_position_embeddings, CONTINUATION_TOKENS + PASSAGE_TOKENS
+    most = context - num_after
+    num_tokens = options.document_tokens(most)
+    if not 0 < num_tokens <= most:
         raise UsageError(
-            f"--tokens {options.tokens}: the documents and what follows them need {needed:,} positions, and the model "
-            f"has {context:,}; lower it"
+            f"--tokens {num_tokens}: a document and the {num_after} tokens after it need {num_tokens + num_after:,} "
+            f"positions, and the model has {context:,}; give --tokens {most:,} or less"
+            if most > 0
+            else f"the model has {context:,} positions, and the {num_after} tokens after a document leave none for it"
         )
-    documents, num_skipped, num_unanswerable = load_probed_documents(
-        run.parts.tokenizer, options.documents, options.questions, options.tokens, request.limit
-    )
-    skipped = f"skipped {pluralize(num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens"
-    questions = pluralize(num_unanswerable, "question")
-    unanswerable = f"left out {questions} whose answer is not in the document as it is cut, to {options.tokens:,} "
-    unanswerable += f"tokens; the last {CONTINUATION_TOKENS} of a text are only continued"
-    notes = (*([skipped] if num_skipped else []), *([unanswerable] if num_unanswerable else []))
+    loaded = load_probed_documents(run.parts.tokenizer, options.documents, options.questions, num_tokens, request.limit)
+    documents, notes = loaded.documents, describe_documents(loaded, num_tokens)
     key = {"data": hash_json([[d.name, d.ids, d.probes] for d in documents])}
     files = " ".join(Path(file).stem for file in (options.documents, options.questions) if file is not None)
     for method, builder in list_builders(request, run).items():
         sizes = {} if method == SUMMARY else {"keep": ",".join(f"{keep:g}" for keep in options.keep)}
         sizes |= {"fit": f"{options.fit}"} if method == FIT else {}
-        variant = {"method": method, "data": files, "tokens": f"{options.tokens}", **sizes}
+        variant = {"method": method, "data": files, "tokens": f"{num_tokens}", **sizes}
         metadata = describe_evaluation(run, "memories", TASK, limit=request.limit, variant=variant, key=key)
 
         def evaluate(indices: Sequence[int], builder: ContextBuilder = builder) -> list[list[EvalItem]]:
             return [[evaluate_document(run, documents[i], builder(documents[i]))] for i in indices]
 
         yield EvalJob(metadata, len(documents), evaluate, notes=notes if method == BASELINES else ())
+
+
+def describe_documents(loaded: DocumentSet, num_tokens: int) -> tuple[str, ...]:
+    """Return what was left out of the documents and their questions, which are cut to `num_tokens`."""
+    notes = list[str]()
+    if loaded.has_only_questions:
+        notes.append(
+            f"questions alone: needles, copied passages and a continuation need texts of {LEAST_TOKENS} tokens or more"
+        )
+    if loaded.num_skipped:
+        notes.append(f"skipped {pluralize(loaded.num_skipped, 'document')} of fewer than {LEAST_TOKENS} tokens")
+    if loaded.num_unanswerable:
+        questions = pluralize(loaded.num_unanswerable, "question")
+        note = f"left out {questions} whose answer is not in the document as it is cut, to {num_tokens:,} tokens"
+        continued = f"; the last {CONTINUATION_TOKENS} of a text are only continued"
+        notes.append(note + ("" if loaded.has_only_questions else continued))
+    return tuple(notes)
 
 
 def list_builders(request: EvalRequest, run: LoadedRun) -> dict[str, ContextBuilder]:

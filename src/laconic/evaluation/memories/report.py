@@ -157,7 +157,7 @@ def build_comparison_table(comparison: Comparison) -> Table:
         nats = f"{point.mean_score(task, 'nats'):.2f}"
         if task not in point.shares:
             return nats
-        share, low, high = (f"{100 * x:.0f}" for x in point.shares[task])
+        share, low, high = (f"{100 * x:z.0f}" for x in point.shares[task])
         interval = f" [{low}, {high}]" if low != high else ""
         return f"{'*' if is_on_front(point, points, task) else ''}{nats} · {share} %{interval}"
 
