@@ -15,7 +15,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import check_is_no_run
 from laconic.experiment.text_models.reasoner import Reasoner
-from tests.conftest import REPO, RunCli
+from tests.conftest import REPO, RunCli, needs
 from tests.house.source import blocks
 from tests.models.fixtures import fresh
 from tests.runs import train_tiny_run
@@ -141,7 +141,7 @@ def test_commands_point_to_what_can_be_loaded(place: Path, tmp_path: Path, run_c
         ("export", tmp_path / "adapter", "--out", tmp_path / "out"),
     ):
         code, _, err = run_cli(*arguments)
-        assert (code, "is a peft adapter; laconic export MODEL --adapter" in err) == (66, True), arguments
+        assert (code, "names no base model; laconic export MODEL --adapter" in err) == (66, True), arguments
     run = train_tiny_run("nocot", place)
     with pytest.raises(InputError, match=r"model\.name: .* is a run of laconic train; .* set model\.init_from_run"):
         check_is_no_run(str(run))
@@ -190,3 +190,33 @@ def test_train_in_python_as_the_page_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(laconic.load("runs/kava"), Reasoner)
     with pytest.raises(UsageError, match=r"recipe: give the recipe alone: recipe, notes = load_recipe.*, not tuple"):
         names["build_experiment"](names["load_recipe"]("kava.toml"), names["device"])
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_load_of_an_adapter_finds_its_base_as_transformers_does(
+    tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, is_relative: bool
+) -> None:
+    needs("peft")
+    import peft
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    laconic.LanguageModel(fresh("llama", vocab_size=257), build_byte_tokenizer()).save("base")
+    name = "base" if is_relative else str(tmp_path / "base")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(name)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    peft.get_peft_model(theirs, config).save_pretrained("adapter")
+    reference = transformers.AutoModelForCausalLM.from_pretrained("adapter").eval()
+    model = laconic.load("adapter")
+    assert isinstance(model, laconic.LanguageModel)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        want = reference(ids).logits
+        torch.testing.assert_close(
+            model.decoder.logits(model.decoder(model.decoder.embed(ids)).hidden_states), want, rtol=1e-4, atol=1e-5
+        )
+    text = model.generate("Once", SHORT)[0].text
+    assert run_cli("generate", "adapter", "Once", "--max-tokens", 4, "--no-echo").out.rstrip("\n") == text.rstrip("\n")
+    assert run_cli("export", "adapter", "--out", "merged").code == 0
+    assert laconic.load("merged").decoder.fingerprint == model.decoder.fingerprint

@@ -375,7 +375,7 @@ def test_load_refuses_a_missing_shard(tmp_path: Path) -> None:
     shard = sorted(save_sharded(tmp_path / "a").glob("model-*"))[1]
     names = list(safetensors_header.read_safetensors_header(shard).tensors)
     shard.unlink()
-    with pytest.raises(InputError, match=rf"{shard.name} is in the index .*{len(names)} tensors"):
+    with pytest.raises(InputError, match=rf"{shard.name}, which the index names for {names[0]}, is not in the folder"):
         Decoder.from_pretrained(tmp_path / "a")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic.errors import UsageError
 from laconic.training.trackers import start_tracker
 from tests.conftest import needs
 
@@ -53,3 +54,15 @@ def test_start_tracker_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     while b"validation/accuracy" not in record.read_bytes():  # its own process writes the file
         time.sleep(0.1)
     assert capsys.readouterr().out == ""
+
+
+def test_start_tracker_reports_a_client_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("wandb")
+    import wandb
+
+    def fail(**_: object) -> None:
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "init", fail)
+    with pytest.raises(UsageError, match=r"^--track wandb: No API key .* to log in; or train without --track$"):
+        start_tracker("wandb", tmp_path, "test-project", CONFIG)

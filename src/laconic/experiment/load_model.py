@@ -1,6 +1,8 @@
 """`laconic.load`: open a checkpoint or a run as the object that its users need."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -8,12 +10,13 @@ import torch
 
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.load import SHIPPED_RECIPES
-from laconic.data.tokenizer import load_tokenizer
-from laconic.errors import InputError, UsageError
+from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.errors import InputError, UnsafeFileError, UsageError
 from laconic.experiment.from_recipe.build_nested import model_class, read_saved_config
 from laconic.experiment.load_autocompressor import is_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, find_run, is_export, is_run_dir, load_run
-from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE
+from laconic.experiment.lora import lora
+from laconic.experiment.lora.adapter_config import ADAPTER_CONFIG_FILE, read_base_model
 from laconic.experiment.text_models.compressor import TextCompressor, as_compressor, load_compressor
 from laconic.experiment.text_models.language_model import LanguageModel
 from laconic.experiment.text_models.nested_model import NestedTextModel, as_nested
@@ -22,6 +25,7 @@ from laconic.generation.config import check_type
 from laconic.interfaces import AnswersQuestions
 from laconic.models.checkpoints import weights
 from laconic.models.decoder import Decoder
+from laconic.models.quantize import quantize_decoder
 from laconic.storage.manifest import MANIFEST_FILE
 
 MAX_NAMES = 8  # of runs in an error message
@@ -45,7 +49,8 @@ def load(
     ==================================================  ===========================  ==============================
     path or name                                        class                        besides `generate`
     ==================================================  ===========================  ==============================
-    checkpoint (folder, hub name, `.gguf`), run of lm   `LanguageModel`       `load_memory(path)`, `save`
+    checkpoint (folder, hub name, `.gguf`), run of lm,  `LanguageModel`       `load_memory(path)`, `save`
+    folder of a peft adapter that names its base
     run of cot, nocot, icot, coconut, codi, pccot,      `Reasoner`            `think(question)`
     kava, or a method of one's own that answers
     run of autocompressor, published AutoCompressor     `TextCompressor`      `compress(texts)`, `save`, `load`
@@ -118,23 +123,60 @@ def load_checkpoint(
     *,
     allow_code: bool = False,
 ) -> LoadedModel:
-    """Load a checkpoint: a plain decoder, a saved nested model, or a published AutoCompressor."""
+    """Load a checkpoint: a plain decoder, an adapter, a saved nested model, or a published AutoCompressor."""
+    if read_base_model(path_or_name) is not None:
+        return LanguageModel(*load_plain_model(path_or_name, device, dtype, revision, quantize))
     folder = weights.find_checkpoint(path_or_name, weights.check_revision(path_or_name, revision))
     if is_export(folder):  # on the hub; local ones are found as runs
         if dtype is not None or quantize is not None:
             raise UsageError(f"dtype and quantize: {path_or_name} is a run, whose recipe fixes them; remove them")
         return wrap_run(load_run(folder, device, allow_code=allow_code))
-    float_dtype = weights.resolve_dtype(dtype, folder)
-    shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
-    if quantize and (shape is not None or is_published(folder)):
-        raise UsageError(f"quantize: {path_or_name} is not a plain model; remove quantize")
-    if shape is not None:
-        return NestedTextModel(model_class(shape).from_pretrained(folder, float_dtype, device), load_tokenizer(folder))
-    if is_published(folder):
-        return load_compressor(folder, device, dtype=float_dtype)
-    decoder = Decoder.from_pretrained(folder, float_dtype, device, quantize=quantize)
-    decoder.name_or_path = str(path_or_name)
-    return LanguageModel(decoder, load_tokenizer(decoder.source_folder or folder))
+    with name_folder_in_errors(folder):
+        float_dtype = weights.resolve_dtype(dtype, folder)
+        shape = read_saved_config(folder) if (folder / "config.json").is_file() else None
+        if quantize and (shape is not None or is_published(folder)):
+            raise UsageError(f"quantize: {path_or_name} is not a plain model; remove quantize")
+        if shape is not None:
+            nested = model_class(shape).from_pretrained(folder, float_dtype, device)
+            return NestedTextModel(nested, load_tokenizer(folder))
+        if is_published(folder):
+            return load_compressor(folder, device, dtype=float_dtype)
+    return LanguageModel(*load_plain_model(path_or_name, device, dtype, revision, quantize))
+
+
+def load_plain_model(
+    path_or_name: str | Path,
+    device: torch.device | str,
+    dtype: torch.dtype | str | None = None,
+    revision: str | None = None,
+    quantize: Literal["int8"] | None = None,
+    allow_missing: tuple[str, ...] = (),
+) -> tuple[Decoder, Tokenizer]:
+    """Load a decoder and its tokenizer; the folder of a peft adapter is merged into the base model that it names."""
+    if (base := read_base_model(path_or_name)) is not None:
+        adapter = Path(path_or_name)
+        decoder, tokenizer = load_plain_model(base, device, dtype, revision, allow_missing=allow_missing)
+        with name_folder_in_errors(adapter):
+            decoder = lora.merge_adapter(lora.load_adapter(decoder, adapter)).requires_grad_(False)
+            tokenizer = load_tokenizer(adapter) if (adapter / "tokenizer.json").is_file() else tokenizer
+        decoder.name_or_path = str(path_or_name)
+        return (quantize_decoder(decoder) if quantize else decoder), tokenizer
+    folder = weights.find_checkpoint(path_or_name, weights.check_revision(path_or_name, revision))
+    with name_folder_in_errors(folder):
+        decoder = Decoder.from_pretrained(folder, dtype, device, allow_missing=allow_missing, quantize=quantize)
+        decoder.name_or_path = str(path_or_name)
+        return decoder, load_tokenizer(decoder.source_folder or folder)
+
+
+@contextmanager
+def name_folder_in_errors(folder: Path) -> Generator[None]:
+    """Put the folder before errors about one of its files, which name the file alone."""
+    try:
+        yield
+    except (InputError, UnsafeFileError) as error:
+        if str(folder) not in str(error):
+            error.args = (f"{folder}: {error}",)
+        raise
 
 
 def check_is_model(path_or_name: str | Path) -> None:
@@ -158,7 +200,8 @@ def check_is_model(path_or_name: str | Path) -> None:
         )
     if (path / MANIFEST_FILE).is_file():
         raise InputError(f"{path} is a checkpoint without its run; load the run directory, which has {RECIPE_FILE}")
-    if (path / ADAPTER_CONFIG_FILE).is_file():
+    if (path / ADAPTER_CONFIG_FILE).is_file() and read_base_model(path) is None:
         raise InputError(
-            f"{path} is a peft adapter; laconic export MODEL --adapter {path} --out DIR merges it into its base model"
+            f"{path} is a peft adapter that names no base model; laconic export MODEL --adapter {path} --out DIR "
+            "merges it into one"
         )

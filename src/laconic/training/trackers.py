@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from laconic.errors import UsageError
+
 TrackerName = Literal["trackio", "wandb", "tensorboard"]
 TENSORBOARD_FOLDER = "tensorboard"
 
@@ -44,7 +46,11 @@ class ClientTracker:
     def __init__(self, package: Any, options: Mapping[str, Any]) -> None:
         self.package = package
         with contextlib.redirect_stdout(sys.stderr):
-            package.init(**options)
+            try:
+                package.init(**options)
+            except Exception as error:  # of many kinds, such as no login or no network
+                reason = " ".join(str(error).split()).rstrip(".")
+                raise UsageError(f"--track {package.__name__}: {reason}; or train without --track") from error
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.package.log(dict(metrics), step=step)
@@ -70,6 +76,7 @@ def start_tracker(name: TrackerName, run: Path, project: str, config: Mapping[st
 
     Raises:
         ImportError: If the package is not installed.
+        UsageError: If its client cannot start, for example without a login.
     """
     package = import_tracker(name)
     if name == "tensorboard":

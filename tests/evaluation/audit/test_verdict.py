@@ -55,7 +55,9 @@ def test_verdict_of_each_kind_of_run() -> None:
     assert {name: audit.verdict.name for name, audit in audits.items()} == {name: name for name in audits}
     assert "falls by 60.0 points" in audits["used"].verdict.text
     assert "from 90.0 % to 30.0 %" in audits["used"].verdict.text
-    assert build_audit(floor).verdict.name == "not shown"  # no answer changes at all
+    unchanged = build_audit(np.zeros(N)).verdict
+    assert unchanged.name == "not shown"  # no answer changes at all
+    assert f"change none of its {N} answers; but the run has learned little: it answers 0.0 %" in unchanged.text
 
 
 def test_verdict_of_no_effect_names_the_bound_and_the_detectable_loss() -> None:

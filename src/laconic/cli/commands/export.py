@@ -56,6 +56,7 @@ class ExportCommand:
         from laconic.experiment.load_model import check_is_model
         from laconic.experiment.load_run import find_run
         from laconic.experiment.lora import lora
+        from laconic.experiment.lora.adapter_config import read_base_model
         from laconic.models.checkpoints import weights
         from laconic.storage.atomic import check_new_folder
 
@@ -72,15 +73,16 @@ class ExportCommand:
         check_is_model(self.model)
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
+        base, adapter = (read_base_model(self.model), self.model) if self.adapter is None else (None, self.adapter)
         with status(f"loading {self.model}"):
-            folder = weights.find_checkpoint(self.model)
+            folder = weights.find_checkpoint(base or self.model)
             stored_dtype = weights.stored_dtype(folder)
             dtype = parse_dtype(self.dtype) or stored_dtype
             stored_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             check_new_folder(self.out, stored_bytes * dtype.itemsize // stored_dtype.itemsize)
             decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
-            if self.adapter is not None:
-                decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
+            if self.adapter is not None or base is not None:
+                decoder = lora.merge_adapter(lora.load_adapter(decoder, adapter))
         with status(f"writing {self.out}"):
             export_model(decoder, self.out, dtype=parse_dtype(self.dtype))
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")

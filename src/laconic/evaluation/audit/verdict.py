@@ -185,11 +185,19 @@ def judge_effects(audit: ThoughtAudit) -> tuple[VerdictName, str]:
             f"question's thoughts cost {describe_bound(bound)}"
         )
     changed = max(vectors.changed_share, cache.changed_share)
-    if changed and (accuracy.low <= audit.floor or accuracy.mean <= loss):
-        return "undetermined", (
-            f"the run has not learned enough to tell: it answers {format_percent(accuracy.mean)} % correctly, always "
-            f"giving the most frequent answer {format_percent(audit.floor)} %; it has little accuracy to lose, though "
-            f"another question's thoughts change {format_percent(changed)} % of its answers"
+    if accuracy.low <= audit.floor or accuracy.mean <= loss:
+        shares = (
+            f"it answers {format_percent(accuracy.mean)} % correctly, always giving the most frequent answer "
+            f"{format_percent(audit.floor)} %"
+        )
+        if changed:
+            return "undetermined", (
+                f"the run has not learned enough to tell: {shares}; it has little accuracy to lose, though another "
+                f"question's thoughts change {format_percent(changed)} % of its answers"
+            )
+        return "not shown", (
+            f"no use of the thoughts is shown: another question's thoughts change none of its {accuracy.num_items} "
+            f"answers; but the run has learned little: {shares}"
         )
     return "not shown", (
         "no use of the thoughts is shown: no intervention changes accuracy significantly, and another question's "

@@ -100,6 +100,23 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
         raise InputError(f"{ADAPTER_CONFIG_FILE}: {error}") from None
 
 
+def read_base_model(path_or_name: str | Path) -> str | None:
+    """Return the base model that the folder of a peft adapter names; None for anything else.
+
+    A relative path is resolved as peft does it, against the working directory, or else against the adapter's folder.
+    """
+    folder = Path(path_or_name)
+    if (folder / "config.json").exists() or not (folder / ADAPTER_CONFIG_FILE).is_file():
+        return None
+    base = strict_json.read_foreign_json(file_names.resolve_inside(folder, ADAPTER_CONFIG_FILE)).get(
+        "base_model_name_or_path"
+    )
+    if not isinstance(base, str) or not base:
+        return None
+    beside = folder / base
+    return str(beside) if not Path(base).exists() and beside.is_dir() else base
+
+
 def check_supported(options: Mapping[str, Any]) -> None:
     """Raise InputError for an option that is switched on and not implemented."""
     unsupported = next((name for name in UNSUPPORTED_OPTIONS if options.get(name)), None)

@@ -163,7 +163,7 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
         refuse_pickle(folder, shard)
         path = file_names.resolve_inside(folder, shard)
         if not path.exists():
-            raise InputError(f"{shard} is in the index but not in the folder ({len(names)} tensors, first {names[0]})")
+            raise InputError(f"{shard}, which the index names for {names[0]}, is not in the folder; download it again")
         for name, spec in safetensors_header.read_safetensors_header(path).tensors.items():
             if name in stored:
                 raise InputError(f"{name} is in {stored[name].path.name} and in {shard}; download them again")
