@@ -44,6 +44,23 @@ def test_estimate_proportion_of_one_run_is_binomial(right: int, n: int) -> None:
     assert (result.mean, result.sd, result.num_seeds, result.num_items) == (right / n, None, 1, n)
 
 
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),  # bounds of R's binom.test
+    [
+        (3, 20, 0.03207094, 0.3789268),
+        (17, 20, 0.6210732, 0.9679291),
+        (0, 10, 0.0, 0.3084971),
+        (9, 200, 0.0207804, 0.0837027),
+    ],
+)
+def test_estimate_proportion_of_few_right_or_wrong_answers_is_exact(
+    right: int, n: int, low: float, high: float
+) -> None:
+    result = statistics.estimate_proportion(np.arange(n) < right)
+    assert (result.low, result.high) == pytest.approx((low, high), abs=1e-6)
+    assert result.mean == right / n
+
+
 def test_estimate_mean_interval_is_normal() -> None:
     values = 3 + 2 * np.array([NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)])
     result = statistics.estimate_mean(values)

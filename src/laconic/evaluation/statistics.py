@@ -7,7 +7,7 @@ doi:10.1080/00031305.2015.1089789).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ RNG_KEY = 20_261_121  # the same scores give the same interval on every machine
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959964
 ROUNDING_TOLERANCE = 1e-9
+FEW_ANSWERS = 10  # right or wrong ones of one run, from which on a bootstrap is used
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom; the last one is used beyond ten seeds.
 T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 ScoreMatrix = NDArray[np.float64]
@@ -96,12 +97,40 @@ def estimate_mean(scores: ArrayLike) -> Estimate:
 def estimate_proportion(correct: ArrayLike) -> Estimate:
     """Return the mean of scores of 0 and 1, with an interval inside [0, 1].
 
-    If all scores are equal, a bootstrap interval has no width; the bound of Clopper and Pearson (1934) is used instead.
+    A bootstrap is too coarse for few right or few wrong answers: with 3 of 20, its interval contains 0. The interval of
+    Clopper and Pearson (1934) is used for them if there is one seed, and for several if all answers are alike.
     """
     matrix = to_matrix(correct)
-    estimate, bound = estimate_mean(matrix), ((1 - CONFIDENCE) / 2) ** (1 / matrix.shape[1])
-    low = bound if estimate.mean == 1 else max(estimate.low, 0.0)
-    return estimate._replace(low=low, high=1 - bound if estimate.mean == 0 else min(estimate.high, 1.0))
+    estimate, (R, N) = estimate_mean(matrix), matrix.shape
+    is_binary = R == 1 and bool(np.isin(matrix, (0, 1)).all())
+    num_fewer = min(matrix.sum(), matrix.size - matrix.sum())
+    if num_fewer == 0 or (is_binary and num_fewer < FEW_ANSWERS):
+        low, high = exact_interval(round(float(estimate.mean) * N), N)
+        return estimate._replace(low=low, high=high)
+    return estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
+
+
+def exact_interval(k: int, n: int) -> tuple[float, float]:
+    """Return Clopper and Pearson's interval of a share of which `k` of `n` were seen, with `k` or `n - k` small."""
+    if 2 * k > n:
+        low, high = exact_interval(n - k, n)
+        return 1 - high, 1 - low
+
+    def at_most(number: int, share: float) -> float:
+        return math.fsum(math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(number + 1))
+
+    tail = (1 - CONFIDENCE) / 2
+    low = bisect_share(lambda share: at_most(k - 1, share) > 1 - tail) if k else 0.0
+    return low, bisect_share(lambda share: at_most(k, share) > tail)
+
+
+def bisect_share(is_below: Callable[[float], bool]) -> float:
+    """Return the share at which a condition that holds for smaller ones ends."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike) -> Difference:

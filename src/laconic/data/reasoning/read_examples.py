@@ -266,11 +266,12 @@ class RowSchema:
             chains = [field for field in CHAIN_FIELDS if field in row]
             if chains and not self.forbid_unknown_fields:
                 column = locate_field(text, chains[0])[0]
-                message = f"{chains[0]}: has a chain, but the first row has none; {ACCEPTED_FIELDS}"
+                message = f'{chains[0]}: has a chain, but the first row has none; if some have none, write "steps": []'
                 raise RowError(column, "other formats", message)
             return ()
         if self.chain_field not in row:
-            message = f"{self.chain_field}: no such field in {make_excerpt(text)}; the first row has it"
+            remedy = "; write [] for a row without a chain" if self.chain_field == "steps" else ""
+            message = f"{self.chain_field}: no such field in {make_excerpt(text)}; the first row has it{remedy}"
             raise RowError(1, "missing fields", message)
         value = row[self.chain_field]
         if self.chain_field != "steps":
