@@ -245,7 +245,7 @@ def test_inspect_memory_file(run: RunCli, book: str) -> None:
     assert sum(report["documents"][0]["tokens"]) == report["tokens"] == len(BOOK)
     code, _, err = run("inspect", book, "What?")
     assert code == 2
-    assert "is a file" in err
+    assert "is a memory or state, which takes no question" in err
     code, _, err = run("inspect", "none.safetensors")
     assert code == 66
     assert "no none.safetensors" in err
@@ -319,8 +319,8 @@ def test_generate_refuses_foreign_and_damaged_memories(run: RunCli, book: str) -
     content = bytearray(Path(book).read_bytes())
     content[-1] ^= 1
     Path("bad.safetensors").write_bytes(content)
-    refused(run, 76, "bad.safetensors: digest ", "generate", "run", "Who", "--memory", "bad.safetensors")
-    refused(run, 76, "bad.safetensors: digest ", "inspect", "bad.safetensors")
+    refused(run, 76, "bad.safetensors is damaged", "generate", "run", "Who", "--memory", "bad.safetensors")
+    refused(run, 76, "bad.safetensors is damaged", "inspect", "bad.safetensors")
     refused(run, 66, "no file gone.safetensors; give one", "generate", "run", "Who", "--memory", "gone.safetensors")
 
 

@@ -76,8 +76,28 @@ def test_compress_warns_that_windows_have_equal_heads(model: Path, text: Path, t
     command = ("compress", model, text, "--out", tmp_path / "memory.safetensors", "--keep", 0.1)
     assert "warning" not in run_cli(*command).err
     text.write_text(TEXT * 8)
-    assert "warning: read in 3 windows" in run_cli(*command).err
+    err = run_cli(*command).err
+    assert "warning: read in 3 windows" in err
+    assert "keep more, or give a shorter text" in err
+    assert "positions" not in err
     assert "warning" not in run_cli(*command, "--equal-heads").err
+
+
+def test_compress_says_how_little_room_a_memory_leaves(
+    model: Path, text: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """A text in windows takes the positions of its slots, a shorter one those of all its tokens."""
+    command = ("compress", model, text, "--out", tmp_path / "memory.safetensors")
+    text.write_text(TEXT * 8)
+    err = run_cli(*command, "--keep", 0.8).err
+    assert "the memory takes 467 of the model's 512 positions, which leaves 45 for prompt and answer" in err
+    assert "keep less, for example --keep 0.43, which leaves half of them" in err
+    assert "keep more" not in err
+    assert "for example --slots 256" in run_cli(*command, "--slots", 467).err
+    text.write_text(TEXT * 6)
+    err = run_cli(*command, "--method", "window").err
+    assert "takes 438 of the model's 512 positions" in err
+    assert "its text has as many, however few are kept: give a shorter text" in err
 
 
 def test_compress_chat_opens_a_message_that_the_question_continues(
@@ -237,6 +257,7 @@ def test_compress_refuses_flags(
     [
         (b"", "day.txt: contains no text (empty); give text in UTF-8"),
         (b"\xef\xbb\xbf \n", "day.txt: contains no text (white space); give text in UTF-8"),
+        (b"%PDF-1.4\n\x80", "day.txt is a PDF; convert it to text first"),
         (b"\x89PNG\r\n", "day.txt: byte 0 is not UTF-8; give a complete text file in UTF-8"),
         (None, "is a folder; give a text, a .jsonl, or - for standard input"),
     ],
@@ -251,6 +272,32 @@ def test_compress_refuses_what_is_no_text(
     assert (result.code, result.err.count("\n")) == (66, 1)
     assert message in result.err
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_compress_notes_html(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    text.write_text(f"\n<!DOCTYPE html>\n<html><p>{TEXT}</p></html>")
+    code, _, err = run_cli("compress", model, text, "--out", tmp_path / "memory.safetensors")
+    assert (code, "day.txt looks like HTML: its tags are compressed too" in err) == (0, True)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody may write to")
+def test_compress_refuses_a_folder_that_is_not_writable(model: Path, text: Path, run_cli: RunCli) -> None:
+    code, _, err = run_cli("compress", model, text, "--out", "/proc/memory.safetensors")
+    assert (code, "/proc: not writable" in err) == (74, True)
+
+
+def test_inspect_says_what_a_file_is(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    memory = tmp_path / "memory.safetensors"
+    assert run_cli("compress", model, text, "--out", memory)[0] == 0
+    code, _, err = run_cli("inspect", memory, "Which month?")
+    assert (code, "memory.safetensors is a memory or state, which takes no question" in err) == (2, True)
+    code, _, err = run_cli("inspect", text)
+    assert (code, "day.txt: begins with the text 'It was a'" in err, "intact" in err) == (76, True, False)
+    damaged = bytearray(memory.read_bytes())
+    damaged[-5] ^= 1
+    memory.write_bytes(damaged)
+    code, _, err = run_cli("inspect", memory)
+    assert (code, "memory.safetensors is damaged" in err) == (76, True)
 
 
 def test_compress_ignores_a_byte_order_mark(model: Path, text: Path, tmp_path: Path, run_cli: RunCli) -> None:

@@ -297,7 +297,7 @@ def test_inspect_state_file(run: RunCli, place: Path, me: str) -> None:
     assert report["model"] == learner(place).model.weights_fingerprint
     assert report["levels"][0]["update_norm"] > 0
     assert report["memories"][0]["update_norm"] > 0
-    refused(run, 2, "is a file", "inspect", me, "What?")
+    refused(run, 2, "is a memory or state, which takes no question", "inspect", me, "What?")
 
 
 def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, me: str) -> None:
@@ -312,8 +312,8 @@ def test_generate_refuses_foreign_and_damaged_states(run: RunCli, place: Path, m
     content = bytearray(Path(me).read_bytes())
     content[-1] ^= 1
     Path("bad.safetensors").write_bytes(content)
-    refused(run, 76, "bad.safetensors: digest ", "generate", "hope", *arguments, "bad.safetensors")
-    refused(run, 76, "bad.safetensors: digest ", "inspect", "bad.safetensors")
+    refused(run, 76, "bad.safetensors is damaged", "generate", "hope", *arguments, "bad.safetensors")
+    refused(run, 76, "bad.safetensors is damaged", "inspect", "bad.safetensors")
     refused(run, 66, "no gone.safetensors in ", "generate", "hope", *arguments, "gone.safetensors")
 
 
@@ -357,7 +357,8 @@ def test_generate_invalid_flags(run: RunCli, message: str, args: list[str]) -> N
 
 def test_flags_of_other_models_are_refused(run: RunCli, place: Path) -> None:
     refused(run, 2, "--save-state: needs --learn", "generate", "donor", "x", "--save-state", "a")
-    refused(run, 2, "--keep: not available", "compress", "donor", "book.txt", "--out", "a", "--learn", "--keep", "0.5")
+    message = "--keep: cannot be used with --learn"
+    refused(run, 2, message, "compress", "donor", "book.txt", "--out", "a", "--learn", "--keep", "0.5")
     for inner_lr in (0, 1):
         refused(
             run, 2, "--inner-lr: needs --learn", "compress", "donor", "book.txt", "--out", "a", "--inner-lr", inner_lr

@@ -95,6 +95,17 @@ def test_compress_document_reads_long_documents_in_windows() -> None:
     torch.testing.assert_close(torch.stack(joined.keys), torch.stack(result.memory.keys))
 
 
+@pytest.mark.parametrize("method", get_args(KVMethod))
+def test_compress_document_shows_progress_up_to_all_positions(method: KVMethod) -> None:
+    steps = list[tuple[int, int]]()
+    config = KVCompressionConfig(method, slots=60)
+    result = compress_document(
+        make_decoder(), document(300), config, PROMPT, 3, lambda name, done, total: steps.append((done, total))
+    )
+    assert len(result.windows) > 1
+    assert {total for _, total in steps} == {steps[-1][0]} == {result.positions}
+
+
 def test_compress_kv_refuses_what_cannot_be_joined_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: object) -> None:
         raise AssertionError("the document was read")

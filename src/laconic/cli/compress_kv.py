@@ -1,7 +1,8 @@
 """`laconic compress` with a plain checkpoint: keep the most important keys and values of a text."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags, to_u
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
 from laconic.compression.kv.cartridge import CartridgeConfig
-from laconic.compression.kv.compress import DEFAULT_CONFIG, KVCompressionConfig
+from laconic.compression.kv.compress import DEFAULT_CONFIG, PROMPT_SHARE, KVCompressionConfig
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.selection import SHARED_METHODS
 from laconic.console import log_message, progress, status
@@ -60,17 +61,49 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     memory = memories[0] if len(memories) == 1 else KVMemory.concat_rows(*memories)
     memory = memory if dtype is None else memory.to(dtype=dtype)
     memory.save(command.out)
+    room_note = describe_room(memories, decoder.config.max_position_embeddings, config)
     if windows > len(texts) and config.method in SHARED_METHODS and not config.equal_heads:
         log_message(
             f"warning: read in {windows:,} windows, as text and repetition exceed the context of "
             f"{decoder.config.max_position_embeddings:,} tokens; all heads then keep the same number of slots, as with "
-            "--equal-heads, which loses more at the same size; keep more, or give a shorter text"
+            "--equal-heads, which loses more at the same size; "
+            + ("give a shorter text" if room_note else "keep more, or give a shorter text")
         )
+    if room_note:
+        log_message(room_note)
     measured = [m.metadata.measured for m in memories if m.metadata is not None and m.metadata.measured]
     cost = compute_kv_cost(memory, decoder.config, windows, positions)
     lines = [*cost_lines(cost), *(line for losses in measured for line in loss_lines(losses))]
     command.print_result(lines, {"cost": cost, "measured": measured}, time.perf_counter() - start)
     return 0
+
+
+def describe_room(memories: Sequence[KVMemory], context: int, config: KVCompressionConfig) -> str | None:
+    """Return what to do if the largest memory leaves less than `PROMPT_SHARE` of the context, else None.
+
+    A memory takes the positions of its text, or those of its slots if the text was read in windows.
+    """
+    largest = max(memories, key=lambda memory: int(memory.num_tokens.max()))
+    taken = int(largest.num_tokens.max())
+    if context - taken >= PROMPT_SHARE * context:
+        return None
+    left = max(0, context - taken)
+    note = (
+        f"the memory takes {taken:,} of the model's {context:,} positions, which leaves {left:,} for prompt and answer"
+    )
+    documents = [] if largest.metadata is None else [d for row in largest.metadata.documents for d in row]
+    num_tokens = sum(document.tokens for document in documents)
+    if taken == num_tokens:
+        return f"{note}; its text has as many, however few are kept: give a shorter text"
+    slots = context // 2
+    size = f"--keep {floor_digits(slots / num_tokens):g}" if config.slots is None else f"--slots {slots}"
+    return f"{note}; keep less, for example {size}, which leaves half of them"
+
+
+def floor_digits(share: float) -> float:
+    """Return a share of at most 1, rounded down to two significant digits."""
+    scale = 10 ** (1 - math.floor(math.log10(share)))
+    return math.floor(share * scale) / scale
 
 
 def read_source_texts(source: str) -> list[tuple[str, str]]:

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from laconic.console import log_message, print_rich
-from laconic.errors import BusyError, InputError, LaconicError, UsageError
+from laconic.errors import BusyError, DiskError, InputError, LaconicError, UsageError, translate_os_errors
 
 
 def check_file(path: Path, expected: str) -> None:
@@ -39,11 +40,33 @@ def check_system_message(memories: Iterable[Path]) -> None:
 
 
 def check_output_path(flag: str, path: Path) -> None:
-    """Raise `UsageError` (2) if a file that a flag names cannot be written, before the work for it."""
+    """Check that a file that a flag names can be written, before the work for it.
+
+    Raises:
+        UsageError: It is a folder, or its folder does not exist (2).
+        DiskError: Its folder is not writable (74).
+    """
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder; give a file")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{flag} {path}: folder {path.parent} does not exist; create it first")
+    try:
+        with TemporaryFile(dir=path.absolute().parent):  # os.access does not know of file systems such as /proc
+            pass
+    except OSError as error:
+        raise DiskError(f"{path.parent}: not writable ({error.strerror}); choose another folder") from None
+
+
+def check_text_format(path: Path) -> None:
+    """Raise `InputError` (66) for a PDF, which is no text; note that the tags of HTML are text too."""
+    if not path.is_file():  # a pipe is read once
+        return
+    with translate_os_errors(path), path.open("rb") as file:
+        start = file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if start.startswith(b"%pdf-"):
+        raise InputError(f"{path} is a PDF; convert it to text first, for example with pdftotext")
+    if start.startswith((b"<!doctype html", b"<html")) or (start.startswith(b"<?xml") and b"<html" in start):
+        log_message(f"{path} looks like HTML: its tags are compressed too; convert it to text")
 
 
 def check_replaceable(flag: str, path: Path) -> None:

@@ -65,6 +65,7 @@ def load_model(
 def compress_text(command: CompressCommand) -> int:
     """Read a text, or each line of a .jsonl, into a state. Raises `UsageError` (2) for flags of other memories."""
     reason = f"not available with a fast-weight state, which {command.model} writes here"
+    reason = "cannot be used with --learn" if command.learn else reason
     flags = {name: getattr(command, name) for name in (*SUMMARY_FLAGS, *KV_FLAGS)}
     refuse_flags(flags | {"seed": command.seed or None}, reason)
     with status(f"loading {command.model}"):

@@ -30,7 +30,7 @@ from laconic.errors import (
     translate_os_errors,
 )
 from laconic.storage.file_names import check_is_file
-from laconic.storage.safetensors_header import SafetensorsHeader, read_safetensors_header
+from laconic.storage.safetensors_header import NotSafetensorsError, SafetensorsHeader, read_safetensors_header
 from laconic.storage.strict_json import parse_json, to_canonical_json
 from laconic.storage.temporary import create_temporary_folder
 
@@ -265,8 +265,10 @@ def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         tensors = open_tensors(path, header.tensors)
     digest = hash_artifact(header.metadata["laconic"], tensors)
     if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
-        stored = header.metadata.get("digest")
-        raise CorruptArtifactError(f"{path}: digest {digest} does not match the stored {stored}; use an intact copy")
+        raise CorruptArtifactError(
+            f"{path} is damaged, or was changed after it was written: its contents do not match the digest in it; use "
+            "an intact copy"
+        )
     return tensors, metadata
 
 
@@ -295,6 +297,8 @@ def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]
     check_is_file(path)
     try:
         header = read_safetensors_header(path)
+    except NotSafetensorsError as error:
+        raise CorruptArtifactError(f"{error}; give a memory or state that laconic wrote") from None
     except InputError as error:
         reason = str(error).removesuffix("; download it again")
         raise CorruptArtifactError(f"{reason}; it is damaged, cut off or not safetensors; use an intact copy") from None

@@ -20,6 +20,10 @@ DTYPES = {
 }  # fmt: skip
 
 
+class NotSafetensorsError(InputError):
+    """A text file in place of a safetensors file."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Type, shape and byte range of one tensor in a safetensors file."""
@@ -45,7 +49,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     function also refuses repeated keys, unprintable names, and more dimensions than torch supports.
 
     Raises:
-        InputError: If the file is missing or invalid.
+        InputError: If the file is missing or invalid; `NotSafetensorsError` for a text.
         UnsafeFileError: If it is a pickle or zip file.
     """
     check_is_file(path)
@@ -56,7 +60,8 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         if n > min(size - 8, MAX_HEADER_BYTES):
             check_not_pickle(path.name, start)
             if len(start) == 8 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start):
-                raise InputError(f"{path.name}: begins with the text {start.decode()!r}, not with a safetensors header")
+                text = start.decode()
+                raise NotSafetensorsError(f"{path.name}: begins with the text {text!r}, not with a safetensors header")
             limit = f"the file has {size:,}" if n > size - 8 else f"the limit is {MAX_HEADER_BYTES:,}"
             raise InputError(f"{path.name}: header of {n:,} bytes, but {limit}; download it again")
         fields = parse_json(file.read(n), f"{path.name}: header")

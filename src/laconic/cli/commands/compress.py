@@ -22,7 +22,7 @@ from laconic.cli.arguments import (
     refuse_flags,
     to_utf8,
 )
-from laconic.cli.files import check_file, check_output_path, check_replaceable, print_json
+from laconic.cli.files import check_file, check_output_path, check_replaceable, check_text_format, print_json
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -189,6 +189,8 @@ class CompressCommand:
             check_file(Path(to_utf8(self.source)), "a text, a .jsonl, or - for standard input")
         check_replaceable("--out", self.out)
         check_output_path("--out", self.out)
+        if self.source != "-":
+            check_text_format(Path(to_utf8(self.source)))
 
     @property
     def partial_path(self) -> Path:

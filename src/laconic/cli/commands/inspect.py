@@ -92,10 +92,14 @@ class InspectCommand:
         from laconic.nested.state_file import ARTIFACT_KIND
         from laconic.storage.atomic import read_artifact_kind
 
+        kind = read_artifact_kind(Path(self.model))
         if self.question is not None or self.task is not None or self.baseline:
-            raise UsageError(f"{self.model} is a file; give the directory of a run, or the file alone")
+            raise UsageError(
+                f"{self.model} is a memory or state, which takes no question, --task or --baseline; give the file "
+                f"alone, or ask a model that has read it: laconic generate MODEL QUESTION --memory {self.model}"
+            )
         describe = {ARTIFACT_KIND: describe_state_file, FILE_KIND: describe_kv_memory_file}
-        data, lines = describe.get(read_artifact_kind(Path(self.model)), describe_memory_file)(Path(self.model))
+        data, lines = describe.get(kind, describe_memory_file)(Path(self.model))
         if self.format == "json":
             print_json(data)
         else:

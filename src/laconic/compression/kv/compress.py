@@ -20,6 +20,7 @@ from laconic.compression.kv.selection import (
     KVMethod,
     Ranking,
     RepeatPrompt,
+    count_positions,
     rank_document,
     repeat_tokens,
 )
@@ -162,7 +163,7 @@ def compress_document(
         config: Method and size.
         repeat_prompt: KVzip's request, which also serves to measure the loss.
         prefix_tokens: Tokens of a chat prefix at the beginning, which are kept while there is room.
-        on_progress: Called with the current step, the positions read so far, and an estimate of all.
+        on_progress: Called with the current step, the positions read so far, and all that are to be read.
     """
     check_is_decoder(decoder)
     check_type("config", config, KVCompressionConfig, 'laconic.KVCompressionConfig("kvzip", keep=…)')
@@ -183,18 +184,27 @@ def compress_document(
         get_movable_rope(decoder.config.rope, decoder.config.family, hint)
         if config.max_loss is None:
             check_slots_fit(decoder, slots, ids.shape[1])
-    expected = ids.shape[1] * (2 if config.method == "kvzip" else 1)
-    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, expected)))
+    rankings = [
+        # Windows are joined at consecutive positions, so that their heads keep as many.
+        Ranking(
+            config.method,
+            config.num_sinks,
+            config.equal_heads or len(windows) > 1,
+            config.seed,
+            repeat_prompt,
+            0 if index else min(prefix_tokens, window.shape[1] - 1),
+        )
+        for index, window in enumerate(windows)
+    ]
+    to_read = sum(count_positions(decoder, *pair) for pair in zip(windows, rankings, strict=True))
+    reader = DocumentReader(decoder, lambda done: on_progress("positions read", done, max(done, to_read)))
     memories, measured, probes_of_windows = list[KVMemory](), list[dict[str, Any]](), list[LossProbes]()
-    for index, window in enumerate(windows):
-        prefix = 0 if index else min(prefix_tokens, window.shape[1] - 1)
-        equal_heads = config.equal_heads or len(windows) > 1  # windows are joined at consecutive positions
-        ranking = Ranking(config.method, config.num_sinks, equal_heads, config.seed, repeat_prompt, prefix)
+    for index, (window, ranking) in enumerate(zip(windows, rankings, strict=True)):
         memory = rank_document(reader, window, ranking)
         if config.max_loss is None:
             memories.append(memory.keep_top_slots(slots[index]))
             continue
-        probes = build_loss_probes(decoder, memory.to_cache(), window, repeat_prompt, prefix)
+        probes = build_loss_probes(decoder, memory.to_cache(), window, repeat_prompt, ranking.prefix_tokens)
         smallest, losses = find_smallest_memory(
             decoder, memory, probes, config.max_loss, lambda slots: on_progress(f"measuring {slots:,} slots", 0, 0)
         )

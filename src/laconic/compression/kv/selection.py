@@ -5,7 +5,7 @@ Methods: KVzip (arXiv:2505.23416), SnapKV (2404.14469), R-KV (2505.24133), H2O (
 comparable between heads, so that its slots go to the heads that need them; the others rank each head for itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -253,15 +253,30 @@ def score_repetition(reader: DocumentReader, ids: Int[Tensor, "1 N"], cache: KVC
     """
     (L, G, _), N, decoder = cache.shape_summary, cache.S, reader.decoder
     scores = torch.zeros(L, 1, G, N, dtype=kv_scores.accumulation_dtype(cache.keys[0].dtype), device=ids.device)
-    size, first = repeat_tokens(decoder), min(ranking.prefix_tokens, N - 1)
-    document = KVMemory.from_cache(cache).to_prefix_cache()
+    first, document = min(ranking.prefix_tokens, N - 1), KVMemory.from_cache(cache).to_prefix_cache()
     assert document.prefix is not None
-    for piece in range(first, N, size):
-        start, stop = (0 if piece == first else piece), min(piece + size, N)  # a prefix is scored with the first piece
+    for piece, stop in iter_pieces(decoder, N, first):
+        start = 0 if piece == first else piece  # a prefix is scored with the first piece
         sinks = min(ranking.num_sinks, start)
         prefix = RepeatedPrefix(**vars(document.prefix), piece=slice(start, stop), num_sinks=sinks, scores=scores)
         reader.read(ranking.repeat_prompt.build(ids, piece, stop, first), replace(document, prefix=prefix))
     return scores
+
+
+def iter_pieces(decoder: Decoder, N: int, first: int) -> Iterator[tuple[int, int]]:
+    """Yield beginning and end of each piece that KVzip has repeated, from the token `first` on."""
+    size = repeat_tokens(decoder)
+    return ((start, min(start + size, N)) for start in range(first, N, size))
+
+
+def count_positions(decoder: Decoder, ids: Int[Tensor, "1 N"], ranking: Ranking) -> int:
+    """Return how many positions `rank_document` reads."""
+    N = ids.shape[1]
+    if ranking.method != "kvzip":
+        return N
+    first = min(ranking.prefix_tokens, N - 1)
+    pieces = iter_pieces(decoder, N, first)
+    return N + sum(ranking.repeat_prompt.build(ids, *piece, first).shape[1] for piece in pieces)
 
 
 def repeat_tokens(decoder: Decoder) -> int:

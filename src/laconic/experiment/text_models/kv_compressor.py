@@ -193,7 +193,7 @@ def compress_text(
         config: Method and size.
         name: Name of the text in the memory's metadata.
         chat: Read the document as the beginning of a user message.
-        on_progress: Called with the current step, the positions read so far, and an estimate of all.
+        on_progress: Called with the current step, the positions read so far, and all that are to be read.
 
     Raises:
         InputError: If the text is empty, or there is no chat template.
