@@ -86,9 +86,10 @@ def translate_os_errors(path: Path, required_bytes: int = 0) -> Generator[None]:
         yield
     except OSError as error:
         is_blocked = error.errno in (errno.EEXIST, errno.ENOTDIR)
-        file = next((p for p in path.parents if p.exists() and not p.is_dir()), None) if is_blocked else None
+        file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None) if is_blocked else None
         if file:
-            raise DiskError(f"{path}: {file} is a file, not a directory; choose another path") from error
+            place = "" if file == path else f"{path}: "
+            raise DiskError(f"{place}{file} is a file, not a directory; choose another path") from error
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise BusyError(f"{path} exists and is not empty; choose another folder, or empty it") from error
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)

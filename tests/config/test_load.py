@@ -194,6 +194,16 @@ def test_override_of_the_model_replaces_that_of_the_file(kava: Path, key: str) -
     assert "exactly one of name" in load_errors(kava, key, "model.family=llama")[0]
 
 
+def test_a_mistyped_name_of_a_column_is_corrected(kava: Path) -> None:
+    keys = ["data.source=file", "data.path=rows.jsonl", "data.format=pccot"]
+    assert "data.columns.questoin: no such key; did you mean question?" in "".join(
+        load_errors(kava, *keys, 'data.columns={ questoin = "prompt" }')
+    )
+    assert "data.columns.text: no such key; data.columns has id, question, " in "".join(
+        load_errors(kava, *keys, 'data.columns={ text = "content" }')
+    )
+
+
 def test_an_override_without_a_value_removes_the_key(kava: Path) -> None:
     """Nothing else can say that a key of the file is not wanted, such as one that another schedule does not have."""
     assert load_recipe(kava)[0].train.steps is not None

@@ -9,6 +9,7 @@ import pytest
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
+from laconic.data.reasoning.catalog import get_dataset
 from laconic.data.reasoning.read_examples import ExampleReader, most_common_answer, read_examples, split_chain
 from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
@@ -103,6 +104,8 @@ def test_read_examples_refuses_csv(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("question,answer\n2 and 2?,4\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"^rows\.csv: rows are read from JSONL and Parquet; convert them: python"):
         read_examples(tmp_path / "rows.csv", CONFIG)
+    with pytest.raises(InputError, match=r"^rows\.csv: rows are read from JSONL and Parquet; convert them: python"):
+        get_dataset("rows.csv")
 
 
 def test_split_chain_sentences() -> None:

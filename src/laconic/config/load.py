@@ -258,6 +258,13 @@ def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> N
         key, kind = ".".join(map(str, error["loc"])), error["type"]
         if kind == "extra_forbidden" or (kind == "missing" and key in suggested):
             continue
+        if error["loc"][-1:] == ("[key]",):  # of a table whose keys are names, such as data.columns
+            table, _, name = key.removesuffix(".[key]").rpartition(".")
+            names = re.findall("'(.*?)'", error["ctx"]["expected"])
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"{table} has {', '.join(names)}"
+            draft.add_error(f"{table}.{name}", f"no such key; {hint}")
+            continue
         if kind == "missing":
             draft.add_error(key, f"missing; {describe_field(key)}")
         elif kind == "value_error":

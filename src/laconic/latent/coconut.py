@@ -74,15 +74,16 @@ class Coconut(PromptedAnswers):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        most = config.max_stage * config.latents_per_step
-        actual = (latent_thoughts.schedule, latent_thoughts.projection, latent_thoughts.num_latents)
-        if actual != ("sequential", None, max(1, most)):
-            projection = "none" if latent_thoughts.projection is None else "a projection"
-            raise UsageError(
-                f'coconut requires latents.schedule = "sequential", projection = "none" and num_latents = '
-                f"{max(1, most)} (coconut.max_stage times latents_per_step), not "
-                f"{latent_thoughts.schedule!r}, {projection!r} and {latent_thoughts.num_latents}"
-            )
+        num_latents = max(1, config.max_stage * config.latents_per_step)
+        required = {
+            'latents.schedule = "sequential"': latent_thoughts.schedule == "sequential",
+            'latents.projection = "none"': latent_thoughts.projection is None,
+            f"latents.num_latents = {num_latents} (coconut.max_stage times coconut.latents_per_step)": (
+                latent_thoughts.num_latents == num_latents
+            ),
+        }
+        if wrong := [text for text, is_met in required.items() if not is_met]:
+            raise UsageError(f"coconut requires {' and '.join(wrong)}")
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
         self.eval_stage: int | None = None  # stage whose latents an answer uses; None: the last one

@@ -97,6 +97,8 @@ class RecipesKeysCommand:
 
     def run(self) -> int:
         from laconic.config.key_help import iter_tables
+        from laconic.config.load import closest_key
+        from laconic.config.recipe_keys import known_keys
 
         wanted = to_utf8(self.text or "").lower()
         keys = [
@@ -106,7 +108,9 @@ class RecipesKeysCommand:
             if wanted in key.key.lower() or wanted in key.meaning.lower()
         ]
         if not keys:
-            raise UsageError(f"no key of a recipe contains {self.text!r}; laconic recipes keys prints all")
+            close = closest_key(wanted.strip("."), known_keys())
+            hint = f"did you mean {close}?" if close else "laconic recipes keys prints all"
+            raise UsageError(f"no key of a recipe contains {self.text!r}; {hint}")
         if self.format == "json":
             print_json({"schema": 1, "keys": [key._asdict() for key in keys]})
             return 0

@@ -71,6 +71,7 @@ class DocumentRowConverter:
         self.is_first = False
         accepted = f"expected a field {self.config.text_field}"
         accepted += f" and {self.document_field}" if self.document_field else ""
+        accepted += "; data.text.text_field names another"
         section = require_text(row, self.config.text_field, text, accepted)
         book = require_text(row, self.document_field, text, accepted) if self.document_field else None
         return Document(book or name, (section,), book, parse_split(row, text))

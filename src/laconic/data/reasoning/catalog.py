@@ -100,10 +100,19 @@ def find_dataset(name: str) -> DatasetInfo | None:
     return DATASETS.get(name) or next(by_repo, None)
 
 
+def refuse_csv(path: Path) -> None:
+    """Raise `InputError` for a CSV file, with a command that converts it."""
+    if path.suffix.lower() in (".csv", ".tsv"):
+        program = "import csv, json, sys; [print(json.dumps(r)) for r in csv.DictReader(sys.stdin)]"
+        hint = f'convert them: python -c "{program}" < FILE > rows.jsonl'
+        raise InputError(f"{path.name}: rows are read from JSONL and Parquet; {hint}")
+
+
 def get_dataset(name: str) -> DatasetInfo:
     """Return the data set of a catalog name or Hub name. Raises `InputError` with the nearest known name."""
     info, base = find_dataset(name), split_name(name)[0]
     if info is None:
+        refuse_csv(Path(base))
         suffixes = ", ".join(ROW_FILE_SUFFIXES)
         hint = suggest_dataset(base) or f"`laconic data list` lists them; a file name ends in {suffixes}"
         raise InputError(f"unknown data set {base}; {hint}")

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, FieldName
 from laconic.data.parquet_and_hub import read_parquet
+from laconic.data.reasoning.catalog import refuse_csv
 from laconic.data.reasoning.columns import (
     COLUMN_CONVERTERS,
     detect_columns,
@@ -53,11 +54,6 @@ ACCEPTED_FIELDS = (
     "or cot or rationale (a string), and optionally document (a string)"
 )
 
-CSV_HINT = (
-    """convert them: python -c "import csv, json, sys; [print(json.dumps(r)) for r in csv.DictReader(sys.stdin)]" """
-    "< FILE > rows.jsonl"
-)
-
 
 @dataclass(frozen=True)
 class ExamplesFile:
@@ -95,8 +91,7 @@ def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = N
 
 def scan_examples(file: Path, config: DataConfig, max_rows: int | None = None) -> "ExampleReader":
     """Read a file to its end and collect its problems instead of raising them."""
-    if file.suffix.lower() in (".csv", ".tsv"):
-        raise InputError(f"{file.name}: rows are read from JSONL and Parquet; {CSV_HINT}")
+    refuse_csv(file)
     reader = ExampleReader(file.name, config, max_rows)
     with gc_disabled(), translate_os_errors(file), file.open("rb") as stream:
         if file.suffix == ".parquet":
