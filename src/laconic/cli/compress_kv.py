@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import laconic
 from laconic.cli.arguments import check_minimum, parse_dtype, refuse_flags, to_utf8
 from laconic.cli.commands.compress import SUMMARY_FLAGS, CompressCommand
 from laconic.cli.generate_prompts import read_text
@@ -18,7 +17,7 @@ from laconic.console import log_message, progress, status
 from laconic.data.documents.load import iter_texts
 from laconic.experiment.cartridge import fit_text
 from laconic.experiment.from_recipe.cost import format_bytes, kv_bytes_per_position, pluralize
-from laconic.experiment.load_model import check_is_model
+from laconic.experiment.load_model import check_is_model, load_plain_model
 from laconic.experiment.text_models.kv_compressor import compress_text, encode_document
 from laconic.models.config import DecoderConfig
 from laconic.storage.atomic import check_free_space
@@ -42,8 +41,7 @@ def compress_with_checkpoint(command: CompressCommand) -> int:
     check_is_model(to_utf8(command.model))
     texts = read_source_texts(to_utf8(command.source))
     with status(f"loading {command.model}"):
-        decoder = laconic.Decoder.from_pretrained(to_utf8(command.model), device=command.device)
-        tokenizer = laconic.load_tokenizer(decoder.source_folder or command.model)
+        decoder, tokenizer = load_plain_model(to_utf8(command.model), command.device)
     dtype = parse_dtype(command.dtype)
     if config.max_loss is None:
         num_slots = sum(config.num_slots(len(encode_document(tokenizer, text, command.chat)[0])) for _, text in texts)

@@ -219,7 +219,7 @@ class GenerateCommand(SamplingFlags):
 
     def load_decoder(self) -> "tuple[Decoder, Tokenizer]":
         import laconic
-        from laconic.experiment.load_model import check_is_model
+        from laconic.experiment.load_model import check_is_model, load_plain_model
         from laconic.experiment.load_run import is_export
 
         if self.is_language_model_run:
@@ -227,18 +227,18 @@ class GenerateCommand(SamplingFlags):
             model = laconic.load(self.model, device=self.device)
             return model.decoder, model.tokenizer
         check_is_model(self.model)
-        decoder = laconic.Decoder.from_pretrained(
+        decoder, tokenizer = load_plain_model(
             self.model,
-            dtype=parse_dtype(self.dtype),
             device=self.device,
+            dtype=parse_dtype(self.dtype),
             revision=self.revision,
-            allow_missing=self.allow_missing,
             quantize=self.quantize,
+            allow_missing=self.allow_missing,
         )
         if decoder.source_folder is not None and is_export(decoder.source_folder):
             folder = decoder.source_folder
             raise UsageError(f"{self.model} is a run exported to the hub, downloaded to {folder}; use that folder")
-        return decoder, laconic.load_tokenizer(decoder.source_folder or self.model)
+        return decoder, tokenizer
 
     def generate_with_memory(self, rows: list[PromptRow]) -> int:
         """Continue prompts on the concatenated memories; a single prompt is repeated for each text of a memory."""
