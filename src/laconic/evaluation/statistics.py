@@ -105,15 +105,15 @@ def estimate_proportion(correct: ArrayLike) -> Estimate:
     is_binary = R == 1 and bool(np.isin(matrix, (0, 1)).all())
     num_fewer = min(matrix.sum(), matrix.size - matrix.sum())
     if num_fewer == 0 or (is_binary and num_fewer < FEW_ANSWERS):
-        low, high = exact_interval(round(float(estimate.mean) * N), N)
+        low, high = clopper_pearson_interval(round(float(estimate.mean) * N), N)
         return estimate._replace(low=low, high=high)
     return estimate._replace(low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
 
 
-def exact_interval(k: int, n: int) -> tuple[float, float]:
+def clopper_pearson_interval(k: int, n: int) -> tuple[float, float]:
     """Return Clopper and Pearson's interval of a share of which `k` of `n` were seen, with `k` or `n - k` small."""
     if 2 * k > n:
-        low, high = exact_interval(n - k, n)
+        low, high = clopper_pearson_interval(n - k, n)
         return 1 - high, 1 - low
 
     def at_most(number: int, share: float) -> float:
