@@ -65,10 +65,10 @@ class ContextLimit:
     ) -> list[Generation]:
         """Generate as `laconic.generate` does, and end each row where the context is full, with reason length."""
         ids = list(ids)
-        if self.should_exceed:
-            return generate(self.decoder, tokenizer, input_ids=ids, state=state, config=config)
         before = [0] * len(ids) if state is None else state.next_position.tolist()
         rooms = [self.num_positions - n - len(row_ids) for row_ids, n in zip(ids, before, strict=True)]
+        if self.should_exceed or config.max_tokens <= min(rooms):
+            return generate(self.decoder, tokenizer, input_ids=ids, state=state, config=config)
         # A learned table has no positions for rows that have ended and are read on as part of the batch.
         most = min(rooms) if self.decoder.config.position_encoding == "table" else max(rooms)
         max_tokens, counts, on_token = min(config.max_tokens, most), [0] * len(ids), config.on_token
