@@ -132,7 +132,7 @@ def test_export_merges_an_adapter(run_cli: RunCli, tmp_path: Path) -> None:
         (("compress", "x", "y", "z", "--out", "w"), 2, "z: compress takes fewer arguments; see"),
         (("generate", "x", "y", "--stop", "."), 2, "has no option --stop; did you mean --stop-string?"),
         (("generate", "x", "y", "--threads", 1), 2, "has no option --threads; set the environment variable OMP_NUM_"),
-        (("data", "lsit"), 2, "no command data lsit; did you mean list?"),
+        (("data", "lists"), 2, "no command data lists; did you mean list?"),
         (
             ("compress", "x", "y", "--out", "z", "--method", "foo"),
             2,

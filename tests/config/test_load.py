@@ -196,8 +196,8 @@ def test_override_of_the_model_replaces_that_of_the_file(kava: Path, key: str) -
 
 def test_a_mistyped_name_of_a_column_is_corrected(kava: Path) -> None:
     keys = ["data.source=file", "data.path=rows.jsonl", "data.format=pccot"]
-    assert "data.columns.questoin: no such key; did you mean question?" in "".join(
-        load_errors(kava, *keys, 'data.columns={ questoin = "prompt" }')
+    assert "data.columns.questions: no such key; did you mean question?" in "".join(
+        load_errors(kava, *keys, 'data.columns={ questions = "prompt" }')
     )
     assert "data.columns.text: no such key; data.columns has id, question, " in "".join(
         load_errors(kava, *keys, 'data.columns={ text = "content" }')
