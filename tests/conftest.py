@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import random
+import signal
 import socket
 import sys
 import tempfile
@@ -73,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     console.FIRST_LINE_AFTER = 3600.0  # what a command prints must not depend on the speed of the machine
     shapes.CHECK_ALL = config.option.markexpr not in ("not slow and not real and not vllm", "real", "vllm")
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests of signals send
     os.fsync = os.fstat  # tests of power cuts check the order of calls; nothing needs to reach the disk
     block_sockets()
 
