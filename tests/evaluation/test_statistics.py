@@ -45,7 +45,7 @@ def test_estimate_proportion_of_one_run_is_binomial(right: int, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "n", "low", "high"),  # bounds of R's binom.test
+    ("right", "n", "low", "high"),  # bounds of scipy.stats.binomtest
     [
         (3, 20, 0.03207094, 0.3789268),
         (17, 20, 0.6210732, 0.9679291),

@@ -210,6 +210,7 @@ def test_load_of_an_adapter_finds_its_base_as_transformers_does(
     reference = transformers.AutoModelForCausalLM.from_pretrained("adapter").eval()
     model = laconic.load("adapter")
     assert isinstance(model, laconic.LanguageModel)
+    assert all(p.requires_grad for p in model.decoder.parameters()), "as those of any checkpoint"
     ids = torch.arange(20)[None]
     with torch.no_grad():
         want = reference(ids).logits

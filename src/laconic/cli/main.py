@@ -148,7 +148,8 @@ def parse_command(args: list[str]) -> Any:
 def select_command(args: list[str]) -> Any:
     """Return the type to parse: the command that the arguments name and `version`, or all commands.
 
-    To build the parsers of all commands takes three times as long. With one alone tyro would expect no command name.
+    To build the parsers of all commands takes two to three times as long. With one alone, tyro would expect no command
+    name.
     """
     name = args[0] if args else ""
     return COMMANDS[name] | COMMANDS["version"] if name in COMMANDS and name != "version" else Command

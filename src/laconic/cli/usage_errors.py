@@ -5,13 +5,14 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 MIN_SIMILARITY = 0.65  # of an option that tyro suggests; it also suggests options whose help has the same words
-# What other programs call options that laconic has under another name, or sets elsewhere.
+# What other programs call options that a command has under another name, or that are set elsewhere.
 HINTS = {
-    "--dry-run": "did you mean --plan?",
-    "--threads": "set the environment variable OMP_NUM_THREADS",
-    "--n": "repeat the command with another --seed",
-    "--max-new-tokens": "did you mean --max-tokens?",
+    "train --dry-run": "did you mean --plan?",
+    "generate --n": "repeat the command with another --seed",
+    "generate --max-new-tokens": "did you mean --max-tokens?",
+    "chat --max-new-tokens": "did you mean --max-tokens?",
 }
+THREADS_HINT = "set the environment variable OMP_NUM_THREADS"
 
 
 def summarise_usage_error(text: str, command: str) -> str:
@@ -33,12 +34,19 @@ def summarise_usage_error(text: str, command: str) -> str:
 
 def describe_unknown(words: list[str], suggestions: list[str], command: str) -> str:
     """Return the line for the first of the words that a command does not take."""
-    name = next((word for word in words if word.startswith("-")), None)
-    if name is None:
-        return f"{words[0]}: {command.removeprefix('laconic ')} takes fewer arguments; see {command} --help"
-    close = [s for s in suggestions if s.startswith(name) or SequenceMatcher(None, name, s).ratio() >= MIN_SIMILARITY]
-    hint = HINTS.get(name) or (f"did you mean {close[0]}?" if close else f"see {command} --help")
-    return f"{command.removeprefix('laconic ')} has no option {name}; {hint}"
+    option, name = next((word for word in words if word.startswith("-")), None), command.removeprefix("laconic ")
+    if option is None:
+        return f"{words[0]}: {name} takes fewer arguments; see {command} --help"
+    close = [
+        s for s in suggestions if s.startswith(option) or SequenceMatcher(None, option, s).ratio() >= MIN_SIMILARITY
+    ]
+    hint = f"did you mean {close[0]}?" if close else f"see {command} --help"
+    return f"{name} has no option {option}; {find_hint(name, option) or hint}"
+
+
+def find_hint(command: str, option: str) -> str | None:
+    """Return what laconic has in place of an option of other programs."""
+    return THREADS_HINT if option == "--threads" else HINTS.get(f"{command} {option}")
 
 
 def rewrite_sentence(sentence: str) -> str:

@@ -141,7 +141,9 @@ def load_checkpoint(
             return NestedTextModel(nested, load_tokenizer(folder))
         if is_published(folder):
             return load_compressor(folder, device, dtype=float_dtype)
-    return LanguageModel(*load_plain_model(path_or_name, device, dtype, revision, quantize))
+    decoder, tokenizer = load_plain_model(folder, device, float_dtype, quantize=quantize)
+    decoder.name_or_path = str(path_or_name)
+    return LanguageModel(decoder, tokenizer)
 
 
 def load_plain_model(
@@ -154,10 +156,10 @@ def load_plain_model(
 ) -> tuple[Decoder, Tokenizer]:
     """Load a decoder and its tokenizer; the folder of a peft adapter is merged into the base model that it names."""
     if (base := read_base_model(path_or_name)) is not None:
-        adapter = Path(path_or_name)
+        adapter = Path(os.path.expanduser(path_or_name))
         decoder, tokenizer = load_plain_model(base, device, dtype, revision, allow_missing=allow_missing)
         with name_folder_in_errors(adapter):
-            decoder = lora.merge_adapter(lora.load_adapter(decoder, adapter)).requires_grad_(False)
+            decoder = lora.merge_adapter(lora.load_adapter(decoder, adapter))
             tokenizer = load_tokenizer(adapter) if (adapter / "tokenizer.json").is_file() else tokenizer
         decoder.name_or_path = str(path_or_name)
         return (quantize_decoder(decoder) if quantize else decoder), tokenizer

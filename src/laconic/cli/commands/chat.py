@@ -95,12 +95,13 @@ class ChatCommand(SamplingFlags):
                 else:
                     turn = text.removeprefix("/") if text.startswith("//") else text
                     answer(session, turn, config, is_terminal)
+            except UnknownCommandError as error:
+                log_message(f"laconic: {error}")
+                exit_code = 0 if is_terminal else error.exit_code
             except LaconicError as error:
-                is_unknown = isinstance(error, UnknownCommandError)
-                if not (is_terminal or is_unknown):
+                if not is_terminal:
                     raise
                 log_message(f"laconic: {error}")
-                exit_code = error.exit_code if is_unknown and not is_terminal else exit_code
         return exit_code
 
     def check_chats(self) -> None:

@@ -73,7 +73,8 @@ class ExportCommand:
         check_is_model(self.model)
         refuse_flags({"push": self.push}, f"{self.model} is not a run of laconic train")
         refuse_flags({"to": self.to}, f"{self.model} is a checkpoint, which vllm serve opens as it is")
-        base, adapter = (read_base_model(self.model), self.model) if self.adapter is None else (None, self.adapter)
+        base = read_base_model(self.model) if self.adapter is None else None
+        adapter = self.adapter if base is None else self.model
         with status(f"loading {self.model}"):
             folder = weights.find_checkpoint(base or self.model)
             stored_dtype = weights.stored_dtype(folder)
@@ -81,7 +82,7 @@ class ExportCommand:
             stored_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             check_new_folder(self.out, stored_bytes * dtype.itemsize // stored_dtype.itemsize)
             decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
-            if self.adapter is not None or base is not None:
+            if adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, adapter))
         with status(f"writing {self.out}"):
             export_model(decoder, self.out, dtype=parse_dtype(self.dtype))

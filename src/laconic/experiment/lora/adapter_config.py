@@ -4,6 +4,7 @@ peft would import a module that the file names (`megatron_core`) and match regul
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -105,7 +106,7 @@ def read_base_model(path_or_name: str | Path) -> str | None:
 
     A relative path is resolved as peft does it, against the working directory, or else against the adapter's folder.
     """
-    folder = Path(path_or_name)
+    folder = Path(os.path.expanduser(path_or_name))
     if (folder / "config.json").exists() or not (folder / ADAPTER_CONFIG_FILE).is_file():
         return None
     base = strict_json.read_foreign_json(file_names.resolve_inside(folder, ADAPTER_CONFIG_FILE)).get(
