@@ -15,6 +15,7 @@ from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.experiment.load_run import check_is_no_run
 from laconic.experiment.text_models.reasoner import Reasoner
+from laconic.models.checkpoints import weights
 from tests.conftest import REPO, RunCli, needs
 from tests.house.source import blocks
 from tests.models.fixtures import fresh
@@ -221,3 +222,16 @@ def test_load_of_an_adapter_finds_its_base_as_transformers_does(
     assert run_cli("generate", "adapter", "Once", "--max-tokens", 4, "--no-echo").out.rstrip("\n") == text.rstrip("\n")
     assert run_cli("export", "adapter", "--out", "merged").code == 0
     assert laconic.load("merged").decoder.fingerprint == model.decoder.fingerprint
+
+
+def test_load_looks_a_name_on_the_hub_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    laconic.LanguageModel(fresh("llama", vocab_size=257), build_byte_tokenizer()).save(tmp_path / "plain")
+    names: list[str] = []
+
+    def download(name: str, revision: str | None, with_weights: bool) -> Path:
+        names.append(name)
+        return tmp_path / "plain"
+
+    monkeypatch.setattr(weights, "download_checkpoint", download)
+    assert laconic.load("org/model").decoder.name_or_path == "org/model"
+    assert names == ["org/model"]
