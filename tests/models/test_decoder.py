@@ -156,6 +156,13 @@ def test_positions_continue_from_the_cache_or_are_given(name: str) -> None:
     assert not torch.equal(far.hidden_states, after.hidden_states)
 
 
+def test_attention_mask_may_hold_integers_as_tokenizers_return_them() -> None:
+    decoder, inputs = decoder_of("llama", torch.float32), noise(0, 2, 5, 48, dtype=torch.float32)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    hidden_states = decoder(inputs, attention_mask=mask).hidden_states
+    assert torch.equal(hidden_states, decoder(inputs, attention_mask=mask.bool()).hidden_states)
+
+
 @pytest.mark.parametrize("part", ["attention", "residual", "embedding"])
 def test_dropout_is_active_in_training_only(part: str) -> None:
     decoder, embeds = fresh("gpt2", dropout=DropoutRates(**{part: 0.5})), x(1, 6, 48)

@@ -26,7 +26,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("llama", (x(2, 0, 48),), {}, "B and T must be at least 1"),
     ("llama", (x(1, 5, 48).double(),), {}, "float64, weights torch.float32"),
     ("llama", (x(2, 5, 48),), {MASK: torch.ones(2, 4).bool()}, r"attention_mask: shape \[2, 4\]"),
-    ("gpt2", (x(2, 5, 48),), {MASK: torch.ones(2, 5).long()}, r"did you mean attention_mask.bool"),
+    ("gpt2", (x(2, 5, 48),), {MASK: torch.ones(2, 5)}, r"give booleans, or integers 0 and 1"),
     ("llama", (x(2, 5, 48),), {POSITIONS: torch.zeros(2, 1).long()}, r"position_ids: shape \[2, 1\]"),
     ("llama", (x(1, 5, 48),), {POSITIONS: torch.arange(5.0)[None]}, "float32; pass integers"),
     ("llama", (x(2, 5, 48), OTHER_CACHE), {}, r"\(3, 4, 8\), the decoder \(2, 2, 16\)"),

@@ -242,7 +242,7 @@ class Decoder(nn.Module):
         inputs_embeds: Float[Tensor, "B T D"],
         cache: KVCache | None = None,
         *,
-        attention_mask: Bool[Tensor, "B T"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         position_ids: Int[Tensor, "B T"] | None = None,
         attention_bias: Float[Tensor, "#B #T #P"] | None = None,
         capture: str | tuple[str, ...] = (),
@@ -253,7 +253,7 @@ class Decoder(nn.Module):
         Args:
             inputs_embeds: Embeddings [B, T, D], for example from `embed`.
             cache: What was read before; None starts from nothing. It is not modified.
-            attention_mask: True at real tokens among the new positions; None: all are real.
+            attention_mask: True or 1 at real tokens among the new positions; None: all are real.
             position_ids: By default they continue after the largest cached position (Eq. C22). -1 adds no position,
                 in families with learned positions.
             attention_bias: Added to the scaled scores of every head and layer; not stored in the cache.
@@ -270,7 +270,7 @@ class Decoder(nn.Module):
         )
         (B, T), device = inputs_embeds.shape[:2], inputs_embeds.device
         all_valid = attention_mask is None and cache is None
-        mask = torch.ones(B, T, dtype=torch.bool, device=device) if attention_mask is None else attention_mask
+        mask = torch.ones(B, T, dtype=torch.bool, device=device) if attention_mask is None else attention_mask.bool()
         past = KVCache.empty(self.config, B, inputs_embeds.dtype, device) if cache is None else cache
         has_default_positions = position_ids is None
         shared_positions = all_valid and has_default_positions
@@ -362,8 +362,8 @@ def check_forward_inputs(
     for name, x in (("attention_mask", attention_mask), ("position_ids", position_ids)):
         if x is not None and x.shape != (B, T):
             raise ValueError(f"{name}: shape {list(x.shape)} does not match inputs_embeds {[B, T]}")
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise ValueError(f"attention_mask is {attention_mask.dtype}; did you mean attention_mask.bool()?")
+    if attention_mask is not None and attention_mask.is_floating_point():
+        raise ValueError(f"attention_mask is {attention_mask.dtype}; give booleans, or integers 0 and 1")
     if position_ids is not None and (position_ids.is_floating_point() or position_ids.dtype == torch.bool):
         raise ValueError(f"position_ids are {position_ids.dtype}; pass integers")
     if cache is not None:
