@@ -14,7 +14,7 @@ from laconic.cli.generate_prompts import PromptRow, find_row_stop_ids
 from laconic.compression.kv.memory import KVMemory
 from laconic.console import log_message, progress
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
+from laconic.errors import CorruptArtifactError, UsageError, translate_os_errors
 from laconic.experiment.text_models.kv_compressor import build_row_caches
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import Generation
@@ -44,15 +44,12 @@ def generate_rows(
 
     Raises:
         UsageError: OUTPUT.part was begun with other rows, options or weights.
-        BusyError: The output exists.
         CorruptArtifactError: OUTPUT.part was changed.
     """
     output, should_add_logprobs, decoder = command.output, command.logprobs, limit.decoder
     timer, first, num_ended = GenerationTimer(shows_progress=False), 0, 0
     part = None
     if output is not None:
-        if output.exists():
-            raise BusyError(f"--output {output} exists; delete it or choose another file")
         flags = [should_add_logprobs, limit.should_exceed]
         key = batch_key(decoder, rows, ids, config, [*flags, *hash_memory_files(command.memory)])
         part = PartialOutput(output.with_name(f"{output.name}.part"), key)

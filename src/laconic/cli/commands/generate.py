@@ -35,7 +35,7 @@ from laconic.cli.generate_prompts import (
 )
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
-from laconic.errors import UsageError
+from laconic.errors import BusyError, UsageError
 
 if TYPE_CHECKING:
     from laconic import Decoder, Generation, GenerationConfig
@@ -147,7 +147,7 @@ class GenerateCommand(SamplingFlags):
         return read_run_method(self.model) == "lm"
 
     def validate(self) -> None:
-        """Raise `UsageError` (2) for flags that do not fit one another."""
+        """Raise `UsageError` (2) for flags that do not fit one another, and `BusyError` (73) if the output exists."""
         sources = {"PROMPT": self.prompts, "--file": self.file, "--messages": self.messages, "--input": self.input}
         present = [name for name, value in sources.items() if value]
         if len(present) > 1:
@@ -158,6 +158,8 @@ class GenerateCommand(SamplingFlags):
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
             check_output_path("--output", self.output)
+            if self.output.exists():
+                raise BusyError(f"--output {self.output} exists; delete it or choose another file")
         if self.max_tokens == 0 and not (self.learn and self.save_state is not None):
             raise UsageError("--max-tokens 0: only with --learn and --save-state, which then store what was read")
         check_minimum(0, max_tokens=self.max_tokens)
