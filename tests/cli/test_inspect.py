@@ -230,6 +230,7 @@ def test_inspect_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
             "--out gone/a.html: folder gone does not exist",
         ),
         (("kava", QUESTION, "--out", "."), "is a folder; give a file"),
+        (("kava", QUESTION, "--out", "-"), "/dev/stdout is standard output"),
     ],
 )
 def test_inspect_refuses_in_one_line(run: RunCli, args: tuple[str, ...], message: str) -> None:

@@ -1,6 +1,7 @@
 """Atomic files and folders, finite tensors, and single-file artifacts with a digest."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,27 @@ def test_write_file_is_old_or_new(tmp_path: Path) -> None:
     atomic.write_file_atomically(path, lambda new: new.write_text("2") and None)
     assert path.read_text() == "2"
     assert [p.name for p in tmp_path.iterdir()] == ["latest"]
+
+
+def test_write_file_into_a_pipe_leaves_the_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        text = pool.submit(pipe.read_text)
+        atomic.write_text_atomically(pipe, "all of it")
+        assert text.result(60) == "all of it"
+    assert pipe.is_fifo()
+
+
+def test_artifact_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "link.safetensors"
+    link.symlink_to("disk/memory.safetensors")  # which does not exist yet
+    for value in (1.0, 2.0):
+        atomic.save_artifact(link, {"x": torch.tensor([value])}, "memory", {})
+        assert link.is_symlink()
+        tensors, _ = atomic.load_artifact(tmp_path / "disk" / "memory.safetensors", "memory")
+        assert tensors["x"].item() == value
 
 
 def test_check_new_folder_before_the_work(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from laconic.console import log_message, print_rich
 from laconic.errors import BusyError, DiskError, InputError, LaconicError, UsageError, translate_os_errors
+from laconic.storage.file_names import follow_link, is_device_or_pipe
 
 
 def check_file(path: Path, expected: str) -> None:
@@ -43,9 +44,13 @@ def check_output_path(flag: str, path: Path) -> None:
     """Check that a file that a flag names can be written, before the work for it.
 
     Raises:
-        UsageError: It is a folder, or its folder does not exist (2).
+        UsageError: It is `-` or a folder, or its folder does not exist (2).
         DiskError: Its folder is not writable (74).
     """
+    if str(path) == "-":
+        raise UsageError(f"{flag} -: give a file; /dev/stdout is standard output")
+    if is_device_or_pipe(path):
+        return
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder; give a file")
     if not path.absolute().parent.is_dir():
@@ -103,5 +108,5 @@ def write_file(path: Path, text: str) -> None:
     """Write a text file atomically and log its path."""
     from laconic.storage.atomic import write_text_atomically  # imports torch
 
-    write_text_atomically(path, text)
+    write_text_atomically(follow_link(path), text)
     log_message(f"wrote {path}")

@@ -12,6 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from laconic.errors import (
     free_bytes,
     translate_os_errors,
 )
-from laconic.storage.file_names import check_is_file
+from laconic.storage.file_names import check_is_file, follow_link, is_device_or_pipe
 from laconic.storage.safetensors_header import NotSafetensorsError, SafetensorsHeader, read_safetensors_header
 from laconic.storage.strict_json import parse_json, to_canonical_json
 from laconic.storage.temporary import create_temporary_folder
@@ -162,6 +163,8 @@ def check_new_folder(target: Path, expected_bytes: int = 0) -> None:
 def write_file_atomically(path: Path, write: Callable[[Path], object], expected_bytes: int = 0) -> None:
     """Create or replace a file; on any failure the old file stays.
 
+    A device or a pipe, such as /dev/null, is not replaced: the complete file is written into it.
+
     Args:
         path: File to create or replace.
         write: Writes the temporary file whose path it is given.
@@ -171,6 +174,13 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
         DiskError: If there is too little free space or the file system fails.
     """
     with translate_os_errors(path, expected_bytes):
+        if is_device_or_pipe(path):
+            with TemporaryDirectory() as folder:
+                temporary = Path(folder, path.name)
+                write(temporary)
+                with temporary.open("rb") as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            return
         check_free_space(path.parent, expected_bytes)
         with create_temporary_folder(path) as folder:
             temporary = folder / path.name
@@ -233,7 +243,7 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, metadata
     """Write a self-describing safetensors file atomically.
 
     Args:
-        path: File to create or replace.
+        path: File to create or replace; of a link, the file that it leads to.
         tensors: Finite tensors by name.
         kind: Type of artifact, for example "memory"; `load_artifact` asks for the same one.
         metadata: Any JSON values; stored as canonical JSON under the header key `laconic`, beside a `digest` of that
@@ -242,7 +252,8 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, metadata
     copies = unshare_tensors(tensors)
     text = to_canonical_json({**metadata, "format": FORMAT_VERSION, "kind": kind})
     header = {"laconic": text, "digest": hash_artifact(text, copies)}
-    write_file_atomically(path, lambda new: save_tensors(new, copies, header), sum(t.nbytes for t in copies.values()))
+    size = sum(t.nbytes for t in copies.values())
+    write_file_atomically(follow_link(path), lambda new: save_tensors(new, copies, header), size)
 
 
 def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -36,6 +36,7 @@ from laconic.cli.generate_prompts import (
 from laconic.cli.sampling_flags import SamplingFlags
 from laconic.console import log_message, status
 from laconic.errors import BusyError, UsageError
+from laconic.storage.file_names import is_device_or_pipe
 
 if TYPE_CHECKING:
     from laconic import Decoder, Generation, GenerationConfig
@@ -158,6 +159,8 @@ class GenerateCommand(SamplingFlags):
             raise UsageError(f"--output {self.output}: needs --input")
         if self.output is not None:
             check_output_path("--output", self.output)
+            if is_device_or_pipe(self.output):
+                raise UsageError(f"--output {self.output} is not a regular file; leave it out to print the rows")
             if self.output.exists():
                 raise BusyError(f"--output {self.output} exists; delete it or choose another file")
         if self.max_tokens == 0 and not (self.learn and self.save_state is not None):
