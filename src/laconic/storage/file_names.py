@@ -44,8 +44,8 @@ def is_device_or_pipe(path: Path) -> bool:
 
 
 def follow_link(path: Path) -> Path:
-    """Return the file that a link leads to, for a file that a user names; without a link, the path itself."""
-    return path.resolve() if path.is_symlink() else path
+    """Return the file that a link leads to, for a file that a user names; a device, a pipe or a file is itself."""
+    return path.resolve() if path.is_symlink() and not is_device_or_pipe(path) else path
 
 
 def is_printable(name: str) -> bool:
