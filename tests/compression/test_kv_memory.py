@@ -213,3 +213,52 @@ def test_kv_memory_concat_says_which_arguments_it_takes() -> None:
     for concat in (KVMemory.concat_rows, lambda memories: KVMemory.concat_documents(decoder.config, memories)):
         with pytest.raises(UsageError, match=r"one by one, or \*memories, not list"):
             concat([memory, memory])
+
+
+def test_kv_memory_keep_top_slots_leaves_no_measurement_of_the_larger_memory() -> None:
+    decoder = make_decoder()
+    measured = {"windows": [{"max_loss": 0.1}]}
+    metadata = make_metadata(decoder, measured=measured, settings={"keep": 0.5, "num_sinks": 4})
+    whole = KVMemory.from_cache(read(decoder, IDS), metadata)
+    small = whole.keep_top_slots(4).metadata
+    assert small is not None
+    assert (small.measured, small.settings) == ({}, {"num_sinks": 4, "slots": 4})
+    assert whole.keep_top_slots(9).metadata == metadata  # nothing is dropped
+    limited = replace(whole, metadata=replace(metadata, settings={"max_loss": 0.1})).keep_top_slots(2).metadata
+    assert limited is not None
+    assert limited.settings == {"slots": 2}
+
+
+def test_kv_memory_is_compared_by_identity_and_is_equal_by_content() -> None:
+    decoder = make_decoder()
+    cache, metadata = read(decoder, IDS), make_metadata(decoder)
+    memory = KVMemory.from_cache(cache, metadata)
+    later = KVMemory.from_cache(cache, replace(metadata, created="2027-01-01T00:00:00+00:00", laconic="9"))
+    assert memory != later
+    assert len({memory, later, memory}) == 2
+    assert memory.is_equal(later)
+    assert not memory.is_equal(replace(memory, metadata=replace(metadata, model="0" * 64)))
+    assert not memory.is_equal(memory.to(torch.bfloat16))
+    assert not memory.is_equal(memory.select_rows([0, 0]))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_kv_memory_refuses_arguments_of_other_types(tmp_path: Path) -> None:
+    decoder = make_decoder()
+    memory: Any = KVMemory.from_cache(read(decoder, IDS), make_metadata(decoder))
+    assert memory.to(torch.bfloat16).keys[0].dtype == torch.bfloat16
+    assert memory.to("cpu").is_equal(memory)
+    assert memory.select_rows(torch.tensor([0, 0])).B == 2
+    for rows in (1, [0.0], [True], [], "0", torch.tensor(0)):
+        with pytest.raises(UsageError, match="give a list of at least one row number"):
+            memory.select_rows(rows)
+    for num_slots in ("5", 2.5, True, None):
+        with pytest.raises(UsageError, match=r"cannot keep .* slots; give an integer, 1 or more"):
+            memory.keep_top_slots(num_slots)
+    for dtype in (torch.int8, torch.bool, torch.float8_e4m3fn, "bfloat16"):
+        with pytest.raises(UsageError, match=r"dtype .*: a memory holds floating-point numbers"):
+            memory.to(dtype=dtype)
+    with pytest.raises(UsageError, match="device cuda:99 is not available"):
+        memory.to("cuda:99")
+    with pytest.raises(UsageError, match="is a folder; give the name of a file"):
+        memory.save(tmp_path)

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
+from laconic.compression import memory_arguments as arguments
 from laconic.compression.memory_file import MemoryMetadata, load_memory, memory_to_html, save_memory
 from laconic.errors import CorruptArtifactError, UsageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SummaryMemory:
     """Summary vectors of B texts in document order, oldest first. Build one with `empty` and `append`.
 
@@ -122,16 +123,25 @@ class SummaryMemory:
         """Eq. AC6: the same values, detached from the autograd graph."""
         return self.map_tensors(lambda x: x.detach())
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "SummaryMemory":
-        """Move to a device and convert the vectors to a dtype; `log_s` stays float32."""
+    def to(self, device: arguments.Target | None = None, dtype: torch.dtype | None = None) -> "SummaryMemory":
+        """Move to a device and convert the vectors to a dtype; one argument may be either. `log_s` stays float32.
+
+        Raises:
+            UsageError: If torch cannot use the device, or the dtype is not a floating-point one.
+        """
+        device, dtype = arguments.resolve_target(device, dtype)
         moved = self.map_tensors(lambda x: x.to(device))
         return replace(moved, vectors=moved.vectors.to(dtype))
 
     def is_equal(self, other: "SummaryMemory") -> bool:
-        """Test whether every tensor is equal bit for bit, and the metadata too."""
+        """Test whether every tensor is equal bit for bit, and the models, method and texts that they come from.
+
+        When they were written, and by which version, is not compared.
+        """
         mine, theirs = self.tensors(), other.tensors()
-        same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-        return same and self.metadata == other.metadata
+        origins = [None if memory.metadata is None else memory.metadata.origin for memory in (self, other)]
+        same = mine.keys() == theirs.keys() and origins[0] == origins[1]
+        return same and arguments.are_equal_tensors([*mine.values()], [*theirs.values()])
 
     def append(
         self,
@@ -204,16 +214,14 @@ class SummaryMemory:
         """Select rows by index; an index may repeat.
 
         Raises:
-            UsageError: If an index is out of range.
+            UsageError: If there is no index, or one is not an integer or is out of range.
         """
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
-        outside = index[(index < 0) | (index >= self.B)]
-        if len(outside):
-            raise UsageError(f"row {int(outside[0])} is out of range; the memory has {self.B} rows, counted from 0")
+        rows = arguments.list_rows(rows, self.B)
+        index = torch.tensor(rows, device=self.valid.device)
         selected = self.map_tensors(lambda x: x.index_select(0, index))
         if self.metadata is None:
             return selected
-        return replace(selected, metadata=self.metadata.select_rows([int(row) for row in index]))
+        return replace(selected, metadata=self.metadata.select_rows(rows))
 
     def slice_segments(self, start: int, stop: int) -> "SummaryMemory":
         """Select the segments from `start` to `stop` (exclusive) and renumber them from 0.
@@ -275,10 +283,9 @@ class SummaryMemory:
         """Eq. VL18: keep the `budget` slots with the largest s of each row; ties go to the smaller rank, then earlier.
 
         Raises:
-            UsageError: If `budget` is negative.
+            UsageError: If `budget` is not an integer of 0 or more.
         """
-        if budget < 0:
-            raise UsageError(f"cannot keep {budget} vectors; give 0 or more")
+        arguments.check_size(budget, "vectors", 0)
         log_s = torch.zeros_like(self.valid, dtype=torch.float32) if self.log_s is None else self.log_s
         by_rank = self.ranks_in_segment.masked_fill(~self.valid, self.M).argsort(dim=1, stable=True)
         weight = log_s.masked_fill(~self.valid, -torch.inf).gather(1, by_rank)
@@ -337,7 +344,7 @@ class SummaryMemory:
             dtype: dtype of the stored vectors; by default their own.
 
         Raises:
-            UsageError: If the memory is soft or has no metadata.
+            UsageError: If the memory is soft or has no metadata, `path` is a folder, or `dtype` is not a floating one.
             NonFiniteError: If a vector is not finite.
             DiskError: If there is not enough space.
         """
@@ -346,7 +353,7 @@ class SummaryMemory:
         if self.metadata is None:
             raise UsageError(f"{path}: this memory has no metadata that names its reader; set `metadata` first")
         vectors, offsets = self.to_ragged()
-        vectors = vectors.to(dtype)
+        vectors = vectors.to(arguments.resolve_target(None, dtype)[1])
         metadata = replace(self.metadata, dtype=str(vectors.dtype).removeprefix("torch."))
         tensors = {
             "vectors": vectors,

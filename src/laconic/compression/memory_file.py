@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from laconic.compression.memory_arguments import check_file_path
 from laconic.console import to_html_table
 from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
@@ -111,6 +112,11 @@ class MemoryMetadata:
     def is_overwriting(self) -> bool:
         """Whether a segment's vectors may also summarise older segments."""
         return self.method.get("compression", {}).get("memory_policy") in OVERWRITING_POLICIES
+
+    @property
+    def origin(self) -> tuple[object, ...]:
+        """The weights that wrote and may read a memory, the method, and the texts."""
+        return self.reader, self.writer, self.tokenizer, self.method, self.positions, self.bos, self.documents
 
     def select_rows(self, rows: Sequence[int]) -> "MemoryMetadata":
         """Return the metadata of some rows."""
@@ -261,11 +267,17 @@ def abbreviate_hash(fingerprint: str) -> str:
 
 def format_setting(value: object) -> str:
     """Format a value in at most 60 characters, and a hash shorter."""
-    return abbreviate_hash(value) if isinstance(value, str) else to_canonical_json(value)[:60]
+    text = abbreviate_hash(value) if isinstance(value, str) else to_canonical_json(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
-    """Write tensors and metadata. Raises `UsageError` if there are more documents than a header can hold."""
+    """Write tensors and metadata.
+
+    Raises:
+        UsageError: If `path` is a folder, or there are more documents than a header can hold.
+    """
+    check_file_path(path)
     data = metadata.to_json()
     text = to_canonical_json(data)
     if sum(map(text.count, ",[{")) > MAX_JSON_PARTS // 2:

@@ -7,6 +7,7 @@ position after the document.
 Shapes: L layers, B documents, G KV heads, N slots of all documents and heads of one or all layers, E head size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,20 +16,20 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from laconic.compression.kv.memory_file import KVMemoryMetadata, load_kv_tensors, save_kv_tensors
+from laconic.compression.kv.positions import rotate_keys
 from laconic.compression.kv.scores import concat_parts, merge_ranks
+from laconic.compression.memory_arguments import Target, are_equal_tensors, check_size, list_rows, resolve_target
 from laconic.compression.memory_file import memory_to_html
 from laconic.errors import UsageError
 from laconic.generation.config import check_type
-from laconic.models import rope
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.kv_prefix import KVPrefix
-from laconic.models.ops.rope_scaling import ROPE_SCALINGS, get_movable_rope
 
 SLOT_TENSORS = ("positions", "ranks", "slots", "num_tokens")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KVMemory:
     """Keys and values that replace the text of documents in a prompt, one row per document.
 
@@ -148,8 +149,13 @@ class KVMemory:
         """Split a tensor with an entry per slot of all layers into layers."""
         return list(torch.split(x, to_ints(self.slots.sum((1, 2)))))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVMemory":
-        """Move to a device, and convert keys and values to a dtype."""
+    def to(self, device: Target | None = None, dtype: torch.dtype | None = None) -> "KVMemory":
+        """Move to a device, and convert keys and values to a dtype; one argument may be either, as in `Tensor.to`.
+
+        Raises:
+            UsageError: If torch cannot use the device, or the dtype is not a floating-point one.
+        """
+        device, dtype = resolve_target(device, dtype)
         return replace(
             self,
             keys=tuple(k.to(device, dtype) for k in self.keys),
@@ -158,11 +164,13 @@ class KVMemory:
         )
 
     def is_equal(self, other: "KVMemory") -> bool:
-        """Test whether every tensor is equal bit for bit, and the metadata too."""
-        if len(self.keys) != len(other.keys) or self.metadata != other.metadata:
-            return False
+        """Test whether every tensor is equal bit for bit, and the model, method and texts that they come from.
+
+        When they were written, by which version, and what was measured then is not compared.
+        """
         mine, theirs = ([*m.keys, *m.values, *(getattr(m, name) for name in SLOT_TENSORS)] for m in (self, other))
-        return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        origins = [None if memory.metadata is None else memory.metadata.origin for memory in (self, other)]
+        return origins[0] == origins[1] and are_equal_tensors(mine, theirs)
 
     def to_cache(self) -> KVCache:
         """Return the KV cache that a decoder or `laconic.generate` continues from, of as many bytes as the memory.
@@ -196,12 +204,15 @@ class KVMemory:
     def keep_top_slots(self, num_slots: int) -> "KVMemory":
         """Keep the most important slots: `num_slots` per head, on average over heads if the ranks compare heads.
 
+        The metadata of a smaller memory has no measurements, which were of the larger one.
+
         Raises:
-            UsageError: If `num_slots` is below 1.
+            UsageError: If `num_slots` is not an integer, or below 1.
         """
-        if num_slots < 1:
-            raise UsageError(f"cannot keep {num_slots} slots; give 1 or more")
+        check_size(num_slots, "slots", 1)
         is_top = self.ranks < num_slots
+        if bool(is_top.all()):
+            return self
         layers, counts = self.split_layers(is_top), [head.sum() for head in self.split_heads(is_top)]
         return replace(
             self,
@@ -210,17 +221,16 @@ class KVMemory:
             positions=self.positions[is_top],
             ranks=self.ranks[is_top],
             slots=torch.stack(counts).view_as(self.slots),
+            metadata=None if self.metadata is None else self.metadata.keep_top_slots(int(num_slots)),
         )
 
-    def select_rows(self, rows: list[int]) -> "KVMemory":
+    def select_rows(self, rows: Sequence[int] | Int[Tensor, " R"]) -> "KVMemory":
         """Select documents by index; an index may repeat.
 
         Raises:
-            UsageError: If an index is out of range.
+            UsageError: If there is no index, or one is not an integer or is out of range.
         """
-        outside = next((row for row in rows if not 0 <= row < self.B), None)
-        if outside is not None:
-            raise UsageError(f"row {outside} is out of range; the memory has {self.B} rows, counted from 0")
+        rows = list_rows(rows, self.B)
         sizes = self.slots.sum(2)
 
         def select(x: Tensor, sizes: Int[Tensor, "n B"]) -> Tensor:
@@ -325,22 +335,14 @@ class KVMemory:
         Raises:
             UsageError: If the architecture has learned positions, or RoPE frequencies that depend on the length.
         """
-        scaling = get_movable_rope(config.rope, config.family, "use one memory at a time")
-        keys = list[Tensor]()
-        for layer, (k, delta) in enumerate(zip(self.keys, self.split_layers(positions - self.positions), strict=True)):
-            if layer in config.nope_layers:
-                keys.append(k)
-                continue
-            omega, _ = ROPE_SCALINGS[scaling.kind](scaling, config.head_dim, delta[:1])
-            cos, sin = rope.cos_sin_tables(delta[None], omega, 1.0, torch.float32)
-            keys.append(rope.rotate_pairs(k.float()[None, None], cos, sin)[0, 0].to(k.dtype))
-        return replace(self, keys=tuple(keys), positions=positions, num_tokens=num_tokens)
+        keys = rotate_keys(config, self.keys, self.split_layers(positions - self.positions))
+        return replace(self, keys=keys, positions=positions, num_tokens=num_tokens)
 
     def save(self, path: str | Path) -> None:
         """Save the memory to one safetensors file.
 
         Raises:
-            UsageError: If the memory has no metadata.
+            UsageError: If the memory has no metadata, or `path` is a folder.
             NonFiniteError: If a number is not finite.
             DiskError: If there is not enough space.
         """

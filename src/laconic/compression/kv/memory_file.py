@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.compression.memory_arguments import check_file_path
 from laconic.compression.memory_file import (
     SourceDocument,
     abbreviate_hash,
@@ -64,6 +65,16 @@ class KVMemoryMetadata:
     documents: tuple[tuple[SourceDocument, ...], ...] = ()
     dtype: str = "float32"
     schema: int = FORMAT_VERSION
+
+    @property
+    def origin(self) -> tuple[object, ...]:
+        """The model, method and texts that a memory comes from."""
+        return self.model, self.tokenizer, self.method, self.chat, self.documents
+
+    def keep_top_slots(self, num_slots: int) -> "KVMemoryMetadata":
+        """Return the metadata of a smaller memory of `num_slots` per head, without the larger one's measurements."""
+        settings = {name: value for name, value in self.settings.items() if name not in ("keep", "max_loss")}
+        return replace(self, settings={**settings, "slots": num_slots}, measured={})
 
     def select_rows(self, rows: Sequence[int]) -> "KVMemoryMetadata":
         """Return the metadata of some rows."""
@@ -136,7 +147,8 @@ def number_documents(documents: Sequence[SourceDocument]) -> tuple[SourceDocumen
 
 
 def save_kv_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: KVMemoryMetadata) -> None:
-    """Write tensors and metadata."""
+    """Write tensors and metadata. Raises `UsageError` if `path` is a folder."""
+    check_file_path(path)
     save_artifact(path, tensors, FILE_KIND, asdict(metadata))
 
 

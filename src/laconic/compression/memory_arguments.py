@@ -1,0 +1,75 @@
+"""Arguments of the operations that memories share: rows, sizes, devices and dtypes, and the comparison of tensors."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import SupportsIndex, cast
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from laconic.errors import UsageError
+from laconic.models.checkpoints.weights import resolve_device
+
+Target = torch.device | str | int | torch.dtype
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def list_rows(rows: Sequence[int] | Shaped[Tensor, " R"], num_rows: int) -> list[int]:
+    """Return the indices of rows as a list.
+
+    Raises:
+        UsageError: If there is none, one is no integer, or one is out of range.
+    """
+    values: object = rows.cpu().numpy().tolist() if isinstance(rows, Tensor) else rows
+    indices = list(cast(Iterable[int], values)) if isinstance(values, Iterable) else []
+    if not indices or not all(map(is_integer, indices)):
+        raise UsageError(f"select_rows: give a list of at least one row number, as in select_rows([0]), not {values!r}")
+    outside = next((row for row in indices if not 0 <= row < num_rows), None)
+    if outside is not None:
+        raise UsageError(f"row {outside} is out of range; the memory has {num_rows} rows, counted from 0")
+    return list(map(int, indices))
+
+
+def check_size(num: int, unit: str, minimum: int) -> None:
+    """Raise `UsageError` if the number of slots or vectors to keep is not an integer from `minimum` on."""
+    if not is_integer(num) or num < minimum:
+        raise UsageError(f"cannot keep {num!r} {unit}; give an integer, {minimum} or more")
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer, and not True or False."""
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+
+
+def resolve_target(device: Target | None, dtype: torch.dtype | None) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the arguments of `to`, where a dtype may come first, as in `torch.Tensor.to`.
+
+    Raises:
+        UsageError: If torch cannot use the device, or the dtype is not a floating-point one.
+    """
+    if isinstance(device, torch.dtype) and dtype is None:
+        device, dtype = None, device
+    check_dtype(dtype)
+    return None if device is None else resolve_device(cast(torch.device | str | int, device)), dtype
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise `UsageError` for a dtype that cannot hold a memory's numbers."""
+    if dtype is not None and dtype not in FLOAT_DTYPES:
+        raise UsageError(
+            f"dtype {dtype}: a memory holds floating-point numbers; give torch.float32, bfloat16 or float16"
+        )
+
+
+def check_file_path(path: str | Path) -> None:
+    """Raise `UsageError` if a memory is to be saved where there is a folder."""
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a file, such as {Path(path) / 'memory.safetensors'}")
+
+
+def are_equal_tensors(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Return whether tensors are equal bit for bit and in dtype; they may be on different devices."""
+    return len(mine) == len(theirs) and all(
+        a.dtype == b.dtype and torch.equal(a, b.to(a.device)) for a, b in zip(mine, theirs, strict=True)
+    )
