@@ -103,6 +103,16 @@ def test_state_rows_are_forked_and_counted() -> None:
         generate(decoder, input_ids=[[5], [6]], state=state, config=config)
 
 
+def test_generations_states_and_caches_are_compared_by_identity() -> None:
+    decoder, config = decoder_of("llama"), GenerationConfig(max_tokens=2, eos_token_ids=())
+    one, other = (generate(decoder, input_ids=[[1, 17]], config=config)[0] for _ in range(2))
+    states = state_of([one]), state_of([other])
+    for mine, theirs in ((one, other), states, (states[0].cache, states[1].cache)):
+        assert mine != theirs
+        assert len({mine, theirs}) == 2
+    assert states[0].cache.equal(states[1].cache)
+
+
 def test_generation_repr_is_one_short_line() -> None:
     config = GenerationConfig(max_tokens=4, eos_token_ids=())
     generation = generate(decoder_of("llama"), Letters(), ["Hi" * 40], config=config)[0]

@@ -14,7 +14,7 @@ from laconic.interfaces import RecurrentState
 StopReason = Literal["eos", "stop", "length", "cancelled"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
     """The continuation of one row, without its prompt.
 

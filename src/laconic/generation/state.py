@@ -9,7 +9,7 @@ from torch import Tensor
 from laconic.models.cache import KVCache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DecodeState:
     """State of a sequence after all its ids, for `generate(..., state=…)`.
 

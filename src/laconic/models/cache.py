@@ -29,7 +29,7 @@ def default_position_ids(
     return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KVCache:
     """Immutable KV cache of a decoder.
 

@@ -34,7 +34,7 @@ class PrefixHead(NamedTuple):
     attend: AttentionBackend | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KVPrefix:
     """Immutable keys and values that every query attends to, whatever a sliding window hides.
 

@@ -26,7 +26,7 @@ Tree = TypeVar("Tree")
 INLINE_FIELD = {"inline": True}  # metadata of a field whose name is left out of tensor names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearMemoryState:
     """State of a linear memory.
 
@@ -43,7 +43,7 @@ class LinearMemoryState:
     num_tokens: Int[Tensor, " B"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MLPMemoryState:
     """State of a two-layer memory, z + W1 σ(W2 z)."""
 
@@ -54,7 +54,7 @@ class MLPMemoryState:
 MemoryState = LinearMemoryState | MLPMemoryState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LowRankChange:
     """A change of a weight as the sum of R outer products, Σ_r left_r right_rᵀ. Zero rows add nothing."""
 
@@ -66,7 +66,7 @@ class LowRankChange:
         return self.left.mT @ self.right
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CMSLevelState:
     """State of one level of a continuum memory system. Mappings are by the name of a linear map.
 
@@ -89,14 +89,14 @@ class CMSLevelState:
     meta_accumulated: Mapping[str, LowRankChange | Tensor] = field(default_factory=dict[str, "LowRankChange | Tensor"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CMSState:
     """States of the levels of a layer, fastest first."""
 
     levels: tuple[CMSLevelState, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerState:
     """State of one layer.
 
@@ -113,7 +113,7 @@ class LayerState:
     cache: KVCache | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpenChunk:
     """Tokens of the fastest levels' open chunk, for levels that learn from the next token's loss.
 
@@ -128,7 +128,7 @@ class OpenChunk:
     layers_at_start: tuple[LayerState, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FastWeightState:
     """State of a whole model (a `MethodState`).
 

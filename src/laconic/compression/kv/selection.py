@@ -208,7 +208,7 @@ def score_expected_attention(
     return cache, scores
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RepeatedPrefix(KVPrefix):
     """The KV cache of a document while the model repeats a piece of it, which scores the keys of the piece.
 

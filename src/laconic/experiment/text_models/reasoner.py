@@ -45,7 +45,7 @@ class Answer:
     passes: PassCounts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Thoughts:
     """The latent thoughts about one question.
 
