@@ -626,6 +626,19 @@ def test_load_hub_snapshot(tmp_path: Path) -> None:
     assert not (tmp_path / "b" / "tokenizer.json").is_symlink()
 
 
+def test_load_a_folder_of_links_to_a_checkpoint_elsewhere(tmp_path: Path) -> None:
+    whole = save_sharded(tmp_path / "a")
+    (whole / "tokenizer.json").write_text("{}")
+    for name, source in (("links", whole), ("links_to_links", snapshot(tmp_path, whole))):
+        (tmp_path / name).mkdir()
+        for file in source.iterdir():
+            (tmp_path / name / file.name).symlink_to(file)
+        decoder = Decoder.from_pretrained(tmp_path / name)
+        assert bit_equal(decoder.state_dict(), Decoder.from_pretrained(whole).state_dict())
+        decoder.save_pretrained(tmp_path / f"{name}_saved")
+        assert (tmp_path / f"{name}_saved" / "tokenizer.json").read_text() == "{}"
+
+
 def test_load_refuses_snapshot_links_out_of_its_blobs(tmp_path: Path) -> None:
     folder = snapshot(tmp_path, save_tiny(tmp_path / "a"))
     repo = folder.parent.parent

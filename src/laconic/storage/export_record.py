@@ -49,7 +49,7 @@ class ExportRecord:
 
     def is_unchanged(self, name: str) -> bool:
         """Return whether an existing file has its recorded SHA-256; True if none is recorded."""
-        return self.files.get(name) in (None, hash_file(resolve_inside(self.folder, name)))
+        return self.files.get(name) in (None, hash_file(resolve_inside(self.folder, name, allow_links=False)))
 
     def check_files(self, should_check: Callable[[str], bool]) -> None:
         """Check the recorded files whose names `should_check` accepts.

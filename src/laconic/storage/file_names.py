@@ -7,10 +7,16 @@ from laconic.errors import InputError, UnsafeFileError
 MAX_NAME_LENGTH = 1000
 
 
-def resolve_inside(root: Path, name: str) -> Path:
+def resolve_inside(root: Path, name: str, allow_links: bool = True) -> Path:
     """Return the path of a file name that was read from a file inside `root`.
 
-    Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository.
+    Links out of the folder are refused, except those of a Hugging Face hub snapshot to the blobs of its repository, and
+    those to a file of the same name, as in a folder of links to a checkpoint on another disk.
+
+    Args:
+        root: The folder.
+        name: Name of a file in it.
+        allow_links: Whether a link may lead to a file of the same name elsewhere.
 
     Raises:
         UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.
@@ -21,9 +27,10 @@ def resolve_inside(root: Path, name: str) -> Path:
     try:
         home, path = root.resolve(), (root / name).resolve()
         is_special = path.exists() and not path.is_file()
+        is_same_name = allow_links and (root / name).is_symlink() and (root / name).readlink().name == Path(name).name
     except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
         raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
-    if not path.is_relative_to(home) and path.parent != _hub_blobs_folder(home):
+    if not (path.is_relative_to(home) or is_same_name or path.parent == _hub_blobs_folder(home)):
         raise UnsafeFileError(
             f"{root / name} leads out of its folder, to {path}, and was not opened; copy that file into the folder"
         )

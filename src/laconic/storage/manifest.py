@@ -173,7 +173,7 @@ def read_manifest(folder: Path) -> Manifest:
         UnsupportedFormatError: If it has another format.
     """
     try:
-        fields = read_json(resolve_inside(folder, MANIFEST_FILE))
+        fields = read_json(resolve_inside(folder, MANIFEST_FILE, allow_links=False))
     except InputError as error:
         raise CorruptArtifactError(f"{folder} is incomplete: {error}") from None
     version = fields.get("format")
@@ -223,7 +223,7 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
 
 def _check_file(folder: Path, name: str, expected: FileEntry) -> None:
     """Raise `CorruptArtifactError` if a file is not as the manifest lists it."""
-    path = resolve_inside(folder, name)
+    path = resolve_inside(folder, name, allow_links=False)
     size = path.stat().st_size
     if size != expected.bytes:
         raise CorruptArtifactError(f"{folder}: {name} has {size:,} bytes, expected {expected.bytes:,}")
