@@ -270,9 +270,11 @@ def refused(run: RunCli, code: int, message: str, *args: object) -> None:
         (2, "0", ["book.txt", "--segment-tokens", "0"]),
         (
             2,
-            "256",
-            ["book.txt", "--segment-tokens", "256", "--vectors", "4"],
+            "segments of 4,000 tokens exceed the context of 256, with the memory before a segment and the vectors "
+            "after it; give --segment-tokens 252 or fewer",
+            ["book.txt", "--segment-tokens", "4000", "--vectors", "4"],
         ),
+        (2, "5 vectors: this model writes at most 4 per segment; give 4 or fewer", ["book.txt", "--vectors", "5"]),
         (2, "--batch-size 0", ["rows.jsonl", "--batch-size", "0"]),
         (2, "--save-every 0", ["book.txt", "--save-every", "0"]),
         (66, "no file gone.txt; give a text, a .jsonl, or - for standard input", ["gone.txt"]),
@@ -308,8 +310,14 @@ def test_compress_refuses_a_long_text_before_compressing(
         patch.setattr(CompressionJob, "advance", None)
         code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--vectors", "4")
     assert (code, out) == (2, "")
-    assert "76 segments of 16 tokens; the memory holds at most 60" in err
+    assert "76 segments of 16 tokens; the memory holds at most 60. Compress a part" in err
+    assert "give --vectors 3 or fewer, or use a run whose memory_policy is" in err
     assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+    _, _, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--total-vectors", "100")
+    assert "--total-vectors chooses among the 4 vectors of every segment at the end. Compress a part" in err
+    _, _, err = run("compress", "run", "book.txt", "--out", "x.safetensors", "--segment-tokens", "252")
+    assert "book.txt has 2 segments of 252 tokens; the memory holds at most 1." in err
+    assert run("compress", "run", "long.txt", "--out", "x.safetensors", "--vectors", "3").code == 0
     assert run("compress", "run", "book.txt", "--out", "x.safetensors").code == 0
 
 

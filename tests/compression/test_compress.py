@@ -241,6 +241,11 @@ def test_max_segments() -> None:
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40) == 8  # 40 + 3 + 7 * 3 = 64
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(62) == 0
     assert compressor(sizes={"max_position_embeddings": 64}, memory_policy="replace").max_segments(40) is None
+    assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40, 1) == 22  # 40 + 3 + 21 * 1 = 64
+    reserved = compressor(sizes={"max_position_embeddings": 64}, summary_positions="reserved")
+    assert reserved.max_segments(40, 1) == 8
+    assert compressor(sizes={"max_position_embeddings": 64}).max_segment_tokens == 61
+    assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segment_tokens == 64
     assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segments(64) is None
 
 

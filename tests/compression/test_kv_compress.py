@@ -190,6 +190,10 @@ def test_compress_document_max_loss_of_many_windows_leaves_room_for_a_prompt() -
         ({"slots": 10.5}, "slots: give an integer, not float"),
         ({"num_sinks": None}, "num_sinks: give an integer, not NoneType"),
         ({"seed": "a"}, "seed: give an integer, not str"),
+        ({"keep": True}, "keep: give a number, not bool"),
+        ({"slots": True}, "slots: give a number, not bool"),
+        ({"seed": False}, "seed: give a number, not bool"),
+        ({"equal_heads": "no"}, "equal_heads: give True or False, not str"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -24,7 +24,7 @@ from laconic.compression.halting import inference
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.halting.losses import length_loss, mark_priced_segments
 from laconic.compression.memory import SummaryMemory
-from laconic.compression.memory_policy import max_segments
+from laconic.compression.memory_policy import max_segment_tokens, max_segments
 from laconic.compression.segment import MemoryPrompt, build_memory_prompt, resolve_position_scheme
 from laconic.compression.segment_model import SegmentModel
 from laconic.compression.summary_tokens import NO_MEAN_LENGTH, SummaryParameters
@@ -323,9 +323,20 @@ class AutoCompressor(nn.Module):
         """
         return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
 
-    def max_segments(self, segment_tokens: int) -> int | None:
-        """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit."""
-        return max_segments(self.decoder.config, self.config, self.segment_model.prefix_length, segment_tokens)
+    def max_segments(self, segment_tokens: int, num_vectors: int | None = None) -> int | None:
+        """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
+
+        Args:
+            segment_tokens: Length of a segment.
+            num_vectors: Number of vectors that each becomes; by default the configured one.
+        """
+        prefix_length = self.segment_model.prefix_length
+        return max_segments(self.decoder.config, self.config, prefix_length, segment_tokens, num_vectors)
+
+    @property
+    def max_segment_tokens(self) -> int:
+        """How many tokens a segment can have that follows no memory."""
+        return max_segment_tokens(self.decoder.config, self.config, self.segment_model.prefix_length)
 
 
 def check_settings(

@@ -93,16 +93,33 @@ def max_memory_vectors(
     return min(limits, default=None)
 
 
+def max_segment_tokens(decoder_config: DecoderConfig, config: CompressionConfig, prefix_length: int) -> int:
+    """Return how many tokens a segment can have that follows no memory; 0 or less if none fits."""
+    n, windows = num_summary_positions(config), [w for w in decoder_config.sliding_windows if w is not None]
+    counted = 0 if resolve_position_scheme(config, decoder_config) == "zero" else n
+    limits = [decoder_config.max_position_embeddings - counted, *(window - n for window in windows)]
+    return min(limits) - prefix_length
+
+
 def max_segments(
-    decoder_config: DecoderConfig, config: CompressionConfig, prefix_length: int, segment_tokens: int
+    decoder_config: DecoderConfig,
+    config: CompressionConfig,
+    prefix_length: int,
+    segment_tokens: int,
+    num_vectors: int | None = None,
 ) -> int | None:
-    """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit."""
+    """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit.
+
+    Each becomes `num_vectors`, by default the configured number; with "reserved" positions it takes as many anyway.
+    """
     room = max_memory_vectors(decoder_config, config, prefix_length, segment_tokens)
     if room is None:
         return None
     if config.memory_policy != "accumulate" and room >= (config.max_memory_vectors or config.fixed_length):
         return None
-    return max(room // config.fixed_length + 1, 0) if room >= 0 else 0
+    is_reserved = resolve_position_scheme(config, decoder_config) == "reserved"
+    n = config.fixed_length if num_vectors is None or is_reserved else num_vectors
+    return room // n + 1 if room >= 0 else 0
 
 
 def check_fits(
@@ -132,7 +149,9 @@ def check_fits(
     )
     fitting = max_segments(decoder_config, config, prefix_length, segment_tokens)
     if num_slots == 0 or config.memory_policy != "accumulate" or not fitting:
-        raise UsageError(f"{problem}; use shorter segments or prompts")
+        longest = max_segment_tokens(decoder_config, config, prefix_length) if compresses and num_slots == 0 else 0
+        hint = f"segments of at most {longest} tokens" if longest > 0 else "shorter segments or prompts"
+        raise UsageError(f"{problem}; use {hint}")
     raise UsageError(
         f"{problem}; an accumulating memory is full after {fitting} segments of {segment_tokens} tokens: use "
         'memory_policy = "budgeted", "fifo" or "replace"'

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.batches.padding import PaddedIds
 from laconic.compression.autocompressor import AutoCompressor
-from laconic.compression.halting.inference import RuleName, StopRule, default_rule
+from laconic.compression.halting.inference import RuleName, StopRule, check_rule, default_rule
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import SourceDocument
 from laconic.errors import UsageError
@@ -29,7 +29,8 @@ class SummaryLength:
         quantile: Quantile of the rule "quantile".
         threshold: Threshold of the rule "threshold".
         num_vectors: Fixed number of vectors of each segment.
-        total_vectors: Number of vectors of each text, shared out over its segments.
+        total_vectors: Number of vectors of each text, chosen by the stop head among those of all its segments, which
+            must fit the model together.
         seed: Seed of the rule "sample"; a length also depends on the index of its text and segment.
 
     Raises:
@@ -61,10 +62,7 @@ class SummaryLength:
 
 
 def resolve_stop_rule(method: AutoCompressor, length: SummaryLength) -> StopRule:
-    """Return the requested stop rule, or the run's own; one with a total is soft, and cut to it at the end.
-
-    A rule that the model was not trained for is refused when it compresses.
-    """
+    """Return the requested stop rule, or the run's own; one with a total is soft, and cut to it at the end."""
     default = default_rule(method.segment_model)
     if length.num_vectors is not None:
         return StopRule("fixed", num_vectors=length.num_vectors)
@@ -84,7 +82,8 @@ def resolve_stop_rule(method: AutoCompressor, length: SummaryLength) -> StopRule
 class CompressionJob(ResumableReading[SummaryMemory]):
     """Job that compresses texts, by default to the lengths of the run's own rule.
 
-    `positions_spent` counts the positions that went through the decoder.
+    `positions_spent` counts the positions that went through the decoder. A number of vectors or a rule that the model
+    was not trained for raises `UsageError`.
     """
 
     kind = "compression-job"
@@ -94,6 +93,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         super().__init__(method.decoder.token_embedding.weight.device)
         self.method, self.length, self.positions_spent = method, length or SummaryLength(), 0
         self.stop_rule = resolve_stop_rule(method, self.length)
+        check_rule(method.segment_model, self.stop_rule)
 
     @property
     def documents(self) -> list[tuple[SourceDocument, ...]]:

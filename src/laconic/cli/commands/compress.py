@@ -27,6 +27,7 @@ from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
+    from laconic.compression.autocompressor import AutoCompressor
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.resumable_stream import TokenStream
     from laconic.experiment.text_models.compressor import TextCompressor
@@ -116,9 +117,10 @@ class CompressCommand:
     threshold: OptionalFloat = None
     """with --stop-rule threshold: stop at the first stop probability this large"""
     vectors: OptionalInt = None
-    """AutoCompressor: fixed number of vectors per segment"""
+    """AutoCompressor: fixed number of vectors per segment, at most the recipe's max_vectors"""
     total_vectors: OptionalInt = None
-    """AutoCompressor: number of vectors per text, distributed over its segments by the stop head"""
+    """AutoCompressor: number of vectors per text. The stop head chooses them at the end, so all vectors of every
+    segment must fit the context first"""
     segment_tokens: OptionalInt = None
     """AutoCompressor: tokens per segment (default: as in training)"""
     batch_size: int = 8
@@ -214,12 +216,18 @@ class CompressCommand:
         log_message(f"resuming after {job.tokens:,} tokens")
 
     def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
-        """Raise `UsageError` (2) if a text of a file has more segments than the memory can hold.
+        """Raise `UsageError` (2) if a segment, or a text of a file, is longer than the model can hold.
 
         Standard input and pipes can be read only once.
         """
-        segment_tokens = self.segment_tokens or compressor.segment_tokens
-        max_segments = compressor.method.max_segments(segment_tokens)
+        segment_tokens, method = self.segment_tokens or compressor.segment_tokens, compressor.method
+        if segment_tokens > method.max_segment_tokens:
+            context = compressor.decoder.config.max_position_embeddings
+            raise UsageError(
+                f"segments of {segment_tokens:,} tokens exceed the context of {context:,}, with the memory before a "
+                f"segment and the vectors after it; give --segment-tokens {method.max_segment_tokens:,} or fewer"
+            )
+        max_segments = method.max_segments(segment_tokens, job.stop_rule.num_vectors)
         if max_segments is None or self.source == "-" or Path(to_utf8(self.source)).is_fifo():
             return
         tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
@@ -229,11 +237,24 @@ class CompressCommand:
                 while text.next_segment():
                     num_segments += 1
                 if num_segments > max_segments:
+                    from laconic.experiment.from_recipe.cost import pluralize
+
                     raise UsageError(
-                        f"{text.name} has {num_segments:,} segments of {segment_tokens} tokens; the memory holds at "
-                        f"most {max_segments:,}. Compress a part of the text, use fewer --vectors, or a run whose "
-                        "memory_policy is budgeted, fifo or replace"
+                        f"{text.name} has {pluralize(num_segments, 'segment')} of {segment_tokens} tokens; the memory "
+                        f"holds at most {max_segments:,}. {self.suggest_lengths(method, num_segments, segment_tokens)}"
                     )
+
+    def suggest_lengths(self, method: "AutoCompressor", num_segments: int, segment_tokens: int) -> str:
+        """Return what to do about a text of more segments than the memory can hold."""
+        config, reason, fewer = method.config, "", ""
+        fitting = [n for n in config.possible_lengths if (method.max_segments(segment_tokens, n) or 0) >= num_segments]
+        if self.total_vectors is not None:
+            reason = f"--total-vectors chooses among the {config.fixed_length} vectors of every segment at the end. "
+        if fitting and config.length_policy != "fixed":
+            fewer = f"give --vectors {fitting[-1]}{' or fewer' if len(fitting) > 1 else ''}, "
+        return (
+            f"{reason}Compress a part of the text, {fewer}or use a run whose memory_policy is budgeted, fifo or replace"
+        )
 
     def run_job(
         self,

@@ -64,18 +64,21 @@ def check_rule(model: SegmentModel, rule: StopRule) -> None:
     length_policy, K = model.config.length_policy, model.config.fixed_length
     needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
-        flag = "--total-vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
+        name = "a total number of vectors" if rule.name == "soft" else f'stop rule "{rule.name}"'
         raise UsageError(
-            f'{flag} needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
-            "pass --vectors, a number of vectors per segment"
+            f'{name} needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
+            "give a number of vectors per segment"
         )
-    if rule.name == "fixed" and length_policy == "fixed" and rule.num_vectors is not None and rule.num_vectors < K:
+    n, most = rule.num_vectors, model.config.possible_lengths[-1]
+    if rule.name == "fixed" and n is not None and n > most:
+        raise UsageError(f"{n} vectors: this model writes at most {most} per segment; give {most} or fewer")
+    if rule.name == "fixed" and length_policy == "fixed" and n is not None and n < K:
         raise UsageError(
-            f"{rule.num_vectors} vectors: this model always writes {K} per segment; pass --vectors {K} or more, or "
-            'train with length_policy = "nested_dropout"'
+            f"{n} vectors: this model always writes {K} per segment; give {K}, or train with "
+            'length_policy = "nested_dropout"'
         )
-    if rule.name == "sample" and rule.uniforms is None:
-        raise UsageError('stop rule "sample" needs `uniforms`, random numbers of shape [B, K]')
+    if rule.name == "fixed" and n is not None:
+        fixed_length(n, model.config.possible_lengths)
     for name, value in (("quantile", rule.quantile), ("threshold", rule.threshold)):
         if not 0 < value < 1:
             raise UsageError(f"{name} {value}: give a probability strictly between 0 and 1")
@@ -102,6 +105,8 @@ def compress_into_memory(
 ) -> SummaryMemory:
     """Compress one segment into a memory; rows without tokens keep their memory and take part in no pass."""
     check_rule(model, rule)
+    if rule.name == "sample" and rule.uniforms is None:
+        raise UsageError('stop rule "sample" needs `uniforms`, random numbers of shape [B, K]')
     model.check_fits(memory, input_ids.shape[1])
     n = model.config.fixed_length
     if rule.num_vectors is not None:

@@ -76,6 +76,10 @@ class KVCompressionConfig:
         check_type("slots", self.slots, SupportsIndex | None, "an integer")
         for name in ("num_sinks", "seed"):
             check_type(name, getattr(self, name), SupportsIndex, "an integer")
+        for name in (*sizes, "num_sinks", "seed"):
+            if isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}: give a number, not bool")
+        check_type("equal_heads", self.equal_heads, bool, "True or False")
         if len(present) > 1:
             raise UsageError(f"{' and '.join(present)}: give only one of them, to choose the size of the memory")
         if self.keep is not None and not 0 < self.keep <= 1:
