@@ -87,6 +87,14 @@ def test_memory_is_named_by_its_id_or_a_unique_name(client: TestClient) -> None:
     for id in ("contract", first["id"]):
         assert client.delete(f"/v1/memories/{id}").status_code == 200
     assert complete(client, "contract") == complete(client, second["id"])
+    assert client.get("/v1/memories/contract").json() == second
+    assert client.get("/v1/memories/contract/content").content == content
+    third = create(client, keep=0.5, name="contract")
+    assert error_of(client.delete("/v1/memories/contract"))[0] == 409
+    assert client.delete(f"/v1/memories/{third['id']}").status_code == 200
+    assert client.delete("/v1/memories/contract").json()["id"] == second["id"]
+    assert error_of(client.delete("/v1/memories/contract"))[0] == 404
+    second = create(client, keep=0.5)
     taken = client.post("/v1/memories", json={"text": TEXT, "keep": 0.5, "name": second["id"]})
     assert (taken.status_code, taken.json()["error"]["param"]) == (409, "name")
 

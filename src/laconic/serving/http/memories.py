@@ -83,18 +83,21 @@ async def list_memories(services: ServicesDependency) -> dict[str, Any]:
 
 @router.get("/{id}")
 async def read_memory(id: str, services: ServicesDependency) -> MemoryCard:
-    return services.memories.get(id).card
+    """Return a memory by its id, or by its name as prompts do: if only one readable memory has it."""
+    return services.memories.find(id).card
 
 
 @router.get("/{id}/content")
 async def read_content(id: str, services: ServicesDependency) -> StreamingResponse:
     """Return the file of a memory, which `laconic generate --memory` reads."""
-    file, size = services.memories.open(id)
+    file, size = services.memories.open(services.memories.find(id).card.id)
     return StreamingResponse(read_chunks(file, size), media_type=FILE_TYPE, headers={"Content-Length": str(size)})
 
 
 @router.delete("/{id}")
 async def delete_memory(id: str, services: ServicesDependency) -> dict[str, Any]:
+    """Delete a memory that `id` names as in `read_memory`, and return its id."""
+    id = services.memories.find(id).card.id
     services.memories.delete(id)
     return {"id": id, "object": "memory", "deleted": True}
 
