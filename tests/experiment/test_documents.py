@@ -58,7 +58,7 @@ def test_load_text_rows_and_held_out_books(tmp_path: Path) -> None:
         {name.partition("@")[0] for name in batch.ids} for batch in (rows.source.batch(range(24), 0, 0), valid_batch)
     ]
     assert books[0].isdisjoint(books[1])
-    assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
+    assert rows.notes[-1] == "8 documents, 4,536 tokens in all, 24 rows"
     assert "valid: 1 document held out" in rows.notes[0]
     assert len(load_held_out_rows(config, tokenizer, 512, "test", 2).source) == 2
     with pytest.raises(InputError, match="24 rows of 240 tokens in 8 documents, fewer than a batch of 100"):

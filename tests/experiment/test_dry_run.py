@@ -1,6 +1,7 @@
 """The plan of a run: rows counted or assumed, memory against real updates, the largest micro-batch, FLOPs."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -240,6 +241,10 @@ def test_find_row_lengths_of_documents_counts_rows_or_assumes_the_steps(tmp_path
     assert assumed.is_assumed
     assert assumed.num_rows == 3 * recipe.train.batch_size
     assert assumed.parts() == ("document",)
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps({"text": f"Book {i}. " * 600}) + "\n" for i in range(8)))
+    recipe, _ = load_recipe("read-books", [f"data.path={tmp_path}/two.jsonl", *keys])
+    note = find_row_lengths(recipe, tokenizer, 512).notes[-1]
+    assert re.fullmatch(r"\d documents, about [\d,]+ tokens in all", note)
 
 
 def test_make_micro_batches_orders_them_by_width() -> None:

@@ -209,7 +209,7 @@ def load_documents_split(
                 f"the longest document has {rows.max_length:,} tokens, one segment, so no text would be read after a "
                 "summary; give longer documents, or lower data.text.segment_tokens"
             )
-    note = f"{len(documents):,} documents of {sum(map(len, ids)):,} tokens, {len(rows):,} rows"
+    note = f"{len(documents):,} documents, {sum(map(len, ids)):,} tokens in all, {len(rows):,} rows"
     return RowSet(rows, (), None, (*notes, note))
 
 

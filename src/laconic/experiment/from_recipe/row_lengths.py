@@ -183,7 +183,7 @@ def _document_lengths(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Row
     else:
         full = [row for n in tokens for row in [row_tokens] * (n // row_tokens) + [n % row_tokens]]
         lengths = np.array([n for n in full if n > 1], dtype=np.int64)[:, None]
-    note = f"{len(documents):,} documents of about {sum(tokens):,} tokens"
+    note = f"{len(documents):,} documents, about {sum(tokens):,} tokens in all"
     return RowLengths(len(lengths), lengths, (*notes, note))
 
 
