@@ -323,6 +323,7 @@ def test_compress_fit_and_export_to_a_cartridge(
     result = run_cli("compress", "stories260k", text, "--out", memory, "--fit", 3, "--slots", 12, "--equal-heads")
     assert result.code == 0, result.err
     assert "fit        KL divergence" in result.out
+    assert ", fit (batch_size 8, " in run_cli("inspect", memory).out
     answer = run_cli("generate", "stories260k", "He was", "--memory", memory, "--max-tokens", 12, "--no-echo")
     assert run_cli("export", memory, "--out", folder).code == 0
     again = run_cli("generate", "stories260k", "He was", "--memory", folder, "--max-tokens", 12, "--no-echo")

@@ -541,7 +541,7 @@ def test_generate_from_the_file_of_a_state(place: Path, me: str) -> None:
     assert model.generate("More", me, config=config)[0].token_ids == expected
     assert model.generate("More", Path(me), config=config)[0].token_ids == expected
     vectors = cast(Any, reader().compress([BOOK]))
-    with pytest.raises(UsageError, match="SummaryMemory, this model reads a FastWeightState"):
+    with pytest.raises(UsageError, match="this model reads a FastWeightState or its file, not SummaryMemory"):
         model.generate("More", vectors)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from laconic.compression.kv.compress import KVCompressionConfig
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compress import SummaryLength
@@ -111,6 +112,7 @@ def test_generate_broadcasts_one_memory_or_one_prompt() -> None:
         g.token_ids for g in repeated
     ]
     assert run.generate(["Why"], config=GenerationConfig(max_tokens=3))[0].token_ids
+    assert run.generate([], memory) == []
     assert [g.token_ids for g in run.generate("Why", memory, config=GenerationConfig(max_tokens=3))] == [
         g.token_ids for g in repeated
     ]
@@ -162,7 +164,13 @@ REFUSED = [
     (lambda r: r.compress(["a"], length=SummaryLength(total_vectors=0)), UsageError, "total_vectors 0"),
     (lambda r: r.compress(["a"], length=SummaryLength(quantile=1.0)), UsageError, "quantile 1.0"),
     (lambda r: r.compress(["a"], length=SummaryLength(num_vectors=3)), UsageError, "3"),
-    (lambda r: r.compress(["a " * 80], segment_tokens=140), UsageError, "140"),
+    (lambda r: r.compress(["a"], SummaryLength(num_vectors=5)), UsageError, "5 vectors: this model writes at most 4"),
+    (
+        lambda r: r.compress(["a"], KVCompressionConfig(keep=0.5)),
+        UsageError,
+        r"length: give length=laconic.SummaryLength\(num_vectors=…\), not KVCompressionConfig",
+    ),
+    (lambda r: r.compress(["a " * 80], segment_tokens=140), UsageError, "140 .*; use segments of at most 124 tokens"),
     (lambda r: r.compress(["a " * 300], length=SummaryLength(num_vectors=4)), UsageError, "memory_policy"),
     (
         lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), config=GenerationConfig(max_tokens=1)),
@@ -204,6 +212,9 @@ def test_memory_file_round_trip(tmp_path: Any) -> None:
     assert [g.token_ids for g in run.generate("Why", tmp_path / "x.safetensors", config=two)] == [
         g.token_ids for g in run.generate("Why", memory, config=two)
     ]
+    for source in ("", tmp_path):
+        with pytest.raises(InputError, match="is a folder; give a file that laconic compress wrote"):
+            run.load(source)
     with pytest.raises(CorruptArtifactError, match="was written for weights"):
         reader(seed=3).load(tmp_path / "x.safetensors")
     options: list[tuple[dict[str, Any], str]] = [

@@ -112,8 +112,16 @@ def test_generate_refuses_memories_that_the_model_does_not_read(model: LanguageM
     for source in (memory, model.load_memory(memory)):
         with pytest.raises(CorruptArtifactError, match="compress again with this model"):
             other.generate("a", memory=source)
-    with pytest.raises(UsageError, match="memory is a SummaryMemory, this model reads a KVMemory"):
+    with pytest.raises(UsageError, match="this model reads a KVMemory or its file, not SummaryMemory"):
         model.generate("a", memory=summary_memory(model.decoder.config.hidden_size))  # pyright: ignore[reportArgumentType]
+    for nothing, message in (([], "memory: the list is empty"), (3, "KVMemory or its file, not int")):
+        with pytest.raises(UsageError, match=message):
+            model.generate("a", memory=nothing)  # pyright: ignore[reportArgumentType]
+    for source, message in (("", "the name is empty"), (memory.parent, "is a folder")):
+        with pytest.raises(InputError, match=f"memory: .*{message}; give a file that laconic compress wrote"):
+            model.generate("a", memory=source)
+    with pytest.raises(InputError, match=r"no chat template .*; compress the text without chat"):
+        model.compress(STORY, chat=True)
     with pytest.raises(InputError, match=r"no\.safetensors"):
         model.generate("a", memory=memory.parent / "no.safetensors")
 
@@ -152,5 +160,5 @@ def test_texts_are_str_and_a_model_is_not_its_decoder(model: LanguageModel) -> N
 @pytest.mark.parametrize("what", ["model", "decoder"])
 def test_kv_memory_load_says_what_reads_a_file(what: str, model: LanguageModel, memory: Path) -> None:
     reader = model if what == "model" else model.decoder
-    with pytest.raises(UsageError, match=f"reader is a {type(reader).__name__}, expected KVMemoryMetadata"):
+    with pytest.raises(UsageError, match=f"reader must be KVMemoryMetadata, not {type(reader).__name__}"):
         KVMemory.load(memory, reader)  # pyright: ignore[reportArgumentType]

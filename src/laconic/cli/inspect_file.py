@@ -89,7 +89,7 @@ def describe_kv_memory_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
     metadata, heads = memory.metadata, memory.slots
     assert metadata is not None
-    settings = ", ".join(f"{name} {format_setting(value)}" for name, value in metadata.settings.items())
+    settings = ", ".join(f"{name} {describe_setting(value)}" for name, value in metadata.settings.items())
     lines = [
         f"{path}: {float(memory.num_slots.mean()):,.1f} slots per KV head ({int(heads.min()):,} to "
         f"{int(heads.max()):,}), keys and values in {metadata.dtype}, {path.stat().st_size:,} bytes",
@@ -107,6 +107,13 @@ def kv_memory_lines(path: Path, memory: KVMemory) -> list[str]:
             f"sha256 {document.sha256[:12]}…"
         )
     return lines + (loss_lines(metadata.measured) if metadata.measured else [])
+
+
+def describe_setting(value: object) -> str:
+    """Return a setting of a memory's method; one with several parts, as a cartridge has, in brackets."""
+    if not isinstance(value, Mapping):
+        return format_setting(value)
+    return f"({', '.join(f'{name} {format_setting(part)}' for name, part in value.items())})"
 
 
 def describe_state_file(path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from laconic.errors import UsageError
+from laconic.errors import InputError, UsageError
 from laconic.models.checkpoints.weights import resolve_device
 
 Target = torch.device | str | int | torch.dtype
@@ -66,6 +66,12 @@ def check_file_path(path: str | Path) -> None:
     """Raise `UsageError` if a memory is to be saved where there is a folder."""
     if Path(path).is_dir():
         raise UsageError(f"{path} is a folder; give the name of a file, such as {Path(path) / 'memory.safetensors'}")
+
+
+def check_is_file(path: Path) -> None:
+    """Raise `InputError` if a memory is to be loaded from a folder; an empty path is the current one."""
+    if path.is_dir():
+        raise InputError(f"memory: {path} is a folder; give a file that laconic compress wrote")
 
 
 def are_equal_tensors(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

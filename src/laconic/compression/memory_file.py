@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from laconic.compression.memory_arguments import check_file_path
+from laconic.compression.memory_arguments import check_file_path, check_is_file
 from laconic.console import to_html_table
 from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
@@ -240,7 +240,7 @@ def check_reader_type(file: str, metadata: object, reader: object) -> None:
     """Raise `UsageError` if the reader of a memory is given as anything but metadata of the same kind."""
     if type(reader) is not type(metadata):
         raise UsageError(
-            f"memory: {file}: reader is a {type(reader).__name__}, expected {type(metadata).__name__}; call "
+            f"memory: {file}: reader must be {type(metadata).__name__}, not {type(reader).__name__}; call "
             "load_memory of a LanguageModel or load of a TextCompressor, which check that the file fits"
         )
 
@@ -292,7 +292,9 @@ def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
 
     Raises:
         CorruptArtifactError: If tensors are missing, inconsistent or not finite.
+        InputError: If there is no such file.
     """
+    check_is_file(path)
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = MemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), {"vectors": tensors.get("vectors")})

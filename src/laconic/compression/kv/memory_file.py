@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_arguments import check_file_path
+from laconic.compression.memory_arguments import check_file_path, check_is_file
 from laconic.compression.memory_file import (
     SourceDocument,
     abbreviate_hash,
@@ -157,7 +157,9 @@ def load_kv_tensors(path: Path) -> tuple[dict[str, Tensor], KVMemoryMetadata]:
 
     Raises:
         CorruptArtifactError: If tensors are missing, inconsistent or not finite.
+        InputError: If there is no such file.
     """
+    check_is_file(path)
     tensors, data = load_artifact(path, FILE_KIND)
     metadata = KVMemoryMetadata.from_json(path.name, data)
     check_tensors(path.name, first_invalid_tensor(tensors, metadata), tensors)

@@ -35,7 +35,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_config
+from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_type
 from laconic.generation.generate import Generation, generate
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
@@ -110,23 +110,24 @@ class TextCompressor:
     def compress(
         self,
         texts: Iterable[str] | str,
+        length: SummaryLength | None = None,
         *,
         names: Sequence[str] = (),
         segment_tokens: int | None = None,
-        length: SummaryLength | None = None,
     ) -> SummaryMemory:
         """Compress texts into a memory with one row per text, reading all texts in parallel.
 
         Args:
             texts: The texts, or one.
+            length: Number of vectors; by default as trained.
             names: Names stored in the memory's metadata.
             segment_tokens: Length of segments; by default as trained.
-            length: Number of vectors; by default as trained.
 
         Raises:
             UsageError: If the texts or the number of vectors do not fit the model.
             InputError: For an empty text.
         """
+        check_type("length", length, SummaryLength | None, "length=laconic.SummaryLength(num_vectors=…)")
         group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
         return self.finish(CompressionJob(self.method, length), [group])
 
@@ -285,6 +286,8 @@ class TextCompressor:
         """
         check_config(config)
         texts = list_prompts(prompts)
+        if not texts:
+            return []
         if memory is None:
             encoded = MemoryPrompts([self.tokenizer.encode(text) for text in texts], None, None)
         else:

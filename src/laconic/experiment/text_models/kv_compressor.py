@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import laconic
-from laconic.compression.kv.cartridge_file import load_cartridge
+from laconic.compression.kv.cartridge_file import is_cartridge, load_cartridge
 from laconic.compression.kv.compress import KVCompressionConfig, compress_document
 from laconic.compression.kv.memory import KVMemory
 from laconic.compression.kv.memory_file import KVMemoryMetadata
@@ -59,6 +59,11 @@ def encode_document(tokenizer: Tokenizer, text: str, chat: bool = False) -> tupl
         raise InputError("the document is empty; give text")
     if not chat:
         return tokenizer.encode(text), 0
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "the tokenizer has no chat template (base models have none); compress the text without chat, or use the "
+            "model's instruction-tuned version"
+        )
     opening = split_template(tokenizer, MARK)[0]
     prefix = len(tokenizer.encode(opening, add_special_tokens=False))
     return tokenizer.encode(opening + text, add_special_tokens=False), prefix
@@ -148,7 +153,7 @@ def split_template(tokenizer: Tokenizer, content: str) -> tuple[str, str]:
     rendered = tokenizer.apply_chat_template([{"role": "user", "content": content}])
     before, mark, after = rendered.partition(MARK)
     if not mark:
-        raise InputError("the chat template leaves out the user message; compress without --chat")
+        raise InputError("the chat template leaves out the user message; compress without chat")
     return before, after
 
 
@@ -231,8 +236,10 @@ def load_kv_memories(sources: Sequence[MemorySource], decoder: Decoder, tokenize
     Raises:
         CorruptArtifactError: If a file is damaged, or a memory was written by another model.
         InputError: If there is no such file.
-        UsageError: If one is another kind of memory, or several cannot be joined.
+        UsageError: If there is none, one is another kind of memory, or several cannot be joined.
     """
+    if not sources:
+        raise UsageError("memory: the list is empty; give at least one memory, or None")
     reader, weight = build_metadata(decoder, tokenizer), decoder.token_embedding.weight
     memories = list[KVMemory]()
     for source in sources:
@@ -242,6 +249,11 @@ def load_kv_memories(sources: Sequence[MemorySource], decoder: Decoder, tokenize
                 source.metadata.check_reader("the one given", reader)
             memory = source
         elif Path(source).is_dir():
+            if not is_cartridge(source):
+                name = f"{source} is a folder" if str(source) else "the name is empty"
+                raise InputError(
+                    f"memory: {name}; give a file that laconic compress wrote, or the folder of a cartridge"
+                )
             memory = load_cartridge(source, decoder, replace(reader, method="cartridge of peft", documents=((),)))
         else:
             memory = KVMemory.load(source, reader)
@@ -250,7 +262,7 @@ def load_kv_memories(sources: Sequence[MemorySource], decoder: Decoder, tokenize
         return memories[0]
     chat = next((source for source, memory in zip(sources, memories, strict=True) if is_chat_memory(memory)), None)
     if chat is not None:
-        raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without --chat")
+        raise UsageError(f"{chat} cannot be joined with others, since it opens a user message; compress without chat")
     if len({memory.B for memory in memories}) > 1:
         sizes = ", ".join(f"{source} has {memory.B}" for source, memory in zip(sources, memories, strict=True))
         raise UsageError(f"memories of different numbers of texts cannot be joined: {sizes}")

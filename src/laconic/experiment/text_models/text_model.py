@@ -51,7 +51,7 @@ def check_memory_type(memory: object, expected: type) -> None:
     """Raise `UsageError` for a memory of another kind than a model reads."""
     if not isinstance(memory, expected):
         raise UsageError(
-            f"memory is a {type(memory).__name__}, this model reads a {expected.__name__} or its file; pass one"
+            f"memory: this model reads a {expected.__name__} or its file, not {type(memory).__name__}; pass one"
         )
 
 
