@@ -352,8 +352,8 @@ class SummaryMemory:
             raise UsageError(f"{path}: a soft memory has no lengths to save; call truncate_to first")
         if self.metadata is None:
             raise UsageError(f"{path}: this memory has no metadata that names its reader; set `metadata` first")
-        vectors, offsets = self.to_ragged()
-        vectors = vectors.to(arguments.resolve_target(None, dtype)[1])
+        memory = self if dtype is None else self.to(dtype)
+        vectors, offsets = memory.to_ragged()
         metadata = replace(self.metadata, dtype=str(vectors.dtype).removeprefix("torch."))
         tensors = {
             "vectors": vectors,

@@ -1,14 +1,13 @@
 """Arguments of the operations that memories share: rows, sizes, devices and dtypes, and the comparison of tensors."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import SupportsIndex, cast
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from laconic.errors import InputError, UsageError
+from laconic.errors import UsageError
 from laconic.models.checkpoints.weights import resolve_device
 
 Target = torch.device | str | int | torch.dtype
@@ -60,18 +59,6 @@ def check_dtype(dtype: object) -> None:
         raise UsageError(
             f"dtype {dtype}: a memory holds floating-point numbers; give torch.float32, bfloat16 or float16"
         )
-
-
-def check_file_path(path: str | Path) -> None:
-    """Raise `UsageError` if a memory is to be saved where there is a folder."""
-    if Path(path).is_dir():
-        raise UsageError(f"{path} is a folder; give the name of a file, such as {Path(path) / 'memory.safetensors'}")
-
-
-def check_is_file(path: Path) -> None:
-    """Raise `InputError` if a memory is to be loaded from a folder; an empty path is the current one."""
-    if path.is_dir():
-        raise InputError(f"memory: {path} is a folder; give a file that laconic compress wrote")
 
 
 def are_equal_tensors(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from laconic.compression.memory_arguments import check_file_path, check_is_file
 from laconic.console import to_html_table
-from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
+from laconic.errors import CorruptArtifactError, InputError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
 from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
 
@@ -269,6 +268,18 @@ def format_setting(value: object) -> str:
     """Format a value in at most 60 characters, and a hash shorter."""
     text = abbreviate_hash(value) if isinstance(value, str) else to_canonical_json(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def check_file_path(path: Path) -> None:
+    """Raise `UsageError` if a memory is to be saved where there is a folder."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a file, such as {path / 'memory.safetensors'}")
+
+
+def check_is_file(path: Path) -> None:
+    """Raise `InputError` if a memory is to be loaded from a folder; an empty path is the current one."""
+    if path.is_dir():
+        raise InputError(f"memory: {path} is a folder; give a file that laconic compress wrote")
 
 
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.compression.memory_arguments import check_file_path, check_is_file
 from laconic.compression.memory_file import (
     SourceDocument,
     abbreviate_hash,
+    check_file_path,
+    check_is_file,
     check_reader_type,
     check_tensors,
     parse_metadata,

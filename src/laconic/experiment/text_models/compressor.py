@@ -35,7 +35,7 @@ from laconic.experiment.text_models.text_model import (
     match_prompts,
     name_texts,
 )
-from laconic.generation.config import GREEDY, GenerationConfig, check_config, check_type
+from laconic.generation.config import GREEDY, GenerationConfig, check_config
 from laconic.generation.generate import Generation, generate
 from laconic.models.cache import KVCache
 from laconic.models.checkpoints import weights
@@ -127,7 +127,8 @@ class TextCompressor:
             UsageError: If the texts or the number of vectors do not fit the model.
             InputError: For an empty text.
         """
-        check_type("length", length, SummaryLength | None, "length=laconic.SummaryLength(num_vectors=…)")
+        if not isinstance(length, SummaryLength | None):
+            raise UsageError(f"length: give length=laconic.SummaryLength(num_vectors=…), not {type(length).__name__}")
         group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
         return self.finish(CompressionJob(self.method, length), [group])
 
