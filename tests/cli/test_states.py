@@ -223,6 +223,13 @@ def test_generate_learn_saves_the_state(run: RunCli, place: Path, me: str) -> No
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
 
 
+def test_generate_save_state_does_not_replace_a_text(run: RunCli) -> None:
+    Path("letter.txt").write_text(BOOK)
+    message = "--save-state letter.txt exists and is not a memory; delete it or choose another file"
+    arguments = ("generate", "hope", "--file", "letter.txt", "--learn", "--save-state", "letter.txt")
+    refused(run, 73, message, *arguments, "--max-tokens", "0")
+
+
 def test_generate_escapes_names_of_documents(run: RunCli, place: Path) -> None:
     model = learner(place)
     texts = [[ReadDocument(name, "", 3)] for name in ("one", "two\x1b[2J")]

@@ -13,7 +13,7 @@ import laconic
 from laconic.cli.arguments import parse_dtype, refuse_flags, to_utf8
 from laconic.cli.commands.compress import KV_FLAGS, SUMMARY_FLAGS, CompressCommand, is_plain_model
 from laconic.cli.commands.generate import GenerateCommand
-from laconic.cli.files import check_output_path
+from laconic.cli.files import check_output_path, check_replaceable
 from laconic.cli.generate_output import GenerationTimer
 from laconic.cli.generate_prompts import title_rows
 from laconic.console import log_message, status
@@ -148,7 +148,10 @@ def report_reading(timer: GenerationTimer, done: int, total: int, nats: float) -
 
 
 def validate_generate(command: GenerateCommand) -> None:
-    """Raise `UsageError` (2) for flags that are invalid for a model with fast weights."""
+    """Raise `UsageError` (2) for flags that do not fit a model with fast weights, and `BusyError` (73) for a text.
+
+    A text is a file that `--save-state` names by mistake, and that must not be replaced.
+    """
     names = ("with_cot", "allow_missing", *BATCH_FLAGS)
     refuse_flags({name: getattr(command, name) for name in names}, "not available for a model with fast weights")
     if len(command.memory) > 1:
@@ -157,6 +160,7 @@ def validate_generate(command: GenerateCommand) -> None:
         return
     if not command.learn:
         raise UsageError(f"--save-state {command.save_state}: requires --learn")
+    check_replaceable("--save-state", command.save_state)
     check_output_path("--save-state", command.save_state)
 
 
